@@ -54,11 +54,14 @@ BASE = (
 )
 """Modules of ``aion/core`` that everything stands on: one box of the picture."""
 
+NOT_DRAWN = ("aion", "aion.thresholds")
+"""The package itself, and numbers that everything uses."""
+
 
 def imports() -> str:
     """Which folder imports which, from the code, as a Mermaid graph; arrows that follow from others are left out."""
     base = {f"aion.core.{name}" for name in BASE}
-    boxes = {name: "aion.core" if name in base else name for name in LAYERS if name != "aion"}
+    boxes = {name: "aion.core" if name in base else name for name in LAYERS if name not in NOT_DRAWN}
     order = list(dict.fromkeys(boxes.values()))
     order.remove("aion.core")
     order.insert(1, "aion.core")

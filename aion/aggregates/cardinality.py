@@ -22,6 +22,7 @@ from aion.aggregates.partial import Done, Partial, Rows, States
 from aion.aggregates.values import Ints
 from aion.core.row_hash import hash_rows
 from aion.errors import needs_extra
+from aion.thresholds import threshold
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -36,7 +37,7 @@ LG_REGISTERS = range(7, 22)
 _PREAMBLE = struct.Struct("<8BdddII")
 _FIXED = (10, 1, 7)
 _FLAGS_AND_MODE = (0, 8 | 16, 0, 2 | 2 << 2)
-_REGISTERS_AT_ONCE = 1 << 18
+_REGISTERS_AT_ONCE = threshold(1 << 18)
 _BELOW = np.where(np.arange(64) < 32, np.ldexp(1.0, -np.arange(64)), 0.0)
 _ABOVE = np.ldexp(1.0, -np.arange(64)) - _BELOW
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from aion.aggregates.groups import Groups
 from aion.aggregates.values import Doubles
+from aion.thresholds import threshold
 
 Pair: TypeAlias = tuple[Doubles, Doubles]
 
@@ -24,7 +25,7 @@ _SCALE = 2.0**-200
 # A pair has 106 bits. Four are left because slabs may be twice as large as the sum, and either part may be rounded up.
 _EXACT_BITS = 102
 # If groups are sorted and have at least this many rows on average, it is faster to add each group as one run of rows.
-_LONG_RUN = 256
+_LONG_RUN = threshold(256, 2)
 
 
 def sum_by_group(groups: Groups, values: Doubles, largest: float | None = None) -> Pair:

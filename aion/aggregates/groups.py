@@ -16,11 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aion.aggregates.values import Ints, Mask, as_integers, from_integers
+from aion.thresholds import threshold
 
 _I64_MAX = 2**63 - 1
 # A table of all possible codes is cheaper than hashing if it is not much longer than the number of rows.
-_TABLE_PER_ROW = 4
-_TABLE_LEAST = 1 << 12
+_TABLE_PER_ROW = threshold(4, 1)
+_TABLE_LEAST = threshold(1 << 12, 2)
 
 
 class Groups:

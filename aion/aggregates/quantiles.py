@@ -25,9 +25,10 @@ from aion.aggregates.values import (
     to_doubles,
 )
 from aion.errors import needs_extra
+from aion.thresholds import threshold
 
 # Groups of at least this many values are sorted one by one: numpy's sort is faster than its argsort.
-_LARGE_GROUP = 512
+_LARGE_GROUP = threshold(512, 2)
 
 
 def sorted_lists(lists: pa.ListArray) -> tuple[Doubles, Ints]:

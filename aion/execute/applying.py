@@ -23,11 +23,12 @@ from aion.execute.grouping import Piece, keys_of
 from aion.execute.keyed_panes import Gathered
 from aion.execute.rows import WindowColumns, pane_rows
 from aion.execute.spilling import MEMORY_LIMIT_BYTES, group_by_key
+from aion.thresholds import threshold
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
 
-ROWS_AT_ONCE = 4096
-WORTH_FILTERING = 1024
+ROWS_AT_ONCE = threshold(4096)
+WORTH_FILTERING = threshold(1024, 2)
 """In a block with fewer rows, filtering by key costs more than it saves."""
 _IN_LINE = CodecPool(0)
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)

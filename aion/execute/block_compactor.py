@@ -18,11 +18,12 @@ from aion.core.ingest.builder import encode_rows, parts_of
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.operator.keyed.table import Ints, Table
 from aion.core.plan import SLICE, Plan
+from aion.thresholds import threshold
 
 if TYPE_CHECKING:
     from aion.execute.applying import Decoded
 
-MOST_BYTES = 1 << 17
+MOST_BYTES = threshold(1 << 17, 256)
 """The largest block that compaction makes. It is what a read of one key takes from a run.
 
 Reading a whole window costs little more with blocks of this size than with larger ones.

@@ -21,14 +21,15 @@ from aion.core.operator.actions import Execute
 from aion.core.plan import Plan
 from aion.core.slicing.tree import Aggregation, Rows, SliceTree, ranges, spans, trees_for
 from aion.execute.rows import WindowColumns, pane_rows
+from aion.thresholds import threshold
 
 # How many windows are always combined in one pass: enough to share slices, few enough to stay small.
-WINDOWS_AT_ONCE = 64
+WINDOWS_AT_ONCE = threshold(64, 2)
 # A pass takes more windows while all of them together have at most this many times the segments of the longest one, or
 # at most this many segments.
 TIMES_THE_LONGEST, SEGMENTS_AT_ONCE = 2, 64
 # The most events in a pass over windows whose partials hold values: one load of their slices has to fit in memory.
-EVENTS_AT_ONCE = 1 << 20
+EVENTS_AT_ONCE = threshold(1 << 20)
 
 _SLICE, _SEQ = "\0slice", "\0seq"
 

@@ -13,8 +13,9 @@ from aion.core.plan import Plan
 from aion.core.slicing.tree import ranges
 from aion.execute.applying import dropped_events
 from aion.execute.rows import TOO_LATE, WindowColumns, pane_rows
+from aion.thresholds import threshold
 
-_ROWS_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = threshold(1 << 20)
 _WINDOW = "\0window"
 NO_WINDOW = WindowColumns(*(np.array([number]) for number in (-1, 0, 0)))
 

@@ -16,12 +16,13 @@ from aion.errors import AionError, BadFile, SchemaError, StorageError, Transform
 from aion.execute.file_formats import Format, row_bytes, row_group_middles
 from aion.execute.file_places import place_of
 from aion.execute.text_files import TextFile
+from aion.thresholds import threshold
 from state_backends.files.remote import storage_errors
 
 # Fewer rows cost more passes over them. Of more rows a column is so large that the C library takes its memory from the
 # system each time, which took a third of the processor's time. Wide rows are bounded by their bytes.
-_BATCH_ROWS = 1 << 16
-_BATCH_BYTES = 8 << 20
+_BATCH_ROWS = threshold(1 << 16)
+_BATCH_BYTES = threshold(8 << 20, 256)
 _BATCHES_AHEAD = 4
 
 

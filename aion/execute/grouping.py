@@ -13,10 +13,11 @@ from aion.aggregates.values import combined
 from aion.core.plan import Key
 from aion.core.row_hash import hash_rows
 from aion.errors import ApplyError
+from aion.thresholds import threshold
 
 # Runs are searched in this many rows at a time. The arrays for a whole window would take more room than small events.
-_ROWS_AT_ONCE = 1 << 17
-_KEYS_AT_ONCE = 1024
+_ROWS_AT_ONCE = threshold(1 << 17)
+_KEYS_AT_ONCE = threshold(1024, 2)
 _RUN_BYTES = 64  # at most: a run may be a single row
 _I64_MAX = 2**63 - 1
 

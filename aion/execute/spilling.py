@@ -20,13 +20,14 @@ import pyarrow as pa
 from aion.core.plan import Key
 from aion.core.row_hash import Hashes, hash_rows
 from aion.execute.grouping import Group, Piece, group_in_memory, key_codes, keys_of
+from aion.thresholds import threshold
 
-MEMORY_LIMIT_BYTES = 256 << 20
+MEMORY_LIMIT_BYTES = threshold(256 << 20, 256)
 FILES = 32
 """How many files a split makes. There is one more, for a key that looks large."""
 MAX_SPLITS = 12
 """After this many splits, two keys share a file with a probability of 2**-60. Then they are grouped in memory."""
-_LEAST_BUFFER_BYTES = 1 << 14
+_LEAST_BUFFER_BYTES = threshold(1 << 14, 64)
 _T = TypeVar("_T")
 
 

@@ -18,13 +18,14 @@ from aion.core.ingest.conforming import place_of_column
 from aion.core.ingest.text_times import as_text
 from aion.errors import SchemaError
 from aion.execute.file_formats import Format
+from aion.thresholds import threshold
 
 _BLOCK_BYTES = 8 << 20
 """Text is parsed in blocks of this size; a row must fit into one."""
 _LINE_OF_NULL = re.compile(rb"\n[ \t\r]*null([^\n]*)")
 _JSON_BYTES = 4 * _BLOCK_BYTES
 """So much of a JSON file is in memory at once: threads parse its blocks."""
-_HEAD_BYTES = 1 << 16
+_HEAD_BYTES = threshold(1 << 16)
 _NO_COLUMN = pa.field("\0", pa.string())
 
 

@@ -10,9 +10,10 @@ from pyspark import TaskContext
 from aion.core.ingest.builder import ShardBlock
 from aion.core.ingest.fragments import Defragmenter, Fragmenter
 from aion.core.topology import Tree
+from aion.thresholds import threshold
 
 # A batch of rows is sent to Spark when it has at least this size.
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES = threshold(4 << 20, 256)
 _TO_ROOT = pa.schema([("shard", pa.int32()), ("block", pa.binary())])
 _TO_LEVEL = _TO_ROOT.append(pa.field("task", pa.int32()))
 

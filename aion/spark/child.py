@@ -17,11 +17,12 @@ from aion.spark.blocks import BlockRows
 from aion.spark.hand_over import HandOverConfig, Sending
 from aion.spark.worker import begin_task
 from aion.spark.zones import slicing_plan
+from aion.thresholds import threshold
 from state_backends.store.codec_pool import CodecPool
 
 # Each pass over a batch has a fixed cost, and Spark's batches are small because their rows may be wide.
-_ROWS_AT_ONCE = 1 << 16
-_BYTES_AT_ONCE = 8 << 20
+_ROWS_AT_ONCE = threshold(1 << 16)
+_BYTES_AT_ONCE = threshold(8 << 20, 256)
 
 
 @dataclass(frozen=True)

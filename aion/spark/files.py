@@ -48,10 +48,11 @@ from aion.spark.file_child import (
 )
 from aion.spark.settings import check_name
 from aion.spark.types import quoted
+from aion.thresholds import threshold
 
 _LISTING = "path string, modificationTime timestamp, length long, content binary"
 _COUNT_FIELDS = [StructField(column, LongType()) for column in COUNTS.values()]
-_SPLIT_BYTES = 4 << 20
+_SPLIT_BYTES = threshold(4 << 20, 256)
 """A part of a file has at least this size: to start a task for less takes longer than to read it."""
 
 

@@ -16,12 +16,13 @@ from aion.core.ingest.block import UNNUMBERED, Block, BlockKind, Compacted
 from aion.core.ingest.builder import ShardBlock
 from aion.spark.blocks import BlockRows
 from aion.spark.starts import checkpoint_of
+from aion.thresholds import threshold
 from state_backends.files.handed import HandedFile, name_of, sweep
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.storage import local_path
 from state_backends.versions.lineage import digest_of
 
-LEAST_BODY_BYTES = 1 << 16
+LEAST_BODY_BYTES = threshold(1 << 16, 64)
 """Smaller blocks are sent as rows. They may be of a slice that lives long, and a file lives as long as any block."""
 
 

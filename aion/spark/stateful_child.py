@@ -28,13 +28,14 @@ from aion.spark.task import client_of, query_of
 from aion.spark.worker import begin_task
 from aion.stateful.keys import Keys, distinct_keys
 from aion.stateful.layout import record_key
+from aion.thresholds import threshold
 
 log = logging.getLogger("aion")
 
 SHARD, ROWS = "__aion_shard", "__aion_rows"
 SCHEMA = f"{SHARD} int, {ROWS} binary"
-PACKED_BYTES = 1 << 20
-_BATCH_BYTES = 4 << 20
+PACKED_BYTES = threshold(1 << 20, 256)
+_BATCH_BYTES = threshold(4 << 20, 512)
 _ARROW = pa.schema([(SHARD, pa.int32()), (ROWS, pa.binary())])
 
 

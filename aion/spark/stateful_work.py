@@ -27,11 +27,12 @@ from aion.stateful.keys import Group, Keys, group_frames, group_table
 from aion.stateful.restore import Declaration, restored_keys
 from aion.stateful.run import ShardRun, variables_of
 from aion.stateful.variables import Variables
+from aion.thresholds import threshold
 from state_backends.server.client import RemoteAttempt
 from state_backends.versions.retention import batch_of
 
-_FRAME_ROWS = 10_000
-_FRAME_BYTES = 4 << 20
+_FRAME_ROWS = threshold(10_000)
+_FRAME_BYTES = threshold(4 << 20, 256)
 _OBJECTS = 400_000  # new ones, before Python looks for cycles
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _IMMUTABLE = frozenset({"string", "bytes", "integer", "floating", "boolean", "decimal", "date", "datetime", "empty"})

@@ -15,14 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from aion.stateful.packing import pack, unpack
+from aion.thresholds import threshold
 
 Plain = Sequence[Any]
 Element = Sequence[Any]
 """When it expires, its value, and more if it was written by an older schema: see :mod:`aion.stateful.variables`."""
 Entry = Sequence[Any]
 """The key of an entry of a map as bytes, and its element."""
-PAGE_BYTES = 64 << 10
-_AT_ONCE = 8  # pages that are read together
+PAGE_BYTES = threshold(64 << 10, 64)
+_AT_ONCE = threshold(8, 2)  # pages that are read together
 _MOST_BITS = 24
 _MOST_PAGES = 1 << 32
 

@@ -17,8 +17,10 @@ from pyspark.sql.types import IntegralType, Row, StructType
 from aion.stateful.encoding import Codec
 from aion.stateful.packing import pack, unpack
 from aion.stateful.rows import python_values, row_maker
+from aion.thresholds import threshold
 
-_ROWS_AT_ONCE = 4096
+_CODES_AT_ONCE = threshold(1 << 16, 1)
+_ROWS_AT_ONCE = threshold(4096)
 """Rows are made for several keys together, up to this number. A key with more gets its rows one by one."""
 
 
@@ -195,7 +197,7 @@ def _stretches(codes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt
     edges = np.concatenate([[0], np.cumsum(np.bincount(codes))])
     # numpy sorts 16 bits at a time in linear time, which takes a quarter of the time of a sort of 64 bits.
     order = np.argsort(codes.astype(np.uint16), kind="stable")
-    if len(edges) - 1 > 1 << 16:
+    if len(edges) - 1 > _CODES_AT_ONCE:
         order = order[np.argsort((codes >> 16)[order].astype(np.uint16), kind="stable")]
     return order, edges
 

@@ -21,9 +21,10 @@ from aion.stateful.layout import MIN_MS, pages_of, record_key, wake_of, wakes
 from aion.stateful.record import KeyRecord
 from aion.stateful.restore import Declaration, Restored, restore
 from aion.stateful.variables import Variables
+from aion.thresholds import threshold
 from state_backends.store.keyed.protocol import KeyedAttempt, KeyedValue
 
-CHUNK_KEYS = 8192
+CHUNK_KEYS = threshold(8192, 2)
 VERSION = 3
 """The format of a snapshot, and of records."""
 _READABLE = (1, 2, 3)

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-_AT_ONCE = 1000  # S3's limit
+from aion.thresholds import threshold
+
+_AT_ONCE = threshold(1000, 2)  # S3's limit
 log = logging.getLogger(__name__)
 
 

@@ -22,13 +22,14 @@ import orjson
 
 from aion.core.checksum import crc32
 from aion.core.ingest.block import Block, BodyAt
+from aion.thresholds import threshold
 from state_backends.files.bodies import ALIGNMENT, END, MAGIC
 from state_backends.files.faults import disk_errors
 from state_backends.files.names import HANDED, PART
 from state_backends.files.storage import make_folder, sync
 
-SYNC_BYTES = 32 << 20
-MOST_WAITING = 64
+SYNC_BYTES = threshold(32 << 20, 256)
+MOST_WAITING = threshold(64, 2)
 
 
 class Upload(Protocol):

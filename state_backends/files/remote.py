@@ -20,14 +20,15 @@ import pyarrow.fs as pafs
 
 from aion.core.checksum import crc32
 from aion.errors import StorageError
+from aion.thresholds import threshold
 from state_backends.files import bulk_delete
 from state_backends.files.faults import disk_errors
 from state_backends.files.names import PART
 
 THREADS = 8
 _THREADS_AHEAD = 4
-_CHUNK_BYTES = 4 << 20  # one request each, if the file system reads in ranges
-_UNCONFIRMED_BYTES = 32 << 20  # an upload sends its parts in the background; this limits their memory
+_CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
+_UNCONFIRMED_BYTES = threshold(32 << 20, 512)  # an upload sends its parts in the background; this limits their memory
 WHOLE_PUTS = frozenset({"s3", "gcs", "abfs"})
 """File systems on which a file appears only when it is complete. On others it is written as ``.part`` and renamed."""
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from aion.core.ingest.block import Block
 from aion.errors import ServerUnreachable, StateError
+from aion.thresholds import threshold
 from policies.sizing import Execution
 from state_backends.files.bodies import Bodies, Places
 from state_backends.server import wire
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 BlocksToAppend = Sequence[tuple[int, bool, Block]]
 """(seq, late, block)."""
 ToSend = BlocksToAppend | Sequence[KeyedValue]
-_KEYS_AT_ONCE = 1 << 16  # keys of one request
+_KEYS_AT_ONCE = threshold(1 << 16, 2)  # keys of one request
 _VALUE_BYTES = 128  # what a value that is kept takes besides key and value
 
 

@@ -12,15 +12,17 @@ import pyarrow as pa
 
 from aion import errors
 from aion.core.ingest.block import Block, parse
+from aion.thresholds import threshold
 
 BLOCKS = pa.schema([("seq", pa.int64()), ("late", pa.bool_()), ("block", pa.large_binary())])
 VALUES = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary()), ("needed_ms", pa.int64())])
 FOUND = pa.schema([("value", pa.large_binary())])
 ENTRIES = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary())])
 _KEYS = pa.schema([("key", pa.large_binary())])
-MESSAGE_BYTES = 1 << 20
-READ_MESSAGE_BYTES = 1 << 18  # each reader has one message waiting to be sent, which the memory budget does not count
-_FIRST_BYTES = (1 << 10, 1 << 12, 1 << 14, 1 << 16)  # of the first messages of a scan
+MESSAGE_BYTES = threshold(1 << 20, 256)
+# Each reader has one message waiting to be sent, which the memory budget does not count.
+READ_MESSAGE_BYTES = threshold(1 << 18, 256)
+_FIRST_BYTES = tuple(threshold(1 << bits, 16) for bits in (10, 12, 14, 16))  # of the first messages of a scan
 _ITEM_BYTES = 8  # of an offset; so a message of many small values is not too large
 T = TypeVar("T")
 _ERROR_BYTES = 4000  # gRPC sends errors in headers, which are ASCII and at most 8 KiB

@@ -22,13 +22,14 @@ from rocksdict import Cache, IngestExternalFileOptions, Rdict, WriteOptions
 from aion.core.checksum import crc32
 from aion.core.ingest.block import Block, parse
 from aion.errors import CorruptBlock, CorruptState, StateError
+from aion.thresholds import threshold
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import MERGED, PART, SST, SstFile, is_merged
 from state_backends.files.storage import link_or_copy, make_folder, sync
 from state_backends.store.io import Steps
 from state_backends.store.sst_file import Indexed, NewFile, block_key, checksum, index_key, read_index, rocksdb_options
 
-_FILES_AT_ONCE = 64  # takes about 0.1 s; an urgent read of another shard waits for that
+_FILES_AT_ONCE = threshold(64, 2)  # takes about 0.1 s; an urgent read of another shard waits for that
 CACHE_BYTES = 4 << 20
 # A RocksDB that failed may refuse to close, and then it keeps its folder locked. So each gets its own folder.
 _db_numbers = itertools.count()

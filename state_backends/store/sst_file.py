@@ -19,6 +19,7 @@ from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, SstF
 
 from aion.core.checksum import crc32
 from aion.core.ingest.block import Block, Compacted
+from aion.thresholds import threshold
 from state_backends.files.names import SstFile
 from state_backends.files.storage import sync
 from state_backends.store.io import Steps
@@ -30,8 +31,8 @@ _SIGN = 1 << 63
 _LAST = ((1 << 64) - 1, (1 << 64) - 1)
 TABLE_FORMAT = 6  # of RocksDB's files: docs/state-format.md. Set, because another RocksDB may have another default
 BLOCK_BYTES = 4096
-_CHUNK_BYTES = 1 << 18
-SYNC_BYTES = 8 << 20
+_CHUNK_BYTES = threshold(1 << 18, 512)
+SYNC_BYTES = threshold(8 << 20, 512)
 _OWN_FILE_BYTES = 1 << 20
 _RESERVE = 10  # RocksDB subtracts these from max_open_files for its own files
 _LEAST_OPEN, _MOST_OPEN = 10, 512  # SST files that a shard keeps open; RocksDB accepts no fewer than 10

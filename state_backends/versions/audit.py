@@ -18,6 +18,7 @@ import pyarrow.fs as pafs
 
 from aion.core.checksum import crc32
 from aion.errors import ConfigError, CorruptState, FormatError, StateError, StorageError
+from aion.thresholds import threshold
 from state_backends.files.bodies import damage
 from state_backends.files.location import locate
 from state_backends.files.names import HANDED, HANDED_FOLDER, MANIFEST, OPERATOR, SST
@@ -26,7 +27,7 @@ from state_backends.files.storage import Storage
 from state_backends.versions.lineage import PREFIX, digest_of, take_all
 from state_backends.versions.manifest import FileEntry, Manifest, load, load_operator, runs_of
 
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = threshold(4 << 20, 256)
 DAMAGED = ".damaged"
 FIRST = "first"
 """The name of the lineage in the operator's own folder."""

@@ -19,10 +19,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from aion.thresholds import threshold
 from state_backends.files.names import Doomed, is_merged
 from state_backends.versions.manifest import FileEntry, Manifest, Past
 
-MOST_PAST = 256
+MOST_PAST = threshold(256, 3)
 """The most versions that one history lists. The manifest of the oldest one lists those before it."""
 _MANIFEST_NAME = re.compile(r"(\d{10})-.*\.(json|part)")
 _FILE_NAME = re.compile(r"\d{10}-(\d{10})-.*\.(sst|bodies|part)")

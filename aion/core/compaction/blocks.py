@@ -27,11 +27,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aion.core.packing import table, untable
+from aion.thresholds import threshold
 
 UNLIMITED = 2**63 - 1
-WORTH_SORTING = 1 << 18
+WORTH_SORTING = threshold(1 << 18, 64)
 """More unsorted bytes than this are sorted once their slice has no active window: a late event then reads fewer."""
-FAN_IN = 8
+FAN_IN = threshold(8, 2)
 _RUN = ("slice", "last_seq", "size_bytes", "order")
 
 

@@ -24,6 +24,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from aion.thresholds import threshold
+
 MIB = 1 << 20
 
 
@@ -40,14 +42,14 @@ class FileView(NamedTuple):
 class Limits:
     """Shares are of the live bytes. ``limit_bytes``: the largest merged file; a single rewritten file may be larger."""
 
-    fan_in: int = 8
-    limit_bytes: int = 64 * MIB
+    fan_in: int = threshold(8, 2)
+    limit_bytes: int = threshold(64 * MIB, 4096)
     file_share: float = 1 / 8
     disk: float = 1.9
     room: float = 1 / 4
     dead: float = 1 / 3
     """Above this share of dead bytes, rewrite files that are a quarter dead; below it, files that are half dead."""
-    worth_bytes: int = 64 << 10
+    worth_bytes: int = threshold(64 << 10, 64)
     """The fewest dead bytes that are worth writing a file."""
 
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FAN_IN = 4
+from aion.thresholds import threshold
+
+FAN_IN = threshold(4, 2)
 """The fewest runs that are worth a merge."""
-MOST_RUNS = 10
+MOST_RUNS = threshold(10, 3)
 """If there are more, some are merged whatever their sizes are."""
 
 

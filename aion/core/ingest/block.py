@@ -33,6 +33,7 @@ import pyarrow as pa
 from aion.core.checksum import crc32
 from aion.core.ingest import json_codec
 from aion.errors import CorruptBlock, FormatError
+from aion.thresholds import threshold
 
 VERSION = 4
 _NARROW = struct.Struct("<4sBBBBqIIqqQQI")
@@ -44,7 +45,8 @@ _MAGIC = b"AION"
 _PLACE = struct.Struct("<4sQH")
 _PLACE_MAGIC = b"AIOR"
 _MOST_NARROW = 2**32 - 1
-_LEAST_APART = 1 << 16
+_LEAST_PLAIN, _LEAST_COMPRESSED = threshold(1 << 17, 64), threshold(1 << 15, 64)
+_LEAST_APART = threshold(1 << 16, 64)
 """A body of this size is not copied behind its header when it is encoded. Copying less takes some microseconds."""
 
 Buffer: TypeAlias = Any  # bytes, pyarrow.Buffer or memoryview
@@ -291,7 +293,7 @@ def is_quick(codec: Codec, compression: Compression, raw_bytes: int) -> bool:
     Handing a block over takes two threads about 30 µs. 1 MiB of Arrow takes 0.15 ms, and more than three times that if
     it is compressed. orjson holds the GIL, so another thread would only get in the way.
     """
-    least = 1 << 17 if compression is Compression.NONE else 1 << 15
+    least = _LEAST_PLAIN if compression is Compression.NONE else _LEAST_COMPRESSED
     return codec is Codec.JSON or raw_bytes < least
 
 

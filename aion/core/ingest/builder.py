@@ -35,9 +35,12 @@ from aion.core.numbers import EARLIEST_US, LATEST_US, sum_of
 from aion.core.plan import SLICE, Plan
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, is_timed
+from aion.thresholds import threshold
 
 Micros = npt.NDArray[np.int64]
 MIB = 1 << 20
+_FEW_PARTIALS = threshold(1 << 16)
+_BUFFER_BYTES = threshold(64 * MIB, 4096)
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -88,7 +91,7 @@ class BlockBuilder:
         plan: Plan,
         *,
         target_bytes: int = MIB,
-        buffer_bytes: int = 64 * MIB,
+        buffer_bytes: int = _BUFFER_BYTES,
         compression: Compression = Compression.NONE,
         codec: Codec = Codec.ARROW,
         pool: Pool | None = None,
@@ -196,7 +199,7 @@ class BlockBuilder:
         self._pending_rows += partials.num_rows
         self._pending_bytes += partials.nbytes
         # Combining only when the rows have doubled keeps the work linear and the memory bounded.
-        grown = len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, 65536)
+        grown = len(self._pending) > 1 and self._pending_rows > 2 * max(self._pending[0].num_rows, _FEW_PARTIALS)
         if grown and not self.plan.by_event:
             self._compact()
         if self._pending_bytes >= self.buffer_bytes:

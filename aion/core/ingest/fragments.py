@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 from aion.core.ingest.block import Block, parse
 from aion.errors import CorruptBlock
+from aion.thresholds import threshold
 
 # The size of an Arrow batch that has as many fragments as it may have rows.
-BATCH_BYTES = 32 << 20
+BATCH_BYTES = threshold(32 << 20, 512)
 # Each row costs some microseconds on its way. With smaller fragments, that would cost more than their bytes.
-LEAST_BYTES = 1 << 10
+LEAST_BYTES = threshold(1 << 10, 64)
 # Spark's default for the rows of a batch. Used if the user set no limit.
 _ROWS_OF_SPARK = 10_000
 _HEADER = struct.Struct("<4sIIIq")

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from aion.thresholds import threshold
+
 _SEED = np.uint64(42)
 _P1 = np.uint64(0x9E3779B185EBCA87)
 _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -23,7 +25,7 @@ _P3 = np.uint64(0x165667B19E3779F9)
 _P4 = np.uint64(0x85EBCA77C2B2AE63)
 _P5 = np.uint64(0x27D4EB2F165667C5)
 
-_AT_ONCE_BYTES = 8 << 20
+_AT_ONCE_BYTES = threshold(8 << 20, 8)
 
 Hashes = npt.NDArray[np.uint64]
 

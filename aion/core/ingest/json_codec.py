@@ -28,8 +28,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.errors import SchemaError
+from aion.thresholds import threshold
 
-_LINES_AT_ONCE = 256
+_LINES_AT_ONCE = threshold(256, 2)
 _FLOATS: dict[int, tuple[Any, Any, int]] = {
     # bits: the float, the unsigned integer of its bits, and the usual NaN as such an integer
     16: (np.float16, np.uint16, 0x7E00),

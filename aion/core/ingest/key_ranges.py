@@ -11,8 +11,9 @@ import pyarrow as pa
 from aion.aggregates.values import Ints, Mask, combined
 from aion.core.plan import Plan
 from aion.core.row_hash import hash_rows
+from aion.thresholds import threshold
 
-MOST_KEYS = 4096
+MOST_KEYS = threshold(4096, 2)
 """With more keys than this, nearly every block of a window has one of them. So they are not looked up one by one."""
 TOP = 2**63 - 1
 _SEED = 0x666F6C64  # differs from the seeds that split windows into files

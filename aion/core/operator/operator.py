@@ -53,12 +53,13 @@ from aion.core.operator.window_table import WindowTable
 from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.grid import SliceGrid, has_event_rows, slices_to_json
 from aion.core.trigger.triggers import Trigger
+from aion.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 SNAPSHOT_VERSION = 6
-FEW_PENDING = 16
+FEW_PENDING = threshold(16, 2)
 """If less than one in this many of a window's events are pending, they likely have few keys, and lie in few blocks."""
 
 
@@ -165,9 +166,8 @@ class Operator:
         """
         if self._compaction is None:
             return np.ones(len(rows), np.bool_)
-        windows = self.windows
-        few = windows["pending"][rows] < -(-windows["events"][rows] // FEW_PENDING)
-        return np.asarray(~(few & (windows["executed_seq"][rows] >= 0)))
+        pending, events, executed = (self.windows[name][rows] for name in ("pending", "events", "executed_seq"))
+        return np.asarray((pending >= -(-events // FEW_PENDING)) | (executed < 0))
 
     @property
     def lateness(self) -> Lateness:

@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.core.windows import Aligned, Calendar, Periodic
+from aion.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 
-_EMPTY_PER_FULL = 8
+_EMPTY_PER_FULL = threshold(8, 1)
 """List all windows from the first slice to the last, unless there are more than this many for each non-empty one."""
-_AT_ONCE = 1 << 20
+_AT_ONCE = threshold(1 << 20)
 _ONE = (1, 1, 0)
 
 

@@ -14,17 +14,18 @@ import numpy.typing as npt
 
 from aion.core.calendars import CalendarEdges
 from aion.core.windows import Family
+from aion.thresholds import threshold
 
 Micros = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 
 # A lookup grid with more cells than this per event or edge costs more than it saves.
-CELLS_PER_EVENT = 4
-MIN_CELLS = 1 << 14
+CELLS_PER_EVENT = threshold(4, 1)
+MIN_CELLS = threshold(1 << 14, 2)
 # A cell with several edges takes one correcting pass for each. With more passes than this, a search is as fast.
-_CORRECTIONS = 4
+_CORRECTIONS = threshold(4, 1)
 # Temporary arrays of this many events stay in the cache.
-_AT_ONCE = 1 << 15
+_AT_ONCE = threshold(1 << 15)
 
 
 class EdgeSet:

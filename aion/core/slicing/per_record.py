@@ -7,11 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aion.thresholds import threshold
+
 Micros = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 
 # The times of each key are shifted to a range of their own, so that one search serves as many keys as 64 bits allow.
-_ROOM = 2**62
+_ROOM = threshold(2**62, 256)
 
 
 class RecordWindows(NamedTuple):

@@ -13,13 +13,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aion.thresholds import threshold
+
 Micros = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
 
 # Find cells in a grid of keys by cells, without sorting, if the grid has at most this many places per event.
-_PLACES_PER_EVENT = 4
-_MIN_PLACES = 1 << 14
+_PLACES_PER_EVENT = threshold(4, 1)
+_MIN_PLACES = threshold(1 << 14, 2)
 
 
 class Intervals(NamedTuple):

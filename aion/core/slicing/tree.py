@@ -19,11 +19,12 @@ from aion.aggregates.groups import Part, pack
 from aion.aggregates.partial import Partial
 from aion.aggregates.values import Ints, Mask
 from aion.errors import IntegerOverflow
+from aion.thresholds import threshold
 
 Aggregation: TypeAlias = Literal["auto", "lazy", "eager"]
 """How overlapping windows are combined. auto: the cheaper way."""
 
-ROWS_PER_LEVEL = 15_000
+ROWS_PER_LEVEL = threshold(15_000, 1)
 """The fixed cost of a level, in rows of a window: 0.3 ms, where a row takes 20 ns. Combining a row into a level costs
 as much as combining it into a window.
 

@@ -221,10 +221,11 @@ def _show_variable(console: Console, record: KeyRecord, variable: Variable, most
     if not count:
         console.print(f"{title}: empty")
         return
-    shown = list(islice(rows, most))
-    if count > len(shown):
+    shown = list(islice(rows, most + 1))
+    if len(shown) > most:
         about = "" if exact else "about "
-        title += f": the first {len(shown):,} of {about}{count:,}, --values N shows more"
+        title += f": the first {most:,} of {about}{max(count, len(shown)):,}, --values N shows more"
+        shown.pop()
     console.print(title, soft_wrap=True)  # a title of the table would be as narrow as the table
     if not shown:
         return

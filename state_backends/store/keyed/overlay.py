@@ -5,9 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
+from aion.thresholds import threshold
+
 CHANGE_BYTES = 256
 """What Python needs for a change, besides the bytes of key and value."""
-_FEW = 64  # up to this number, new keys are sorted in one by one
+_FEW = threshold(64, 1)  # up to this number, new keys are sorted in one by one
 
 
 class Overlay:

@@ -15,12 +15,13 @@ import orjson
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options
 
 from aion.core.checksum import crc32
+from aion.thresholds import threshold
 from state_backends.store.io import Steps
 from state_backends.store.sst_file import BLOCK_BYTES, TABLE_FORMAT, SstOut, rocksdb_options
 
 VALUES = b"\x01"
 """Keys of values begin with it."""
-STEP_BYTES = 256 << 10
+STEP_BYTES = threshold(256 << 10, 64)
 """About what one step of I/O moves."""
 _ENTRY_BYTES = 32
 """What an entry costs a step besides its bytes, so that a step with many small values does not take long."""

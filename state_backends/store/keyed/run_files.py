@@ -17,6 +17,7 @@ from rocksdict import Rdict
 
 from aion.core.checksum import crc32
 from aion.errors import AionError, CorruptState, StateError
+from aion.thresholds import threshold
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import SstFile
 from state_backends.store.io import Steps
@@ -24,8 +25,8 @@ from state_backends.store.keyed.run_file import STEP_BYTES, VALUES, NewRun, name
 from state_backends.store.p_bucket import PBucket, close_db, ingest
 from state_backends.store.sst_file import checksum
 
-_FIRST_KEYS, _MOST_KEYS = 64, 1024  # of one step of a get
-_ENTRIES = 4096  # of one step of a scan
+_FIRST_KEYS, _MOST_KEYS = threshold(64, 1), threshold(1024, 2)  # of one step of a get
+_ENTRIES = threshold(4096, 2)  # of one step of a scan
 _END = b"\x02"  # above all keys of values
 _db_numbers = itertools.count()  # a RocksDB that failed may keep its folder locked
 log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from aion.thresholds import threshold
 from state_backends.files.names import SstFile
 from state_backends.store.io import Io, Pending, Priority, Steps
 from state_backends.store.keyed.cache import VALUE_BYTES, ValueCache
@@ -28,10 +29,10 @@ from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.protocol import StoreStats
 
-PAGE_BYTES = 1 << 20
+PAGE_BYTES = threshold(1 << 20, 64)
 """About the most that one page of a get reads from disk. Nobody counts it in the budget until it is sent."""
-_PAGE_KEYS = 1 << 14
-_EXPECTED_KEYS = 1 << 10  # come to memory between two looks at what is there already
+_PAGE_KEYS = threshold(1 << 14, 2)
+_EXPECTED_KEYS = threshold(1 << 10, 2)  # come to memory between two looks at what is there already
 _EXPECTED_SHARE = 2  # expected values take this part of a shard's memory: the rest is for what it has already
 _OVERLAY_SHARE = 4  # an attempt's changes may take this part of the budget,
 _LEAST_SHARE = 32  # and this part even if memory is full

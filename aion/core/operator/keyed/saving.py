@@ -21,10 +21,12 @@ from aion.core.operator.keyed.shapes import INDEX
 from aion.core.operator.keyed.table import Ints, Table
 from aion.core.operator.keyed.windows import YIELDED, KeyedWindows
 from aion.core.slicing.grid import NO_SLICE
+from aion.thresholds import threshold
 
 ROLES = {0: INDEX[1:], 1: YIELDED[1:]}
 _VALUES = max(map(len, ROLES.values()))
 REMOVED = 2
+_FEW_ROWS = threshold(1024)
 
 
 class Save(NamedTuple):
@@ -84,7 +86,7 @@ class Keeper:
             return None
         self._saved = after
         replaces: tuple[int, ...] = ()
-        if self._generation < 0 or self._written + changed > 2 * max(self._all, 1024):
+        if self._generation < 0 or self._written + changed > 2 * max(self._all, _FEW_ROWS):
             replaces = self.slices
             rows, removed = list(after), removed[:0]
             self._generation += 1

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from aion.aggregates.groups import number
 from aion.aggregates.values import combined
+from aion.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 
@@ -124,4 +125,4 @@ class Places:
         return np.asarray(np.searchsorted(self.placed, np.minimum(codes, self._beyond) * self._width + ranks))
 
 
-_ROOM = 2**62
+_ROOM = threshold(2**62, 256)
