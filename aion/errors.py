@@ -93,6 +93,13 @@ class IntegerOverflow(AionError, ArithmeticError):
     """An integer sum exceeds the range of its type (an error also in Spark's ANSI mode)."""
 
 
+class TooLarge(AionError):
+    """Values that are needed together take more than 2 GiB, the most that an array of Arrow or a value in Spark holds.
+
+    The message names the aggregates that keep them.
+    """
+
+
 # -- state --------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from aion import thresholds
 from state_backends.server import server_folder
 from tests import jvm
 from tests.leaks import nothing_is_left_behind, wait_for_the_end_of, wait_for_the_servers_in
@@ -35,8 +36,15 @@ SPARK = "tests/spark/"
 SLOW = ("spark", "chaos", "experiments")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long comes first, Spark before all: with several workers (``-n 2``) none waits for the last."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes long comes first, Spark before all: with several workers (``-n 2``) none waits for the last.
+
+    With tiny thresholds, tests of what the usual ones lead to are left out.
+    """
+    if thresholds.TINY:
+        usual = [item for item in items if item.get_closest_marker("usual_sizes")]
+        config.hook.pytest_deselected(items=usual)
+        items[:] = [item for item in items if item not in usual]
     items.sort(key=lambda item: SLOW.index(item.path.parent.name) if item.path.parent.name in SLOW else len(SLOW))
 
 

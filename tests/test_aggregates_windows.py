@@ -23,6 +23,7 @@ from aion.core.operator.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.plan import Plan, make_plan
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
+from aion.execute.grouping import Piece
 from aion.execute.spilling import parts_by_key
 from state_backends.store.protocol import Only, StoredBlock
 from tests import aggregate_oracle as o
@@ -191,6 +192,7 @@ def carried_out(
     return [row for batch in executor.end_batch() for row in batch.to_pylist()]
 
 
+@pytest.mark.usual_sizes
 def test_windows_larger_than_the_limit_go_by_way_of_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(11)
     keys, values = rng.integers(0, 300, 40_000), rng.normal(size=40_000)
@@ -216,7 +218,8 @@ def test_parts_of_keys_are_whole_and_in_order(batches: list[list[int]], limit: i
     schema = pa.schema([("k", pa.int64()), ("i", pa.int64())])
     begins = np.cumsum([0, *map(len, batches)])
     made = [pa.record_batch([b, range(n, n + len(b))], schema) for b, n in zip(batches, begins, strict=False)]
-    parts = [pa.Table.from_batches(part, schema) for part in parts_by_key(["k"], iter(made), limit) if part]
+    pieces = (Piece(batch, True, False) for batch in made)
+    parts = [pa.Table.from_batches(p.batches, schema) for p in parts_by_key(["k"], pieces, limit) if p.batches]
     found: dict[int, list[int]] = {}
     for part in parts:
         rows = part.to_pylist()
@@ -229,6 +232,7 @@ def test_parts_of_keys_are_whole_and_in_order(batches: list[list[int]], limit: i
     assert found == wanted
 
 
+@pytest.mark.usual_sizes
 def test_slices_are_read_once_for_overlapping_windows_and_in_the_limit() -> None:
     rng = np.random.default_rng(2)
     times, keys = np.sort(rng.integers(0, 40, 20_000)) * 1000, rng.integers(0, 9, 20_000)
@@ -268,6 +272,7 @@ def test_windows_of_many_events_are_not_loaded_together() -> None:
     assert together.reads == [(0, 1000, 2000)]
 
 
+@pytest.mark.usual_sizes
 def test_only_changed_keys_are_computed_again() -> None:
     seen: list[int] = []
 
@@ -303,6 +308,7 @@ def values_in(plan: Plan, blocks: Sequence[Block]) -> dict[Any, list[float]]:
     return found
 
 
+@pytest.mark.usual_sizes
 @pytest.mark.parametrize("key", ["k", None])
 @pytest.mark.parametrize("codec", list(Codec))
 def test_kept_values_are_in_blocks_of_the_target_size(key: str | None, codec: Codec) -> None:

@@ -127,6 +127,7 @@ def test_compression_makes_blocks_smaller(compression: Compression) -> None:
     assert block.header.raw_bytes == block_of(batch).header.body_bytes
 
 
+@pytest.mark.usual_sizes
 def test_an_uncompressed_block_is_decoded_without_a_copy() -> None:
     block, batch = small()
     whole = pa.py_buffer(block.stored)

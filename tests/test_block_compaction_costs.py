@@ -20,6 +20,8 @@ from aion.execute.block_compactor import BlockCompactor
 from state_backends.store.protocol import StoredBlock
 from tests.compaction_rig import SCHEMA, SECOND, Rig, comparable, plan_of, policy_of, run_batch, table_of, uncompacted
 
+pytestmark = pytest.mark.usual_sizes
+
 
 @pytest.mark.parametrize("kind", ["memory", "tiered", "rocksdb"])
 @pytest.mark.parametrize("aggregates", [{"n": A.count(), "m": A.mean("f")}, {"d": A.count_distinct("f")}], ids=repr)

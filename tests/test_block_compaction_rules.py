@@ -123,6 +123,7 @@ def test_kept_events_are_compacted_when_no_window_of_the_slice_is_active_any_mor
     assert not runs_of(compaction) and compaction.due(0, [], ended=True) == []
 
 
+@pytest.mark.usual_sizes
 @pytest.mark.parametrize("open_too", [True, False])
 def test_what_a_late_event_would_have_read_as_a_whole_is_sorted_when_its_windows_have_ended(open_too: bool) -> None:
     compaction = BlockCompaction(open_too=open_too)
@@ -189,6 +190,7 @@ def test_blocks_from_before_compaction_are_left_as_they_are(limit: int) -> None:
 # -- keys by their hashes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usual_sizes
 @given(st.lists(st.integers(0, TOP), max_size=20), st.lists(st.integers(0, TOP), max_size=20))
 def test_keys_are_found_by_their_hashes(wanted: list[int], rows: list[int]) -> None:
     keys = Keys(np.array(wanted, np.int64))
@@ -258,6 +260,7 @@ def test_the_blocks_of_one_child_are_one_sorted_run() -> None:
     assert BlockCompaction(open_too=False, snapshot=found).to_json() == found
 
 
+@pytest.mark.usual_sizes
 def test_runs_that_were_handed_over_are_compacted_when_many_larger_ones_follow() -> None:
     compaction = BlockCompaction(open_too=False)
     handed_over(compaction, 0, 10**8, (0, 9))

@@ -209,6 +209,7 @@ def test_only_what_gets_smaller_by_merging_is_read(how: str, is_read: bool) -> N
     assert sum(b.block.header.events for b in passed) == 2 * len(rows)
 
 
+@pytest.mark.usual_sizes
 def test_blocks_stay_near_the_target() -> None:
     plan = PLANS["events"]
     small = [built(plan, table([(k, 1_000_000 + n, 1.0) for k in range(3)]), 1 << 20) for n in range(500)]

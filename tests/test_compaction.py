@@ -45,6 +45,7 @@ held = st.integers(0, 1 << 32)
 # -- one choice -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usual_sizes
 def test_files_of_a_size_are_merged_when_there_are_enough() -> None:
     few = [file_view(i, 100) for i in range(7)]
     large = [file_view(i, 10_000) for i in range(10, 13)]
@@ -52,11 +53,13 @@ def test_files_of_a_size_are_merged_when_there_are_enough() -> None:
     assert chosen([*large, file_view(7, 110), *few]) == [*range(8)]
 
 
+@pytest.mark.usual_sizes
 def test_neighbours_are_merged_and_the_oldest_first() -> None:
     files = [file_view(i, 100, newest=1000 - i) for i in range(20)]
     assert chosen([*files, file_view(99, 10**6)]) == [*range(19, -1, -1)]
 
 
+@pytest.mark.usual_sizes
 def test_small_files_first() -> None:
     assert chosen([file_view(i, 5000 if i < 9 else 50) for i in range(18)]) == [*range(9, 18)]
 
@@ -73,12 +76,14 @@ def test_a_file_of_which_a_third_is_dead_is_rewritten_if_much_is_dead_in_all() -
     assert chosen([file_view(1, 1000, dead=400), file_view(2, 1000, dead=300)]) == [1]
 
 
+@pytest.mark.usual_sizes
 def test_little_that_is_dead_is_not_worth_a_file() -> None:
     files = [file_view(1, 10 * KIB, dead=20 * KIB)]
     assert chosen(files, limits=Limits()) == []
     assert chosen([file_view(1, 10 * KIB, dead=64 * KIB)], limits=Limits()) == [1]
 
 
+@pytest.mark.usual_sizes
 def test_merging_waits_for_room() -> None:
     files = [file_view(i, 100) for i in range(100)]  # merging all of a class at once would take 12.5 % of them
     live = sum(f.live_bytes for f in files)
@@ -291,6 +296,7 @@ def test_disk_files_and_writing_are_bounded(seed: int, window: int, retain: int,
     assert folder.written + folder.copied <= often * folder.written
 
 
+@pytest.mark.usual_sizes
 def test_a_byte_is_not_written_often() -> None:
     """The bound is a bound: what happens with a usual load is less."""
     folder = Folder(1, window=300, retain=20, mean_bytes=16 * KIB, bursts=False, crashes=0)
@@ -300,6 +306,7 @@ def test_a_byte_is_not_written_often() -> None:
     assert len(folder.live) < 60
 
 
+@pytest.mark.usual_sizes
 @some(1 / 5)
 @given(seed=st.integers(0, 1000), window=st.sampled_from([3, 40]), retain=st.sampled_from([2, 5, 20]))
 def test_crashes_leave_nothing_for_good(seed: int, window: int, retain: int) -> None:

@@ -13,6 +13,8 @@ from aion import cli
 from experiments.late_keys import verdicts
 from experiments.late_keys_runs import late_event, many_batches
 
+pytestmark = pytest.mark.usual_sizes
+
 
 @pytest.mark.parametrize("kind", ["partials", "events"])
 def test_late_events_are_read_with_their_key_or_with_their_window(quick_folder: Path, kind: str) -> None:

@@ -52,6 +52,7 @@ def test_a_block_that_fits_is_one_row_and_its_own_bytes() -> None:
     assert len(list(Fragmenter(1, block.size_bytes - 1).rows(block))) == 2
 
 
+@pytest.mark.usual_sizes
 def test_rows_are_so_large_that_a_batch_of_them_is_bounded() -> None:
     assert fragment_bytes(4096) * 4096 == BATCH_BYTES
     assert fragment_bytes(10**9) == LEAST_BYTES

@@ -165,6 +165,7 @@ def test_values_lists_maps_ttl_and_timers_of_a_key(tmp_path: Path, inspect: Insp
     assert '{"n": 12, ' in plain(inspect({"user": "u12"}))
 
 
+@pytest.mark.usual_sizes
 def test_a_large_list_is_cut(tmp_path: Path, inspect: Inspect) -> None:
     write(tmp_path / "state", tmp_path / "live", schema(user=StringType()), [(("big",), 60_000), (("small",), 30)])
     said = plain(inspect({"user": "big"}, "--values", "5"))
@@ -283,6 +284,7 @@ def test_a_damaged_run_is_named(tmp_path: Path, inspect: Inspect) -> None:
     assert result.exit_code == 2 and run.name in result.output, result.output
 
 
+@pytest.mark.usual_sizes
 def test_a_key_in_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)

@@ -15,7 +15,7 @@ from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Members
 from aion.core.operator.keyed.table import Places, Table
 from aion.core.plan import make_plan
-from aion.execute.keyed_panes import gather, placed
+from aion.execute.keyed_panes import locate, placed
 
 rows = st.lists(st.tuples(st.integers(0, 4), st.integers(-6, 6), st.integers(0, 3)), max_size=20)
 asked = st.lists(st.tuples(st.integers(0, 6), st.integers(-9, 9)), min_size=1, max_size=10)
@@ -49,5 +49,6 @@ def test_rows_of_blocks_are_told_apart_however_many_blocks_there_were() -> None:
     one = np.ones(2, np.int64)
     windows = Table([pa.array(["b", "a"])], {"start": np.array([6, 5]), "last": np.array([6, 5])})
     members = Members(np.array([0, 1]), one, np.array(seqs[::-1]), np.zeros(2, np.int64))
-    (found,) = gather(plan, ExecuteKeyed(0, PaneKind.ON_TIME, windows, members), table, 10)
-    assert table.column("k").take(pa.array(found.rows)).to_pylist() == ["b", "a"]
+    found = locate(plan, ExecuteKeyed(0, PaneKind.ON_TIME, windows, members), table)
+    assert table.column("k").take(pa.array(found.rows[found.begins])).to_pylist() == ["b", "a"]
+    assert found.lengths.tolist() == [1, 1]

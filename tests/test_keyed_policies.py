@@ -33,6 +33,7 @@ def merged(sizes: list[int]) -> tuple[list[int], int]:
     return sizes, written
 
 
+@pytest.mark.usual_sizes
 def test_equal_commits_leave_few_runs_and_are_written_a_few_times() -> None:
     sizes: list[int] = []
     written = 0
@@ -65,6 +66,7 @@ def test_a_merge_takes_neighbours_of_similar_size(sizes: list[int]) -> None:
         assert all(sizes[at] <= sum(sizes[at + 1 : end]) for at in range(begin, end - 1))
 
 
+@pytest.mark.usual_sizes
 def test_a_large_old_run_is_not_written_again_for_small_new_ones() -> None:
     assert choose([10_000, 10, 10, 10]) is None
     assert choose([10_000, 10, 10, 10, 10]) == (1, 5)

@@ -172,6 +172,7 @@ def test_cells_of_keys_and_times_that_lie_apart(keys: int, span: int) -> None:
     check_cells(events, 1_000)
 
 
+@pytest.mark.usual_sizes
 def test_cells_are_not_sorted_where_they_are_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     keys, times = rng.integers(0, 50, 20_000), rng.integers(0, 10**6, 20_000)

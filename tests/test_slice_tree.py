@@ -380,6 +380,7 @@ def test_trees_are_as_high_as_pays() -> None:
     assert height_of(600, 64, 10**9, rows_per_slice=1000) == 0, "runs have as many rows as their slices"
 
 
+@pytest.mark.usual_sizes
 def test_windows_that_share_their_slices_are_computed_in_one_pass() -> None:
     plan = plan_of(n=A.count())
 

@@ -73,6 +73,7 @@ def test_a_full_disk_is_an_error_and_no_wrong_result(tmp_path: Path, monkeypatch
     assert full
 
 
+@pytest.mark.usual_sizes
 def test_windows_that_fit_use_no_files(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     stored = [StoredBlock(0, block_of([i % 6 for i in range(100)], range(100)))]

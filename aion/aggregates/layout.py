@@ -13,7 +13,7 @@ from aion.aggregates.groups import Coded, Groups, number, number_coded
 from aion.aggregates.lists import Distinct, Values
 from aion.aggregates.partial import EVENTS, Partial, Rows, States, needs_all
 from aion.aggregates.values import combined
-from aion.errors import IntegerOverflow
+from aion.errors import IntegerOverflow, TooLarge
 from aion.thresholds import threshold
 
 _ROWS_PER_CODE = threshold(16, 1)
@@ -147,9 +147,29 @@ class Layout:
 
     @contextmanager
     def _named(self, partial: Partial) -> Iterator[None]:
-        """Adds the names of the aggregates to the message of an IntegerOverflow."""
+        """Adds the names of the aggregates to the message of an IntegerOverflow or TooLarge."""
+        try:
+            with self.fits(partial):
+                yield
+        except IntegerOverflow as error:
+            raise IntegerOverflow(f"aggregates: {self._users([partial])}: {error}") from None
+
+    @contextmanager
+    def fits(self, *partials: Partial) -> Iterator[None]:
+        """A context for putting states together, those of some partials or of all. Raises TooLarge."""
         try:
             yield
-        except IntegerOverflow as error:
-            users = [f"{b.name!r} = {b.aggregate}" for b in self.bound if partial in needs_all(b.partials)]
-            raise IntegerOverflow(f"aggregates: {', '.join(users)}: {error}") from None
+        except pa.ArrowInvalid as error:
+            # Arrow has no class of its own for it.
+            if "overflow" not in str(error):
+                raise
+            users = self._users(partials or [p for p in self.partials if p.holistic])
+            raise TooLarge(
+                f"aggregates: {users}: the values of one window take more than 2 GiB, and an array of Arrow or a value "
+                "in Spark holds no more. Use smaller windows, an aggregate that keeps less, or apply=, which reads "
+                "the events of a window some at a time"
+            ) from error
+
+    def _users(self, partials: Collection[Partial]) -> str:
+        used = [b for b in self.bound if not set(needs_all(b.partials)).isdisjoint(partials)]
+        return ", ".join(f"{b.name!r} = {b.aggregate}" for b in used)

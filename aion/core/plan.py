@@ -17,7 +17,7 @@ from aion import aggregates as agg
 from aion.aggregates.partial import Extreme, Partial
 from aion.aggregates.values import combined
 from aion.core.gaps import gaps_us, is_gap
-from aion.core.schema import parse_schema
+from aion.core.schema import instead_of_nested, parse_schema
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
 from aion.core.windows import (
@@ -474,7 +474,7 @@ def _check_columns(schema: pa.Schema, keys: Sequence[str], time: str) -> None:
     for name in keys:
         type_ = schema.field(name).type
         if pa.types.is_nested(type_):
-            raise SchemaError(f"key: column {name!r} is of type {type_}; a key must be a plain value")
+            raise SchemaError(f"key: column {name!r} is of type {type_}; {instead_of_nested(name, type_)}")
 
 
 def _check_names(keys: Sequence[str], outputs: Sequence[str], *, completeness: bool) -> None:

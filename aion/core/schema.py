@@ -125,3 +125,19 @@ class _Reader:
 
     def _error(self, problem: str) -> SchemaError:
         return SchemaError(f"schema: {self.text!r}: {problem}")
+
+
+def instead_of_nested(name: str, type_: pa.DataType) -> str:
+    """What to write instead of a key column of this nested type: the end of an error."""
+    if pa.types.is_struct(type_):
+        fields = [field.name for field in type_]
+        columns = {f"{name}_{field}": f"events[{name!r}][{field!r}]" for field in fields}
+        return (
+            "give its fields instead: add .withColumns({"
+            + ", ".join(f"{column!r}: {value}" for column, value in columns.items())
+            + f"}}) to the events, and use key={[*columns]}"
+        )
+    return (
+        f"give it as text instead: add .withColumn('{name}_text', "
+        f"to_json({name!r})) to the events, and use key='{name}_text'"
+    )

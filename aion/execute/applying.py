@@ -14,13 +14,15 @@ import pyarrow as pa
 
 from aion.core.ingest.block import decode, is_mapped, is_quick
 from aion.core.ingest.key_ranges import Keys, row_hashes
+from aion.core.numbers import sum_of
 from aion.core.operator.actions import Execution, PaneKind, WindowRef
 from aion.core.operator.keyed.orders import ExecuteKeyed
 from aion.core.plan import Key, Plan, Window
 from aion.core.time import format_instant
 from aion.errors import ApplyError
 from aion.execute.grouping import Piece, keys_of
-from aion.execute.keyed_panes import Gathered
+from aion.execute.held_rows import HeldRows, stretches
+from aion.execute.keyed_panes import locate
 from aion.execute.rows import WindowColumns, pane_rows
 from aion.execute.spilling import MEMORY_LIMIT_BYTES, group_by_key
 from aion.thresholds import threshold
@@ -28,6 +30,8 @@ from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
 
 ROWS_AT_ONCE = threshold(4096)
+BYTES_AT_ONCE = threshold(64 << 20, 64)
+"""Result rows are passed on when there are this many of them, or when they have about this many bytes."""
 WORTH_FILTERING = threshold(1024, 2)
 """In a block with fewer rows, filtering by key costs more than it saves."""
 _IN_LINE = CodecPool(0)
@@ -106,25 +110,33 @@ def apply_window(
                     shown = _Shown(group.key, execute.window, execute.closes_us, execute.pane, *counts)
                     collected.add(shown, rows)
                     del group, rows  # otherwise they keep this key's events while the next key's are read
-                    if collected.rows >= ROWS_AT_ONCE:
+                    if collected.is_full:
                         yield collected.take()
     if collected.rows:
         yield collected.take()
 
 
-def apply_gathered(plan: Plan, order: ExecuteKeyed, events: pa.Table, gathered: Gathered) -> Iterator[pa.RecordBatch]:
-    """Runs the function for windows of single keys whose events are in memory."""
+def apply_keyed(plan: Plan, order: ExecuteKeyed, held: HeldRows, limit_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Runs the function for windows of single keys. ``held``: see :func:`aion.execute.keyed_panes.locate`.
+
+    The events of small windows are copied together, up to ``limit_bytes``. Those of a larger one are read while the
+    function runs.
+    """
     collected = _Collected(plan, order.kind)
-    windows, rows, offsets = gathered
     name = plan.names[order.definition]
-    columns = [windows[c].tolist() for c in ("start", "end", "closes", "pane", "events", "late_events")]
-    keys = keys_of(plan.key, windows.keys) if windows.keys else repeat(())
-    for i, (key, start, end, *shown) in enumerate(zip(keys, *columns, strict=False)):
-        own = events.take(pa.array(rows[offsets[i] : offsets[i + 1]]))
-        result = _call(plan, key, Window(start, end, name), iter(own.to_batches()))
-        collected.add(_Shown(key, WindowRef(order.definition, start, end), *shown), result)
-        if collected.rows >= ROWS_AT_ONCE:
-            yield collected.take()
+    events = held.select(plan.schema.names)
+    for windows, rows, begins, lengths in stretches(locate(plan, order, held.table), held, limit_bytes):
+        is_large = len(windows) == 1 and sum_of(held.weights(rows)) > limit_bytes
+        taken = None if is_large else events.take(rows)
+        columns = [windows[c].tolist() for c in ("start", "end", "closes", "pane", "events", "late_events")]
+        keys = keys_of(plan.key, windows.keys) if windows.keys else repeat(())
+        where = zip(begins.tolist(), lengths.tolist(), strict=True)
+        for (begin, length), key, start, end, *shown in zip(where, keys, *columns, strict=False):
+            own = events.chunks(rows) if taken is None else iter([taken.slice(begin, length)])
+            result = _call(plan, key, Window(start, end, name), own)
+            collected.add(_Shown(key, WindowRef(order.definition, start, end), *shown), result)
+            if collected.is_full:
+                yield collected.take()
     if collected.rows:
         yield collected.take()
 
@@ -177,6 +189,11 @@ class _Collected:
         self._counts: list[int] = []
         self._in_tables = 0  # how many groups, from the first on, have all their rows in the tables
         self.rows = 0
+        self._size_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.rows >= ROWS_AT_ONCE or self._size_bytes >= BYTES_AT_ONCE
 
     def add(self, shown: _Shown, rows: list[Mapping[str, Any]] | pa.Table) -> None:
         n = len(rows)
@@ -187,8 +204,10 @@ class _Collected:
             self._in_tables = len(self._groups) + 1
             # A few rows that are a slice of a batch of events must not keep the whole batch in memory.
             self._tables.append(rows if rows.get_total_buffer_size() <= 2 * rows.nbytes else rows.take(np.arange(n)))
+            self._size_bytes += rows.nbytes
         else:
             self._dicts += rows
+            self._size_bytes += sum(_size_of(value) for row in rows for value in row.values())
         self._groups.append(shown)
         self._counts.append(n)
         self.rows += n
@@ -215,7 +234,7 @@ class _Collected:
             events=np.repeat(events, self._counts),
             late_events=np.repeat(late_events, self._counts),
         )
-        self._tables, self._groups, self._counts, self.rows = [], [], [], 0
+        self._tables, self._groups, self._counts, self.rows, self._size_bytes = [], [], [], 0, 0
         self._in_tables = 0
         return batch
 
@@ -266,6 +285,15 @@ def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]
                 f"it has {', '.join(plan.outputs.names)}"
             )
     return rows
+
+
+def _size_of(value: Any) -> int:
+    """About how many bytes a value takes in Arrow. Of a list, the first element stands for all."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, list | tuple) and value:
+        return len(value) * _size_of(value[0])
+    return 8
 
 
 def _where(key: Key, window: Window) -> str:

@@ -22,6 +22,7 @@ from aion.execute.applying import Decoded, apply_window, decode_all
 from aion.execute.block_compactor import BlockCompactor, Owners, compaction_bytes
 from aion.execute.combining import Loaded, tagged
 from aion.execute.dropping import dropped, untimed
+from aion.execute.grouping import Piece
 from aion.execute.keyed import KeyedExecutor
 from aion.execute.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
 from state_backends.store.attempt import ShardAttempt
@@ -172,7 +173,7 @@ class RowContents:
                 spill_folder=self._spill_folder,
             )
             return
-        with closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
+        with self._plan.layout.fits(), closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
             for loaded in self._load(decoded):
                 yield from loaded.windows(order, self._memory_limit_bytes, self._aggregation)
 
@@ -186,9 +187,10 @@ class RowContents:
             held.append(block)
             size += block.batch.nbytes
             if size > limit and names:
-                batches = (tagged(self._plan, d.batch, d.slice_us, d.seq) for d in chain(drained(held), decoded))
-                with closing(parts_by_key(names, batches, limit, self._spill_folder)) as parts:
-                    yield from (Loaded.of_tagged(self._plan, part) for part in parts if part)
+                rows = (tagged(self._plan, d.batch, d.slice_us, d.seq) for d in chain(drained(held), decoded))
+                pieces = (Piece(batch, True, False) for batch in rows)
+                with closing(parts_by_key(names, pieces, limit, self._spill_folder)) as parts:
+                    yield from (Loaded.of_tagged(self._plan, part.batches) for part in parts if part.batches)
                 return
         yield Loaded.of_blocks(self._plan, [block[:3] for block in held])
 

@@ -15,6 +15,7 @@ from aion.execute.applying import dropped_events
 from aion.execute.rows import TOO_LATE, WindowColumns, pane_rows
 from aion.thresholds import threshold
 
+_BYTES_AT_ONCE = threshold(64 << 20, 256)
 _ROWS_AT_ONCE = threshold(1 << 20)
 _WINDOW = "\0window"
 NO_WINDOW = WindowColumns(*(np.array([number]) for number in (-1, 0, 0)))
@@ -32,9 +33,12 @@ def dropped(plan: Plan, order: EmitDropped, blocks: Sequence[Block]) -> Iterator
         for index, batch in zip(order.blocks, batches, strict=True):
             slice_us = blocks[index].header.slice_us  # a block of kept events holds a single slice
             own = np.flatnonzero((order.start_us <= slice_us) & (slice_us < order.end_us))
-            which = np.repeat(own, batch.num_rows)
-            rows = np.tile(np.arange(batch.num_rows), len(own))
-            yield dropped_events(plan, batch, rows, windows, which, order.lateness_us[which], TOO_LATE)
+            # Each window repeats the text of the events.
+            step = max(_BYTES_AT_ONCE // max(batch.nbytes, 1), 1)
+            for begin in range(0, len(own), step):
+                shown = own[begin : begin + step]
+                which, rows = np.repeat(shown, batch.num_rows), np.tile(np.arange(batch.num_rows), len(shown))
+                yield dropped_events(plan, batch, rows, windows, which, order.lateness_us[which], TOO_LATE)
         return
     table = pa.Table.from_batches(batches)
     slices = plan.slices_of(table)

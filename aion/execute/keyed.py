@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +17,10 @@ from aion.core.operator.keyed.saving import Keeper, Save
 from aion.core.operator.keyed.table import Table
 from aion.core.plan import Plan
 from aion.core.slicing.grid import is_timed
-from aion.execute.applying import apply_gathered, decode_all, dropped_events
-from aion.execute.keyed_panes import gather, panes, placed, retractions
+from aion.execute.applying import apply_keyed, decode_all, dropped_events
+from aion.execute.grouping import Piece
+from aion.execute.held_rows import HeldRows
+from aion.execute.keyed_panes import panes, placed, retractions
 from aion.execute.rows import TOO_LATE, WindowColumns, pane_rows
 from aion.execute.spilling import parts_by_key
 from state_backends.store.protocol import Only, StoredBlock
@@ -124,24 +126,18 @@ class KeyedExecutor:
             yield from self._over(order, blocks, keys)
 
     def _over(self, order: ExecuteKeyed, blocks: Iterator[StoredBlock], keys: Keys | None) -> Iterator[pa.RecordBatch]:
-        with closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
-            batches = (placed(d.batch, d.seq) for d in decoded)
-            with closing(parts_by_key(self._plan.block_keys, batches, self._limit, self._folder)) as parts:
+        fits = nullcontext() if self._plan.layout is None else self._plan.layout.fits()
+        with fits, closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
+            pieces = (Piece(placed(d.batch, d.seq), True, False, d.mapped) for d in decoded)
+            with closing(parts_by_key(self._plan.block_keys, pieces, self._limit, self._folder)) as parts:
                 for part in parts:
-                    if part:
-                        yield from self._computed(order, pa.Table.from_batches(part).combine_chunks())
+                    if part.batches:
+                        compute = apply_keyed if self._plan.layout is None else panes
+                        yield from compute(self._plan, order, HeldRows(*part), self._limit)
 
     def _keys_of(self, windows: Table) -> Keys:
         keys = pa.Table.from_arrays(windows.keys, self._plan.block_keys)
         return Keys(row_hashes(self._plan, keys))
-
-    def _computed(self, order: ExecuteKeyed, table: pa.Table) -> Iterator[pa.RecordBatch]:
-        at_once = max(self._limit // max(table.nbytes // max(table.num_rows, 1), 1), 1)
-        if self._plan.layout is not None:
-            yield from panes(self._plan, order, table, at_once)
-        else:
-            for gathered in gather(self._plan, order, table, at_once):
-                yield from apply_gathered(self._plan, order, table.select(self._plan.schema.names), gathered)
 
     # -- the index ----------------------------------------------------------------------------------------
 

@@ -8,11 +8,12 @@ read once, or a few times if the keys are very uneven.
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 from collections.abc import Callable, Collection, Generator, Iterator, MutableSequence, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,16 @@ MAX_SPLITS = 12
 """After this many splits, two keys share a file with a probability of 2**-60. Then they are grouped in memory."""
 _LEAST_BUFFER_BYTES = threshold(1 << 14, 64)
 _T = TypeVar("_T")
+
+
+class Part(NamedTuple):
+    """Batches that are computed together. ``forget``: call it now and then, between reads.
+
+    It frees the memory of what has been read from a mapped file. That is read again if it is needed.
+    """
+
+    batches: list[pa.RecordBatch]
+    forget: Callable[[], None] = lambda: None
 
 
 def group_by_key(
@@ -58,31 +69,31 @@ def group_by_key(
 
 def parts_by_key(
     names: Sequence[str],
-    batches: Iterator[pa.RecordBatch],
+    pieces: Iterator[Piece],
     limit_bytes: int = MEMORY_LIMIT_BYTES,
     folder: str | None = None,
-) -> Generator[list[pa.RecordBatch], None, None]:
-    """Splits batches into parts. All rows of a key are in the same part, in their order. One part if all fit in memory.
+) -> Generator[Part, None, None]:
+    """Splits pieces into parts. All rows of a key are in the same part, in their order. One part if all fit in memory.
 
-    Memory and files are as in :func:`group_by_key`. A single key is one part even if it is larger than the limit.
-    Without key columns, everything is one part.
+    Memory and files are as in :func:`group_by_key`. A single key is one part even if it is larger than the limit, and
+    without key columns everything is one part. The batches of a part that went through a file lie in that file, which
+    is mapped into memory.
     """
     held: list[Piece] = []
     size = 0
-    for batch in batches:
-        held.append(Piece(batch, True, False))
-        size += batch.nbytes
-        if size > limit_bytes and names:
-            del batch
-            rest = (Piece(b, True, False) for b in batches)
-            yield from _split_parts(names, chain(drained(held), rest), limit_bytes, folder)
+    for piece in pieces:
+        held.append(piece)
+        size += piece.memory_bytes
+        if size > limit_bytes:
+            del piece
+            yield from _split_parts(names, chain(drained(held), pieces), limit_bytes, folder)
             return
-    yield [piece.batch for piece in drained(held)]
+    yield Part([piece.batch for piece in drained(held)])
 
 
 def _split_parts(
     names: Sequence[str], pieces: Iterator[Piece], limit_bytes: int, folder: str | None, splits: int = 0
-) -> Generator[list[pa.RecordBatch], None, None]:
+) -> Generator[Part, None, None]:
     with ExitStack() as stack:
 
         def new_file() -> _File:
@@ -92,7 +103,7 @@ def _split_parts(
         for file in _fill(names, pieces, splits, new_file):
             with closing(file):
                 if file.size_bytes <= limit_bytes or file.key is not None or splits == MAX_SPLITS:
-                    yield [piece.batch for piece in file.drain()]
+                    yield file.mapped()
                 else:
                     yield from _split_parts(names, file.drain(), limit_bytes, folder, splits + 1)
 
@@ -133,7 +144,8 @@ def _fill(names: Sequence[str], pieces: Iterator[Piece], seed: int, new_file: Ca
     for piece in pieces:
         if not piece.batch.num_rows:
             continue
-        hashes = hash_rows([piece.batch.column(name) for name in names], seed)
+        rows = piece.batch.num_rows
+        hashes = hash_rows([piece.batch.column(name) for name in names], seed) if names else np.zeros(rows, np.uint64)
         if largest is None:  # guess the largest key from the first piece: in its own file, it is not split again
             values, counts = np.unique(hashes, return_counts=True)
             largest = values[counts.argmax()]
@@ -178,7 +190,7 @@ class _File:
         self._waiting_bytes = 0
         self._waiting_are = (False, False)
         self._first: pa.RecordBatch | None = None
-        self.key: Key | None = None
+        self.key: Key | None = None if names else ()
         self.size_bytes = self.events = self.late_events = 0
         self.changed = False
 
@@ -218,10 +230,21 @@ class _File:
                 yield Piece(reader.read_next_batch(), changed, late)
         self.close()
 
+    def mapped(self) -> Part:
+        """All batches, in the order in which they were added. They lie in the file, which lives as long as they do."""
+        if self._writer is None:
+            return Part([])
+        self._writer.close()
+        self._file.flush()
+        content = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        return Part(list(pa.ipc.open_stream(pa.py_buffer(content))), lambda: content.madvise(mmap.MADV_DONTNEED))
+
     def close(self) -> None:
         self._file.close()
 
     def _compare_keys(self, keys: pa.RecordBatch) -> None:
+        if not self._names:
+            return
         if self._first is None:
             self._first = keys.take(pa.array([0]))
             [self.key] = keys_of(self._first.schema.names, self._first.columns)

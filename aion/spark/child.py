@@ -86,9 +86,14 @@ def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
+        size_of = batch.get_total_buffer_size()  # nbytes takes as long as a copy
+        if waiting and size_of >= _BYTES_AT_ONCE:
+            # It is large enough alone. Together, the texts might be more than an array holds.
+            yield _joined(waiting)
+            waiting, rows, size = [], 0, 0
         waiting.append(batch)
         rows += batch.num_rows
-        size += batch.get_total_buffer_size()  # nbytes takes as long as a copy
+        size += size_of
         if rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
             yield _joined(waiting)
             waiting, rows, size = [], 0, 0

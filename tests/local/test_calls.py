@@ -349,3 +349,23 @@ def test_a_watermark_with_events_is_a_watermark_and_then_events(scenario: Scenar
             together = rows_of(one.process(table(step), watermark))
             assert sorted(map(repr, together)) == sorted(map(repr, apart))
         assert sorted(map(repr, rows_of(one.advance(FOREVER)))) == sorted(map(repr, rows_of(two.advance(FOREVER))))
+
+
+@pytest.mark.parametrize(
+    ("type_", "advice"),
+    [
+        (
+            pa.struct([("a", pa.int64()), ("b", pa.string())]),
+            r"withColumns.*events\['who'\]\['a'\].*key=\['who_a', 'who_b'\]",
+        ),
+        (pa.list_(pa.int64()), r"to_json\('who'\).*key='who_text'"),
+        (pa.map_(pa.string(), pa.int64()), r"to_json\('who'\).*key='who_text'"),
+    ],
+    ids=["struct", "array", "map"],
+)
+def test_a_nested_key_is_refused_with_what_to_write_instead(type_: pa.DataType, advice: str) -> None:
+    schema = pa.schema([("who", type_), ("t", pa.timestamp("us", "UTC"))])
+    with pytest.raises(SchemaError, match=advice):
+        aion.LocalOperator(
+            windows=aion.Tumbling("1 minute"), time="t", key="who", aggregates={"n": A.count()}, input_schema=schema
+        )

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from aion.spark.stateful_work import joined
 
@@ -56,6 +57,7 @@ def test_only_frames_with_the_same_columns_and_types_are_joined() -> None:
     assert found == [(list(f.columns), list(map(str, f.dtypes)), f.values.tolist()) for f in of_many_types()]
 
 
+@pytest.mark.usual_sizes
 def test_small_frames_are_joined_in_their_order() -> None:
     frames = (pd.DataFrame({"k": [str(n)], "n": [n], "at": [pd.Timestamp(n)]}, index=[n]) for n in range(10_500))
     first, second = joined(frames)

@@ -23,6 +23,8 @@ from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import KIB, Rig
 from tests.test_io_thread import PATIENCE, Gate
 
+pytestmark = pytest.mark.usual_sizes
+
 LIMITS = Limits(worth_bytes=1, file_share=1.0, disk=100.0)
 """Merges what is worth it, however little there is."""
 

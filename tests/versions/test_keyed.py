@@ -125,6 +125,7 @@ def test_runs_are_merged_and_deletions_end_with_the_oldest_run(make: Make, kind:
     assert everything(host, token) == {b"new": b"value"}
 
 
+@pytest.mark.usual_sizes
 def test_a_deletion_stays_while_an_older_run_may_have_the_key(make: Make) -> None:
     host = make("rocksdb", budget=8 * MIB)
     token = commit(host, None, numbered(range(200), size=1000))
@@ -150,6 +151,7 @@ def test_the_runs_stay_few_however_many_commits_come(make: Make) -> None:
     assert everything(host, token) == wanted
 
 
+@pytest.mark.usual_sizes
 @pytest.mark.parametrize("how", ["aborted", "superseded", "the manifest cannot be written"])
 def test_an_attempt_that_fails_leaves_the_merged_run_for_the_next(make: Make, how: str) -> None:
     host = make("tiered", budget=MIB)

@@ -18,6 +18,8 @@ from state_backends.versions.manifest import load
 from tests.stores.rig import KIB, make_block
 from tests.versions.host import Host, in_the_way
 
+pytestmark = pytest.mark.usual_sizes
+
 LIMITS = Limits(worth_bytes=1, file_share=1.0, disk=100.0)
 """Merges what is worth it, however little there is."""
 

@@ -136,6 +136,13 @@ class BlockBuilder:
     def add(self, batch: pa.RecordBatch, shards: pa.Array | None = None) -> Iterator[ShardBlock]:
         if batch.num_rows == 0:
             return
+        if batch.num_rows > 1 and batch.get_total_buffer_size() > self.buffer_bytes < batch.nbytes:
+            # With what waits, its texts might be more than an array holds.
+            step = max(batch.num_rows * self.buffer_bytes // batch.nbytes, 1)
+            for begin in range(0, batch.num_rows, step):
+                some = None if shards is None else shards[begin : begin + step]
+                yield from self.add(batch[begin : begin + step], some)
+            return
         if self._event_rows is not None:
             # An event without a time in range is dropped and counted once, with the partials. Leave it out here.
             timed = pc.and_kleene(*_within(batch.column(self.plan.time))).fill_null(False)
