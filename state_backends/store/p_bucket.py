@@ -198,7 +198,10 @@ class PBucket:
                     # missing because of a third file. The checksums of the files show which one is bad.
                     bad = next((f for f in files if checksum(Path(f.path)) != f.crc), file)
                     raise CorruptState(f"file {bad.name}: its index of blocks is not the one in the manifest")
-                indexes.append(read_index(index))
+                try:
+                    indexes.append(read_index(index))
+                except CorruptState as error:
+                    raise CorruptState(f"file {file.name}: {error}") from None
                 self.next_file_no = max(self.next_file_no, file.file_no + 1)
         return indexes
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aion.core.plain_names import PLAIN, is_plain
 from aion.errors import AionError, CorruptState, DiskError, FormatError, StorageError
 from state_backends.files.location import Location
 from state_backends.files.names import MANIFEST, OPERATOR
@@ -105,6 +106,15 @@ def home_of(location: Location, identity: Identity, cache: Path) -> Home:
     return later
 
 
+def read_version(storage: Storage, token: str) -> Manifest:
+    """Raises FileNotFoundError, CorruptState, FormatError."""
+    where = storage.where(token)
+    manifest = load(storage.load(token), where.rpartition("/")[2])
+    if manifest.token != token:
+        raise CorruptState(f"{where} is the manifest of another version, {manifest.token}")
+    return manifest
+
+
 def take(manifest: Manifest, source: Storage, target: Storage) -> Manifest:
     """Links or copies a version of another lineage. Returns it as it is in this one: older versions stay behind.
 
@@ -134,7 +144,7 @@ def take_all(theirs: Storage, ours: Storage) -> None:
     """Takes what this lineage lacks of a shard, before the other lineage is deleted. Damaged versions stay behind."""
     for token in _missing(theirs, ours):
         try:
-            take(load(theirs.load(token), token), theirs, ours)
+            take(read_version(theirs, token), theirs, ours)
         except (CorruptState, FormatError, FileNotFoundError) as error:
             log.warning("%s is damaged, so no other lineage gets it: %s", theirs.where(token), error)
 
@@ -147,7 +157,7 @@ def _missing(theirs: Storage, ours: Storage) -> list[str]:
 def _take_if_there(token: str, theirs: Storage, ours: Storage) -> None:
     for last in (False, True):
         try:
-            take(load(theirs.load(token), token), theirs, ours)
+            take(read_version(theirs, token), theirs, ours)
             return
         except (StorageError, DiskError):
             if last:
@@ -162,7 +172,13 @@ def _tokens(storage: Storage) -> list[str]:
 
 
 def find_version(location: Location, query: str, operator: str, shard: int, token: str, cache: Path) -> Storage | None:
-    """The storage that has a version of a shard, in whatever lineage. Only to read. None: no lineage has it."""
+    """The storage that has a version of a shard, in whatever lineage. Only to read. None: no lineage has it.
+
+    Raises CorruptState for a name that is not plain: query and token are from a checkpoint.
+    """
+    for name in (query, operator, token):
+        if not is_plain(name):
+            raise CorruptState(f"the checkpoint names {name!r:.200}, which is not a plain name ({PLAIN})")
 
     def storage(*lineage: str) -> Storage:
         return location.storage((query, operator, *lineage, f"{_SHARD}{shard:05d}"), cache, "read")

@@ -6,13 +6,14 @@ covers everything, also the operator's snapshot. ``docs/state-format.md`` descri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
 from aion.core.checksum import crc32
+from aion.core.plain_names import PLAIN, is_plain
 from aion.errors import CorruptState, ForeignState, FormatError
 from state_backends.files.names import SstFile
 from state_backends.versions.json_values import dumps
@@ -118,7 +119,7 @@ def load(data: bytes, name: str) -> Manifest:
     """Raises CorruptState or FormatError naming the manifest."""
     what = f"manifest {name}"
     value = _unseal(data, what)
-    return _shaped(
+    manifest = _shaped(
         what,
         lambda: Manifest(
             token=value["token"],
@@ -137,6 +138,11 @@ def load(data: bytes, name: str) -> Manifest:
             runs=tuple(value.get("runs", ())),  # an earlier Aion knew none
         ),
     )
+    tokens = [manifest.token, *(past.token for past in manifest.history)]
+    files = [*(file.name for file in manifest.files), *(file for past in manifest.history for file, _ in past.left)]
+    parents = [] if manifest.parent is None else [manifest.parent]
+    _check_names(what, [*tokens, *parents, *files, manifest.identity.query, manifest.identity.operator])
+    return manifest
 
 
 def dump_operator(identity: Identity) -> bytes:
@@ -147,7 +153,9 @@ def dump_operator(identity: Identity) -> bytes:
 def load_operator(data: bytes, name: str) -> dict[str, Any]:
     """The fields of an Identity that ``operator.json`` has. Raises CorruptState or FormatError naming the file."""
     value = _unseal(data, name)
-    return _shaped(name, lambda: {field: value[field] for field in _OPERATOR})
+    operator = _shaped(name, lambda: {field: value[field] for field in _OPERATOR})
+    _check_names(name, [operator["query"], operator["operator"]])
+    return operator
 
 
 _OPERATOR = ("query", "operator", "shards", "definition", "ids", "key_types", "checkpoint")
@@ -176,6 +184,13 @@ def _shaped(what: str, read: Callable[[], T]) -> T:
         return read()
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CorruptState(f"{what}: its fields are not those of format {FORMAT}: {error!r}") from error
+
+
+def _check_names(what: str, names: Iterable[Any]) -> None:
+    """Raises CorruptState for a name that is not plain. All of these become parts of paths."""
+    for name in names:
+        if not is_plain(name):
+            raise CorruptState(f"{what}: it contains {name!r:.200}, which is not a plain name ({PLAIN})")
 
 
 def _known(kind: type[T], value: dict[str, Any]) -> T:

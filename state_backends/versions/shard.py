@@ -35,7 +35,7 @@ from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.ledger import NO_FILE
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
-from state_backends.versions.lineage import Elsewhere, Home, take, take_beside
+from state_backends.versions.lineage import Elsewhere, Home, read_version, take, take_beside
 from state_backends.versions.manifest import (
     FileEntry,
     Identity,
@@ -45,7 +45,6 @@ from state_backends.versions.manifest import (
     check_owner,
     dump,
     dump_operator,
-    load,
     load_operator,
     runs_of,
 )
@@ -355,12 +354,12 @@ class Shard:
     def _find(self, token: str, attempt: str, identity: Identity) -> Manifest:
         """The version. Copies it from another lineage if it is there. Raises CorruptState, ForeignState."""
         try:
-            manifest = self._load(token)
+            manifest = read_version(self.storage, token)
         except FileNotFoundError:
             other = self._elsewhere(token)
             if other is None:
                 raise CorruptState(self._not_found(token)) from None
-            manifest = self._load(token, other.storage)
+            manifest = read_version(other.storage, token)
             check_owner(manifest, identity)
             take_beside(other, batch_of(attempt))
             # Last: if anything fails before, the next attempt takes all of it again.
@@ -415,15 +414,6 @@ class Shard:
             )
         self.storage.claim(own, first=False)
 
-    def _load(self, token: str, storage: Storage | None = None) -> Manifest:
-        """Raises FileNotFoundError, CorruptState, FormatError."""
-        storage = storage or self.storage
-        where = storage.where(token)
-        manifest = load(storage.load(token), where.rpartition("/")[2])
-        if manifest.token != token:
-            raise CorruptState(f"{where} is the manifest of another version, {manifest.token}")
-        return manifest
-
     def _older(self, manifest: Manifest | None) -> tuple[list[Past], int]:
         """The kept versions before this one, oldest first, and a floor: see :func:`floor_of`.
 
@@ -435,7 +425,7 @@ class Shard:
         past, first = list(manifest.history), manifest
         while len(past) < self._keep - 1 and first.history:
             try:
-                first = self._load(first.history[0].token)
+                first = read_version(self.storage, first.history[0].token)
                 past = [*first.history, *past]
             except FileNotFoundError:
                 break  # deleted, and so are all before it
