@@ -11,6 +11,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -187,20 +188,16 @@ class Shard:
         store, dead = work.store, frozenset(work.purging)
         assert self._p_bucket is not None
         self._written += store.persist(skip=dead)
-        # Live blocks by file number, then slice.
-        counts = {no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()}
-        live = {no for no, slices in counts.items() if any(slices.values())}
-        # A purged slice never comes back. So a slice is purged if files hold it and none has a live block of it.
-        alive = {s for no in live for s, n in counts[no].items() if n}
-        purged = {s for no in live for s in counts[no]} - alive
+        live = store.files(skip=dead)
         runs = self._keyed.persist() if self._keyed is not None else []
         new = [f for f in self._written if f.file_no in live]
         new += [run for run in runs if run.file_no not in self._files]
         self._unpublish()
         self._published = self._p_bucket.publish(new, attempt, self.storage.files)
         entries = self._files | {f.file_no: _entry(f, name) for f, name in zip(new, self._published, strict=True)}
+        entries |= {no: replace(entries[no], alive=positions) for no, positions in live.items()}
         handed = self._adopted(store.handed(skip=dead))
-        files = (*(entries[no] for no in sorted(live.union(run.file_no for run in runs))), *handed)
+        files = (*(entries[no] for no in sorted({*live, *(run.file_no for run in runs)})), *handed)
         past = self._retention.following(self._current, files)
         manifest = Manifest(
             token=self._new_token,
@@ -208,8 +205,6 @@ class Shard:
             version=self._current.version + 1 if self._current else 1,
             identity=self.identity,
             files=files,
-            purged=tuple(sorted(purged)),
-            superseded=tuple(store.replaced(skip=purged)),
             next_file_no=self._p_bucket.next_file_no,
             snapshot=snapshot,
             history=self._retention.history(past),
@@ -333,7 +328,7 @@ class Shard:
             if manifest is not None:
                 self.storage.publish([], list(self._handed))
                 blocks = [self._file(f) for no, f in self._files.items() if no not in manifest.runs]
-                store.restore(blocks, frozenset(manifest.purged), manifest.superseded)
+                store.restore(blocks, manifest.alive)
                 if keyed is not None:
                     keyed.restore([self._file(run) for run in runs_of(manifest)])
                 elif manifest.runs:
