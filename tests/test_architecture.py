@@ -70,8 +70,8 @@ IMPORTS_BY_NAME = {"policies.plugins"}
 # Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.
 HARMLESS = {
     "__future__", "abc", "array", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime",
-    "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "operator", "re",
-    "contextlib", "datasketches", "difflib", "isal.isal_zlib", "statistics", "struct", "typing", "zlib", "numpy",
+    "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "operator",
+    "re", "contextlib", "datasketches", "difflib", "isal.isal_zlib", "statistics", "struct", "typing", "zlib", "numpy",
     "numpy.typing", "msgspec", "orjson", "pyarrow", "pyarrow.compute", "scipy", "scipy.special", "urllib.parse",
     "zoneinfo",
 }  # fmt: skip
