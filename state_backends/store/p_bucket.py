@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import shutil
 import threading
 from bisect import bisect
@@ -91,6 +92,11 @@ class PBucket:
                     path.unlink()
             raise
         return [path.name for path in made]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether RocksDB's folder is where it was made, if it was made. Any thread may ask."""
+        return self._db is None or os.path.exists(self._db_path)  # noqa: PTH110 - no error if the disk fails
 
     # -- steps for the I/O thread -------------------------------------------------------------------------
 
