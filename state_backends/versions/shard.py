@@ -37,7 +37,7 @@ from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.ledger import NO_FILE
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
-from state_backends.versions.lineage import Elsewhere, Home, read_version, take, take_beside
+from state_backends.versions.lineage import Elsewhere, Home, is_taken, read_version, take_version
 from state_backends.versions.manifest import (
     FileEntry,
     Identity,
@@ -98,6 +98,7 @@ class Shard:
         self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
         self._published: list[str] = []  # by the attempt at work
         self._retention = Retention(self._keep)
+        self._unlisted_in: int | None = None  # the batch in which the folder must not be listed yet: see retention.py
         self._suspect = False  # something local was damaged or missing
         self.rebuilds = 0
         self._stats_lock = threading.Lock()
@@ -121,6 +122,9 @@ class Shard:
             self._undo()
         if self._current is not None:
             check_owner(self._current, identity)
+        if self._unlisted_in is not None and batch_of(attempt) > self._unlisted_in:
+            self._retention.note(*self.storage.listing())
+            self._unlisted_in = None
         self.identity = identity
         self._at_work, self._new_token = attempt, makes or attempt
         snapshot = self._current.snapshot if self._current else None
@@ -361,11 +365,15 @@ class Shard:
         self._suspect = False
         try:
             past, floor = older(self.storage, manifest, self._keep)
-            manifests, names = self.storage.listing()
+            self._retention = Retention(self._keep, past, floor=floor)
+            self._unlisted_in = None
+            if manifest is None or is_taken(manifest):
+                self._unlisted_in = batch_of(attempt)
+            else:
+                self._retention.note(*self.storage.listing())
         except BaseException:
             self.close()
             raise
-        self._retention = Retention(self._keep, past, floor=floor, manifests=manifests, files=names)
         return work
 
     def _restore(self, manifest: Manifest | None) -> StoreAttempt:
@@ -403,11 +411,7 @@ class Shard:
             if other is None:
                 moved = self._home is not None
                 raise CorruptState(not_found(self.storage, token, identity, self._keep, has_lineages=moved)) from None
-            manifest = read_version(other.storage, token)
-            check_owner(manifest, identity)
-            take_beside(other, batch_of(attempt))
-            # Last: if anything fails before, the next attempt takes all of it again.
-            manifest = take(manifest, other.storage, self.storage)
+            manifest = take_version(other, token, self.storage, identity, batch_of(attempt))
         check_owner(manifest, identity)
         return manifest
 
@@ -425,7 +429,7 @@ class Shard:
         new = sorted(names - self._handed.keys())
         # If this commit fails, another attempt's version may need these links. So they are not deleted at once: a
         # commit of a later batch deletes them, unless a version of its history names them.
-        self._retention.note(new)
+        self._retention.note([], new)
         entries = dict(self._handed)
         for name, footer in zip(new, self.storage.adopt(new), strict=True):
             entries[name] = FileEntry(NO_FILE, name, footer.size_bytes, footer.crc, 0, len(footer.bodies))
