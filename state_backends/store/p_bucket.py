@@ -73,8 +73,10 @@ class PBucket:
     def publish(self, files: Sequence[SstFile], attempt: str, into: Path) -> list[str]:
         """Links new files into another folder, under names with the attempt. They are durable when this returns.
 
-        Returns their names, in the same order. Any thread may call it. Raises DiskError; then no file is published.
+        Those that an earlier call has linked stay. Returns their names, in the same order. Any thread may call it.
+        Raises DiskError; then no file is published.
         """
+        names: list[str] = []
         made: list[Path] = []
         try:
             with disk_errors("writing state", into):
@@ -82,8 +84,10 @@ class PBucket:
                 for file in files:
                     mark = MERGED if is_merged(file.name) else ""
                     path = into / f"{file.file_no:010d}-{attempt}{mark}{SST}"
-                    made.append(path)
-                    link_or_copy(Path(file.path), path)
+                    names.append(path.name)
+                    if not path.exists():
+                        made.append(path)
+                        link_or_copy(Path(file.path), path)
                 if files:
                     sync(into)
         except BaseException:
@@ -91,7 +95,7 @@ class PBucket:
                 with contextlib.suppress(OSError):
                     path.unlink()
             raise
-        return [path.name for path in made]
+        return names
 
     @property
     def is_there(self) -> bool:

@@ -89,7 +89,10 @@ class Retention:
         return doomed
 
     def retry(self, doomed: Doomed) -> None:
-        """Makes the next commit delete these again, because they could not be deleted."""
+        """Makes the next commit delete these again, because they could not be deleted.
+
+        They outlive the shard, too: they are among the names that are listed when it is opened.
+        """
         self._manifests.update(dict.fromkeys(doomed.manifests, self._floor + 1))
         self._files.update(dict.fromkeys(doomed.files, self._floor + 1))
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +48,7 @@ from state_backends.versions.manifest import (
     runs_of,
 )
 from state_backends.versions.opening import claim, not_found, older
-from state_backends.versions.retention import Retention, batch_of
+from state_backends.versions.retention import Retention, batch_of, manifest_name
 
 StoreFactory = Callable[[PBucket], BlockStore]
 KeyedFactory = Callable[[RunFiles], KeyedStore]
@@ -97,6 +97,7 @@ class Shard:
         self._new_token = ""
         self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
         self._published: list[str] = []  # by the attempt at work
+        self._may_be_saved = False  # the manifest that names them
         self._retention = Retention(self._keep)
         self._unlisted_in: int | None = None  # the batch in which the folder must not be listed yet: see retention.py
         self._suspect = False  # something local was damaged or missing
@@ -203,8 +204,9 @@ class Shard:
         runs = self._keyed.persist() if self._keyed is not None else []
         new = [f for f in self._written if f.file_no in live]
         new += [run for run in runs if run.file_no not in self._files]
-        self._unpublish()
-        self._published = self._p_bucket.publish(new, attempt, self.storage.files)
+        # An earlier try of this commit may have published some of them. They are the same files.
+        earlier, self._published = self._published, self._p_bucket.publish(new, attempt, self.storage.files)
+        self._unpublish(set(earlier).difference(self._published))
         entries = self._files | {f.file_no: _entry(f, name) for f, name in zip(new, self._published, strict=True)}
         entries |= {no: replace(entries[no], alive=positions) for no, positions in live.items()}
         handed = self._adopted(store.handed(skip=dead))
@@ -223,7 +225,9 @@ class Shard:
         )
         # First all files, then the manifest that names them: so a version exists whole or not at all.
         self.storage.publish(self._published, [f.name for f in files])
+        self._may_be_saved = True
         self.storage.save(manifest.token, dump(manifest))
+        self._published, self._may_be_saved = [], False
         work.end()
         before = self._current.files if self._current else ()
         self.storage.release({f.name for f in before} - {f.name for f in files})
@@ -234,7 +238,7 @@ class Shard:
         if self._keyed is not None:
             self._keyed.end([self._file(run) for run in runs_of(manifest)], snapshot.get("expected_ms"))
         self._at_work = None
-        self._written, self._published = [], []
+        self._written = []
         self._expire(manifest, past, batch_of(attempt))
         return manifest.token
 
@@ -293,12 +297,31 @@ class Shard:
             if file.file_no not in live:
                 self._p_bucket.delete(file)
         self._written = [f for f in self._written if f.file_no in live]
-        self._unpublish()
-
-    def _unpublish(self) -> None:
-        """Deletes what a failed commit published. No version names it, or only a version that Spark does not use."""
         published, self._published = self._published, []
-        self._retention.retry(self.storage.delete(Doomed([], published)))
+        self._unpublish(published)
+        self._may_be_saved = False
+
+    def _unpublish(self, names: Collection[str]) -> None:
+        """Deletes files that a failed commit published and that no manifest names.
+
+        Saving a manifest may fail after it was stored. Then a commit of a later batch deletes it with its files.
+        """
+        if self._may_be_saved:
+            self._retention.note([manifest_name(self._new_token)], [])
+            if self._is_saved():
+                self._retention.note([], names)
+                return
+        self._retention.retry(self.storage.delete(Doomed([], list(names))))
+
+    def _is_saved(self) -> bool:
+        """Whether the manifest of the attempt at work is there. True if nobody knows."""
+        try:
+            self.storage.load(self._new_token)
+        except FileNotFoundError:
+            return False
+        except (OSError, StateError) as error:
+            log.warning("nobody knows whether version %s was made: %s", self._new_token, error)
+        return True
 
     # -- what is local may be damaged, or go -------------------------------------------------------------
 
@@ -343,7 +366,7 @@ class Shard:
         if self._suspect:
             self.storage.close()
         self._current, self._files, self._handed = None, {}, {}
-        self._at_work, self._written, self._published = None, [], []
+        self._at_work, self._written, self._published, self._may_be_saved = None, [], [], False
         self._retention = Retention(self._keep)
         self.rebuilds += 1
         if self._home is not None:
