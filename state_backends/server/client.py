@@ -31,6 +31,7 @@ from state_backends.server.server_folder import (
     private,
     runtime_dir,
     trim_log,
+    trusted,
 )
 from state_backends.server.verbs import VERBS, Way, addressed
 from state_backends.server.watchdog import Watchdog
@@ -66,13 +67,11 @@ def running_servers() -> list[tuple[int, dict[str, Any]]]:
     """Pid and statistics of each state server of this user that answers on this host."""
     found = []
     for pid in runtime_dir("").parent.glob("*/" + PID):
-        server = occupant(pid.parent)
-        if server is None or not _answers(pid.parent, None, PING_SECONDS):
-            continue
-        client = StateClient(pid.parent, None)
         with contextlib.suppress(ServerError):
-            found.append((server.pid, client.stats()))
-        client.close()
+            if not _answers(pid.parent, None, PING_SECONDS) or (server := occupant(pid.parent)) is None:
+                continue
+            with contextlib.closing(StateClient(pid.parent, None)) as client:
+                found.append((server.pid, client.stats()))
     return found
 
 
@@ -116,7 +115,7 @@ class StateClient:
         """Connects. Starts the server if there is none; if several clients try to, a lock file elects one.
 
         Kills a server that does not answer. ``watch_pid``: the executor that the server serves. Raises ServerError if
-        no server can be started.
+        no server can be started, or if the folder or the socket is another user's.
         """
         folder = runtime_dir(application)
         _ensure(folder, watch_pid, timeout_s)
@@ -124,7 +123,10 @@ class StateClient:
 
     @classmethod
     def find(cls, application: str, *, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient | None:
-        """A connection to the server if one answers, otherwise None. It only observes: it keeps no server alive."""
+        """A connection to the server if one answers, otherwise None. It only observes: it keeps no server alive.
+
+        Raises ServerError if the folder or the socket is another user's.
+        """
         folder = runtime_dir(application)
         if not _answers(folder, None, min(PING_SECONDS, timeout_s)):
             return None
@@ -280,8 +282,11 @@ def _connection(folder: Path) -> flight.FlightClient:
 
 
 def _answers(folder: Path, watch_pid: int | None, seconds: float) -> bool:
-    """Whether the server of this folder answers. ``watch_pid``: an executor that it serves from now on."""
-    if not (folder / SOCKET).exists():
+    """Whether the server of this folder answers. ``watch_pid``: an executor that it serves from now on.
+
+    Raises ServerError if what is there is another user's.
+    """
+    if not trusted(folder, seconds):
         return False
     connection = _connection(folder)
     try:

@@ -13,7 +13,9 @@ import fcntl
 import hashlib
 import os
 import shutil
+import socket
 import stat
+import struct
 import tempfile
 import time
 from collections.abc import Iterator
@@ -39,10 +41,41 @@ def runtime_dir(application: str) -> Path:
 
 
 def private(folder: Path) -> None:
-    """Raises ServerError unless this is a folder, not a link, that only this user can enter."""
+    """Raises ServerError unless this is a folder, not a link, that only this user can enter.
+
+    A server's folder is trusted only if the folder that it is in is private, too.
+    """
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ServerError(f"{folder} must be a folder, not a link, that only this user can enter (mode 0700)")
+
+
+def trusted(folder: Path, timeout_s: float) -> bool:
+    """Whether a process of this user listens on the socket of a server's folder. Sends nothing to it.
+
+    Raises ServerError if somebody else could have put the socket there, or if another user's process listens on it.
+    """
+    try:
+        private(folder.parent)
+        private(folder)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(str(folder / SOCKET))
+            uid = _peer(connection)
+    except OSError:
+        return False
+    if uid != os.getuid():
+        raise ServerError(f"a process of another user ({uid}) listens on {folder / SOCKET}; remove {folder}")
+    return True
+
+
+def _peer(connection: socket.socket) -> int:
+    """The user id of the process that listens at the other end."""
+    if hasattr(socket, "SO_PEERCRED"):
+        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    else:  # macOS and BSD: LOCAL_PEERCRED of SOL_LOCAL; the structure begins with its version
+        _, uid = struct.unpack("2I", connection.getsockopt(0, 1, 8))
+    return int(uid)
 
 
 @contextlib.contextmanager
@@ -157,6 +190,7 @@ def note_end(folder: Path, run: str) -> None:
     Raises ServerError if the folder belongs to another user.
     """
     with contextlib.suppress(FileNotFoundError):
+        private(folder.parent)
         private(folder)
         (folder / f"{ENDED}{run}").touch(mode=0o600)
 

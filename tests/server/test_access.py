@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from aion import errors
 from state_backends.files.names import OPERATOR
 from state_backends.server import wire
-from state_backends.server.client import StateClient, runtime_dir
+from state_backends.server.client import StateClient, running_servers, runtime_dir
 from state_backends.server.remote_attempt import RemoteAttempt
 from state_backends.server.server_folder import SOCKET
 from state_backends.server.verbs import VERBS, Way, request_of
@@ -116,6 +117,78 @@ def test_a_place_that_is_not_the_users_alone_is_refused(
     with pytest.raises((errors.ServerError, FileExistsError), match=r"that only this user can enter|File exists"):
         StateClient.connect("app", watch_pid=os.getpid())
     assert list(private.iterdir()) == []
+
+
+IMPOSTOR = """
+import os, socket, sys
+
+place, user = sys.argv[1], int(sys.argv[2])
+with socket.socket(socket.AF_UNIX) as server:
+    server.bind(place)
+    os.chmod(place, 0o777)
+    os.setuid(user)
+    server.listen()
+    print("listens", flush=True)
+    heard = 0
+    while heard == 0:
+        connection, _ = server.accept()
+        with connection:
+            heard = len(connection.recv(1 << 16))
+            print(heard, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def impostor(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another user's process that listens where a server should be, and says how many bytes each client sends."""
+    if os.getuid() != 0:
+        pytest.skip("only root can run as somebody else")
+    command = [sys.executable, "-c", IMPOSTOR, str(folder / SOCKET), "12345"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listens\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+LOOKS = {
+    "connects": lambda: StateClient.connect("app", watch_pid=os.getpid()),
+    "finds": lambda: StateClient.find("app"),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_folder_that_another_user_made_before_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    folder = runtime_dir("app")
+    folder.mkdir(parents=True)
+    folder.parent.chmod(0o777)
+    with impostor(folder) as process:
+        for place in (folder, folder.parent):
+            os.chown(place, 12345, 12345)
+        with pytest.raises(errors.ServerError, match="that only this user can enter"):
+            LOOKS[look]()
+        assert running_servers() == []
+        process.kill()
+        assert process.communicate() == ("", None), "nobody connected"
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_nothing_is_sent_to_another_users_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str) -> None:
+    """Whoever it was that let it into the user's own folder."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    folder = runtime_dir("app")
+    folder.parent.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700)
+    with impostor(folder) as process:
+        with pytest.raises(errors.ServerError, match=r"a process of another user \(12345\) listens on"):
+            LOOKS[look]()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0\n"
 
 
 # -- rubbish --------------------------------------------------------------------------------------------------
