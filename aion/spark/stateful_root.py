@@ -144,23 +144,35 @@ class StatefulRoot(ShardRoot):
         client, deleted = self._handle._statefulProcessorApiClient, self._task.deleted
         times = TimerValues(*client.get_timestamps(self._stateful.time_mode))
         found = set(self._task.undone)
-        for shard in self._task.shards:
-            client.set_implicit_key((shard,))
-            state = _State(*(self._state.get() or ()))
-            if state.token is None or not self._task.may_have(shard, state.token, deleted):
-                continue
-            work = self._open(shard, times)
-            if there := work.names & deleted:
-                found |= there
-                # Without rows the commit comes in close(), where Spark no longer takes the token.
-                self._keep(shard, state._replace(token=work.makes))
-            else:
-                self._task.learn(shard, state.token, work)
-                self._work.pop(shard).abort()
+        for shards in self._task.partitions:
+            here = False
+            for shard in shards:
+                client.set_implicit_key((shard,))
+                state = _State(*(self._state.get() or ()))
+                if state.token is None:  # it has no version, or is in another partition
+                    continue
+                here = True
+                if self._task.may_have(shard, state.token, deleted):
+                    found |= self._delete_in(shard, state, times)
+            if here:
+                break
         client.remove_implicit_key()
         for name in found:  # Spark's own count of deleted variables
             self._handle.getValueState(name, self.SCHEMA)
             self._handle.deleteIfExists(name)
+
+    def _delete_in(self, shard: int, state: _State, times: Any) -> frozenset[str]:
+        """Deletes state variables in a shard, and returns those that it had."""
+        assert state.token is not None
+        work = self._open(shard, times)
+        there: frozenset[str] = work.names & self._task.deleted
+        if there:
+            # Without rows the commit comes in close(), where Spark no longer takes the token.
+            self._keep(shard, state._replace(token=work.makes))
+        else:
+            self._task.learn(shard, state.token, work)
+            self._work.pop(shard).abort()
+        return there
 
     def _batch(self, shard: int, rows: Iterator[Any], times: Any) -> Iterator[Any]:
         work = self._open(shard, times)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -68,10 +69,17 @@ class StatefulTask(ShardTask):
         self.deleted, self.undone = self._handle.deleted, self._handle.undone
 
     @property
-    def shards(self) -> list[int]:
-        """The shards that Spark sends to the partition of this task."""
-        partitions = self._partitions
-        return [s for s in self._config.ids if not partitions or partition_of(s, partitions) == self._partition]
+    def partitions(self) -> list[list[int]]:
+        """The shards that Spark sends to each partition of state. The first one is most likely that of this task.
+
+        It is not if the result is part of a union: then Spark numbers the partitions of the whole union.
+        """
+        if not self._partitions:
+            return [list(self._config.ids)]
+        found = defaultdict(list)
+        for shard in self._config.ids:
+            found[(partition_of(shard, self._partitions) - self._partition) % self._partitions].append(shard)
+        return [found[distance] for distance in sorted(found)]
 
     def may_have(self, shard: int, token: str, names: frozenset[str]) -> bool:
         """Whether the version ``token`` of a shard may have one of these state variables."""

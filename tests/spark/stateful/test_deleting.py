@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import aion
@@ -32,6 +33,7 @@ COLUMNS = [("k", pa.string())]
 OUT = "k string, what string"
 KEYS = [(f"k{n}",) for n in range(8)]
 ONE = KEYS[:1]
+BESIDE = "a row of the union"
 FAR_MS = 4_000_000_000_000
 
 
@@ -93,11 +95,14 @@ class InPandas(Release):
 
 
 class Releases:
-    """Runs one release after the other in one query, each on one batch."""
+    """Runs one release after the other in one query, each on one batch.
 
-    def __init__(self, spark: SparkSession, folder: Path, group: Group) -> None:
+    ``beside``: the result is part of a union.
+    """
+
+    def __init__(self, spark: SparkSession, folder: Path, group: Group, *, beside: bool = False) -> None:
         folder.mkdir(exist_ok=True)
-        self.checkpoint, self._spark, self._group = folder / "checkpoint", spark, group
+        self.checkpoint, self._spark, self._group, self._beside = folder / "checkpoint", spark, group, beside
         self._stream = FileStream(spark, folder / "input", pa.schema(COLUMNS))
         self.output: Output = {}
 
@@ -108,6 +113,8 @@ class Releases:
         """What is in the input. Returns how many state variables Spark counts as deleted."""
         case = Case(lambda: release, COLUMNS, OUT, [], pandas=False)
         df = query_of(self._spark, case, self._group, self._stream)
+        if self._beside:  # as part of a union, a partition of state is not the partition of the task
+            df = self._stream.read("k string").select("k", F.lit(BESIDE).alias("what")).union(df)
 
         def keep(batch: Any, number: int) -> None:
             self.output[number] = [comparable(row) for row in batch.collect()]  # type: ignore[assignment]
@@ -124,11 +131,11 @@ class Releases:
 
     def found(self) -> set[str]:
         """What the last batch found, over all keys."""
-        return {what for _, what in self.output[max(self.output)]}
+        return {what for _, what in self.output[max(self.output)]} - {BESIDE}
 
 
 def test_a_deletion_is_of_all_keys_and_of_a_batch_that_is_complete(spark: SparkSession, tmp_path: Path) -> None:
-    releases = Releases(spark, tmp_path, grouped_by_aion)
+    releases = Releases(spark, tmp_path, grouped_by_aion, beside=True)
     releases.put(KEYS)
     releases.run(Release("value v", "list w"))
     releases.put(ONE)
