@@ -388,7 +388,10 @@ class Shard:
                 f"spark.sql.streaming.minBatchesToRetain batches, {self._keep - 1}"
             )
         elif there:
-            text += ". If the query uses the result of this operator twice, its state was written twice: use it once"
+            text += (
+                ". If the query uses the result of this operator twice, its state was written twice: use it once, and "
+                "take it apart in foreachBatch after batch.persist()"
+            )
         return text
 
     def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
