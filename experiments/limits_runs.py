@@ -301,6 +301,6 @@ def _sizes(minutes: int, after_days: list[int], kept: str) -> list[int]:
                 facts.append(BlockFact(start - back * width, draw.randrange(1, 30), draw.randrange(500, 900)))
             do(Arrived(facts))
             do(BatchEnded())
-        version = Manifest("t", None, 1, Identity("q", "o", 0, 1, plan.definition), (), (), 0, operator.snapshot())
+        version = Manifest("t", None, 1, Identity("q", "o", 0, 1, plan.definition), (), 0, operator.snapshot())
         sizes.append(len(dump(version)))
     return sizes

@@ -40,7 +40,6 @@ class Forgetful(Shard):
             version=before.version + 1 if before else 1,
             identity=self.identity,
             files=(),
-            purged=(),
             next_file_no=0,
             snapshot=snapshot,
         )

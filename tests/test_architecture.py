@@ -24,6 +24,7 @@ LAYERS = (
     "aion.core.numbers",
     "aion.core.time",
     "aion.core.checksum",
+    "aion.core.plain_names",
     "aion.core.row_hash",
     "aion.core.packing",
     "aion.core.intervals",
@@ -71,9 +72,9 @@ CONSTANTS = {"aion.thresholds"}
 
 # Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.
 HARMLESS = {
-    "__future__", "abc", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal",
-    "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "operator", "re",
-    "contextlib", "datasketches", "difflib", "isal.isal_zlib", "statistics", "struct", "typing", "zlib", "numpy",
+    "__future__", "abc", "array", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime",
+    "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "operator",
+    "re", "contextlib", "datasketches", "difflib", "isal.isal_zlib", "statistics", "struct", "typing", "zlib", "numpy",
     "numpy.typing", "msgspec", "orjson", "pyarrow", "pyarrow.compute", "scipy", "scipy.special", "urllib.parse",
     "zoneinfo",
 }  # fmt: skip
@@ -184,14 +185,8 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 def test_state_backends_know_of_aion_only_errors_blocks_and_what_is_merged() -> None:
     knowing = {m: ours(imports(m)) for m in FILES if belongs(m, "state_backends")}
     others = {m: {i for i in found if belongs(i, "aion")} for m, found in knowing.items()}
-    known = (
-        "aion.errors",
-        "aion.thresholds",
-        "aion.core.time",
-        "aion.core.checksum",
-        "aion.core.ingest",
-        "aion.core.compaction",
-    )
+    known = {"aion.errors", "aion.thresholds"}
+    known |= {f"aion.core.{m}" for m in ("time", "checksum", "plain_names", "ingest", "compaction")}
     assert {m: rest for m, found in others.items() if (rest := {i for i in found if not belongs(i, *known)})} == {}
 
 

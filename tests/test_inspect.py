@@ -304,7 +304,7 @@ def test_nothing_is_changed_without_repair(state: Path) -> None:
 @pytest.mark.parametrize("number", [2, 99])
 def test_another_format_is_not_damage_to_be_set_aside(state: Path, name: str, number: int) -> None:
     path = state / "query/tolls" / name
-    body = path.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[0].replace(b'"format":3', b'"format":%d' % number)
+    body = path.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[0].replace(b'"format":4', b'"format":%d' % number)
     path.write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
     found = CliRunner().invoke(app, ["inspect", str(state), "--repair"])
     assert f"format {number}" in " ".join(found.output.split())

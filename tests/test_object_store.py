@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from aion.errors import CorruptState, StorageError
+from state_backends.files.names import Doomed
 from state_backends.files.remote import Remote, RemoteUpload, pyarrow_uri
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.store.backends import STORES, keyed_store
@@ -398,3 +399,81 @@ def test_a_commit_does_not_wait_for_what_is_deleted(bucket: ObjectStore, hosts: 
     assert host.shard.token == attempt, "while a deletion hangs"
     may_go_on.set()
     host.storage.settle()
+
+
+def test_a_deletion_that_fails_is_tried_again_while_the_shard_is_open(bucket: ObjectStore, hosts: Any) -> None:
+    host, token = hosts(retain=1), None
+    for i in range(3):
+        token = host.commit(token, f"{i}", (i, i), purge=[i - 1])
+    with bucket.denied():
+        host.storage.delete(Doomed(["0000000000-old.json"], ["0000000000-0000000000-old.sst"]))
+        host.storage.settle()
+    for name in ("manifests/0000000000-old.json", "files/0000000000-0000000000-old.sst"):
+        bucket.put(f"state/query/tolls/shard-00003/{name}", b"old")
+    for i in range(3, 6):
+        token = host.commit(token, f"{i}", (i, i), purge=[i - 1])
+    assert not [path for path in bucket.objects() if "old" in path]
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["the same", "with more blocks"])
+@pytest.mark.parametrize("stored", [False, True], ids=["not stored", "stored"])
+def test_a_commit_that_is_tried_again_loses_nothing(
+    bucket: ObjectStore, hosts: Any, monkeypatch: pytest.MonkeyPatch, stored: bool, more: bool
+) -> None:
+    """Saving its manifest failed, before it was stored or after. What is deleted is deleted late."""
+    host = hosts(retain=2)
+    token = host.commit(None, "1", (0, 0))
+    may_delete = threading.Event()
+    host.remote.cleaning.submit(may_delete.wait, 60)
+    host.shard.open(token, SECOND, IDENTITY)
+    host.shard.append(SECOND, [(1, False, make_block(0, 1, BLOCK_BYTES))])
+    save = host.storage.save
+
+    def fails(name: str, manifest: bytes) -> None:
+        if stored:
+            save(name, manifest)
+        monkeypatch.undo()
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(host.storage, "save", fails)
+    with pytest.raises(StorageError, match="no answer"):
+        host.shard.commit(SECOND, {"next_seq": 2})
+    if more:
+        host.shard.append(SECOND, [(2, False, make_block(0, 2, BLOCK_BYTES))])
+    host.shard.commit(SECOND, {"next_seq": 3})
+    may_delete.set()
+    host.storage.settle()
+    wanted = [0, 1, 2] if more else [0, 1]
+    assert hosts().seqs(SECOND, 0) == wanted
+    assert host.seqs(host.commit(SECOND, "3", (3, 0)), 0) == [*wanted, 3]
+    assert names(bucket, "files") == {
+        f.name for path, data in bucket.objects().items() if "/manifests/" in path for f in load(data, path).files
+    }
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["not stored", "stored"])
+def test_a_commit_that_is_given_up_after_its_manifest_failed_leaves_no_damaged_version(
+    bucket: ObjectStore, hosts: Any, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    host = hosts(retain=1)
+    token = host.commit(None, "1", (0, 0))
+    host.shard.open(token, SECOND, IDENTITY)
+    host.shard.append(SECOND, [(1, False, make_block(0, 1, BLOCK_BYTES))])
+    save = host.storage.save
+
+    def fails(name: str, manifest: bytes) -> None:
+        if stored:
+            save(name, manifest)
+        monkeypatch.undo()
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(host.storage, "save", fails)
+    with pytest.raises(StorageError, match="no answer"):
+        host.shard.commit(SECOND, {"next_seq": 2})
+    host.shard.abort(SECOND)
+    host.storage.settle()
+    assert hosts().seqs(SECOND, 0) == [0, 1] if stored else "0000000002-a.json" not in names(bucket, "manifests")
+    for i in range(3, 6):
+        token = host.commit(token, f"{i}", (i, 0))
+    assert names(bucket, "manifests") == {"0000000004-a.json", "0000000005-a.json"}
+    assert not [name for name in names(bucket, "files") if "-0000000002-" in name]

@@ -229,3 +229,28 @@ def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> 
     ShardWork(config, POLICY, attempt, pool, 0, 0)  # type: ignore[arg-type]
     pool.close()
     assert attempt.prestaged == ([(20 * SECOND, 30 * SECOND)] if rebuilt else [])
+
+
+def test_state_that_is_copied_while_its_server_lives_is_opened_by_the_same_server(one: OneHost, tmp_path: Path) -> None:
+    """The copy has the server's own working folder in it, files and all."""
+    attempt, _ = one.open(tmp_path / "state", CONFIG, None)
+    token = one.commit(attempt, 0)
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    assert list((tmp_path / "copy" / ".live").rglob("*"))
+    attempt, _ = one.open(tmp_path / "copy", CONFIG, token)
+    assert one.seqs(attempt) == [0]
+    copied = one.commit(attempt, 1)
+    attempt, _ = one.open(tmp_path / "state", CONFIG, token)
+    assert one.seqs(attempt) == [0]
+    attempt, _ = one.open(tmp_path / "copy", CONFIG, copied)
+    assert one.seqs(attempt) == [0, 1]
+
+
+def test_two_paths_of_one_folder_share_the_servers_working_folder(one: OneHost, tmp_path: Path) -> None:
+    attempt, _ = one.open(tmp_path / "state", CONFIG, None)
+    token = one.commit(attempt, 0)
+    (tmp_path / "link").symlink_to(tmp_path / "state")
+    attempt, _ = one.open(tmp_path / "link", CONFIG, token)
+    token = one.commit(attempt, 1)
+    attempt, _ = one.open(tmp_path / "state", CONFIG, token)
+    assert one.seqs(attempt) == [0, 1]

@@ -108,6 +108,45 @@ def test_what_is_found_together_counts_from_the_next_snapshot_on() -> None:
     assert said[0] == said[1]
 
 
+ROOM = Cleanup(15 * MINUTE, coverage=0.9, max_state_bytes=16_000)
+
+
+def seen_by_one(asked: Cleanup) -> tuple[Any, int, Any]:
+    """The snapshot of a shard that is about to evaluate history, its watermark, and that of a shard that has done so.
+
+    The shard has learnt a bound, its latest windows are due to be compared with history, and its state grows.
+    """
+    bound = shard(asked=asked)
+    drawn(exponential(60), windows=120, per_window=200, into=bound.lateness)
+    at = 120 * MINUTE
+    rng = np.random.default_rng(7)
+    for step in range(400):
+        if step > 80 and bound.asks(at) and bound.drift is not None and bound.drift.due(at):
+            break
+        bound = shard(kept(asking(bound, at, [])), asked)
+        at += MINUTE
+        bound.observe_on_time(at, 160)
+        bound.observe_state(at, at, 4000 + 100 * step)
+        for us in (rng.exponential(200 if step > 60 else 60, 40) * SECOND).astype(np.int64).tolist():
+            bound.observe(at - us, at, 1)
+    snapshot = kept(bound)
+    return snapshot, at, kept(asking(shard(snapshot, asked), at, []))
+
+
+@pytest.mark.parametrize("asked", [ASKED, ROOM], ids=["coverage", "coverage and max_state"])
+def test_what_others_have_found_in_the_same_batch_changes_no_decision_of_it(asked: Cleanup) -> None:
+    """The shards of a host run in any order. So of some the others have committed the batch already, of some not."""
+    snapshot, at, ahead = seen_by_one(asked)
+    assert shard(snapshot, asked).asks(at), "alone, it evaluates"
+    changed, _ = drawn(lognormal(60), windows=600, seed=0)
+    drawn(lognormal(900), windows=120, first=600, seed=1, into=changed, late_share=0.5)
+    decisions = []
+    for others in ([], [ahead], [kept(with_history(changed, asked))], [ahead, kept(with_history(changed, asked))]):
+        attempt = asking(shard(snapshot, asked), at, others)
+        decisions.append((attempt.decision, kept(attempt)["drift"]))
+    assert decisions == [decisions[0]] * 4
+
+
 def test_what_another_one_found_is_taken_over() -> None:
     lateness, at = drawn(exponential(60), windows=120, per_window=200)
     first = kept(asking(with_history(lateness), at, [kept(shard())]))
@@ -276,6 +315,38 @@ def test_after_every_batch_all_shards_stand_on_the_same(
     for snapshot in query.snapshots:
         together.merge(Lateness.from_json(snapshot["lateness"], DAY))
     assert sum(together.counts.values()) == events, "each event was observed by one shard"
+
+
+@pytest.mark.parametrize("asked", [ASKED, ROOM], ids=["coverage", "coverage and max_state"])
+def test_a_batch_decides_the_same_in_any_order_of_its_shards_and_when_it_is_run_again(asked: Cleanup) -> None:
+    """Each batch is run in two orders, and again after each shard has committed once; then it goes on from one."""
+    rng = np.random.default_rng(3)
+    snapshots: list[Any] = [kept(shard(asked=asked)) for _ in range(3)]
+    learnt = 0
+    for batch in range(1, 61):
+        at, to = batch * 5 * MINUTE, (batch + 1) * 5 * MINUTE
+        median = 60 if batch < 35 else 400
+        late = [[(at - int(us * SECOND), 1) for us in lognormal(median)(rng, 40 + 40 * n)] for n in range(3)]
+        found, lasts = [], []
+        for order in (range(3), range(2, -1, -1)):
+            standing = list(snapshots)
+            for again in range(2):
+                for number in order:
+                    others = [s for i, s in enumerate(standing) if i != number]
+                    attempt = asking(shard(snapshots[number], asked), at, others, to)
+                    attempt.observe_on_time(to, 400)
+                    attempt.observe_state(to, to, 3000 + 40 * batch)
+                    for end, events in late[number]:
+                        attempt.observe(end, to, events)
+                    standing[number] = kept(attempt)
+                    found.append((number, attempt.decision, attempt.bound_for_new_window(), again))
+            lasts.append(standing)
+        for number in range(3):
+            decided = {(decision, bound_us) for n, decision, bound_us, _ in found if n == number}
+            assert len(decided) == 1, f"batch {batch}, shard {number}"
+            learnt += next(iter(decided))[0].reason is not Reason.NO_HISTORY
+        snapshots = lasts[batch % len(lasts)]
+    assert learnt > 60
 
 
 # -- what cannot be read -------------------------------------------------------------------------------------------

@@ -46,6 +46,11 @@ def is_rocksdb_io(error: BaseException) -> bool:
     return from_rocksdb(error) and str(error).startswith("IO error")
 
 
+def is_missing(error: DiskError) -> bool:
+    """Whether the cause is that a file or folder does not exist."""
+    return isinstance(error.__cause__, FileNotFoundError) or os.strerror(errno.ENOENT) in str(error)
+
+
 def disk_error(doing: str, folder: Path, cause: BaseException) -> DiskError:
     hint = _hint(cause)
     return DiskError(f"{doing} in {folder} failed: {cause}" + (f" ({hint})" if hint else ""))

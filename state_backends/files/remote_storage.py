@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -43,6 +44,8 @@ class RemoteStorage:
         self._coming: set[str] = set()  # files that are being downloaded because they will be read
         self._closed = False
         self._deleting: set[Future[None]] = set()
+        self._failed = Doomed([], [])  # what could not be deleted
+        self._lock = threading.Lock()  # of the two lists of what is to be deleted
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
         """Uploads the new files. All others existed when the shard was opened, or have been uploaded since."""
@@ -126,11 +129,13 @@ class RemoteStorage:
                 (self.files / name).unlink(missing_ok=True)
 
     def delete(self, doomed: Doomed) -> Doomed:
-        """Deletes in the background. Files that cannot be deleted are found again when the shard is opened."""
+        """Deletes in the background. Returns what could not be deleted before. A later opening finds it, too."""
         self.release(doomed.files)
-        adopted, self._adopted = self._adopted, []
+        with self._lock:
+            adopted, self._adopted = self._adopted, []
+            failed, self._failed = self._failed, Doomed([], [])
         if not any(doomed) and not adopted:
-            return doomed
+            return failed
 
         def delete() -> None:
             try:
@@ -139,13 +144,16 @@ class RemoteStorage:
                 left = [self._left(name) for name in doomed.files if name.endswith(HANDED)]
                 self._remote.delete([*paths, *adopted, *filter(None, left)])
             except StorageError as error:
-                log.warning("old files could not be deleted: %s", error)
+                log.warning("old files could not be deleted; a later commit tries again: %s", error)
+                with self._lock:
+                    self._adopted += adopted
+                    self._failed = Doomed(self._failed.manifests + doomed.manifests, self._failed.files + doomed.files)
 
         with contextlib.suppress(RuntimeError):  # the connection is closed; the files are found again later
             future = self._remote.cleaning.submit(delete)
             self._deleting.add(future)
             future.add_done_callback(self._deleting.discard)
-        return Doomed([], [])
+        return failed
 
     def listing(self) -> tuple[list[str], list[str]]:
         fs, path = self._at()

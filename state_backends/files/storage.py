@@ -72,7 +72,7 @@ class Storage(Protocol):
     def delete(self, doomed: Doomed) -> Doomed:
         """Deletes manifests and files, if they exist. Returns those that could not be deleted. Never raises.
 
-        A remote storage deletes in the background, and returns nothing.
+        A remote storage deletes in the background, and returns what could not be deleted in earlier calls.
         """
 
     def listing(self) -> tuple[list[str], list[str]]:

@@ -42,10 +42,11 @@ class Folders:
         if state_dir not in self._locations:
             self._locations[state_dir] = self._locate(state_dir)
         location = self._locations[state_dir]
-        if location.live not in self._live:
-            live_folder.sweep(location.live)
-            self._live[location.live] = LiveFolder(location.live, self._id)
-        own = self._live[location.live].path
+        parent = location.live.resolve()  # one folder may have several paths
+        if parent not in self._live:
+            live_folder.sweep(parent)
+            self._live[parent] = LiveFolder(parent, self._id)
+        own = self._live[parent].path
         if isinstance(location, LocalLocation):
             _check_owner(location.folder, identity, own)
         names = identity.query, identity.operator, f"shard-{identity.shard:05d}"

@@ -38,26 +38,40 @@ class LiveFolder:
     def __init__(self, parent: Path, name: str) -> None:
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = parent / name
+        # No other process has this name. So a folder that has it, and is not locked, was copied from somewhere else.
+        if _is_free(self.path / LOCK):
+            shutil.rmtree(self.path, ignore_errors=True)
         # The folder gets its name only after its lock is held, so that no sweep removes it.
         making = parent / f".{name}"
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(mode=0o700)
-        self._lock = (making / LOCK).open("w")
-        # Some file systems have no locks. Then the process, or the time of the last touch, decides.
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock = _locked(making)
         making.rename(self.path)
 
     def touch(self) -> None:
-        """Shows that the server is alive. Call it every few hours at least."""
+        """Shows that the server is alive. Call it every few hours at least. Locks a folder that was removed anew."""
         with contextlib.suppress(OSError):
-            os.utime(self.path / LOCK)
+            try:
+                os.utime(self.path / LOCK)
+            except FileNotFoundError:
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._lock.close()
+                self._lock = _locked(self.path)
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
+
+
+def _locked(folder: Path) -> IO[str]:
+    """The file that says that this process lives, locked."""
+    lock = (folder / LOCK).open("w")
+    # Some file systems have no locks. Then the process, or the time of the last touch, decides.
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
 
 
 def sweep(parent: Path, now_s: float | None = None) -> None:

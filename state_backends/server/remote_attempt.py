@@ -7,6 +7,9 @@ values in the same order, and repeats the call that failed. A read continues aft
 because every server yields the blocks in the same order; a scan after the last key, a get after the last value. Nothing
 is computed twice, so no pane is yielded twice.
 
+If files of the server's host are damaged or missing, the attempt does the same once: the server makes the shard anew
+from its version. If that does not help, the version itself is damaged, and the task fails.
+
 Blocks and values that were sent are kept until the commit, up to ``REPLAY_BYTES`` for all attempts of a worker. An
 attempt that has sent more cannot resume: it fails with ServerUnreachable, and Spark runs its task again.
 """
@@ -20,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from aion.core.ingest.block import Block
-from aion.errors import ServerUnreachable, StateError
+from aion.errors import CorruptBlock, CorruptState, ServerUnreachable, StateError
 from aion.thresholds import threshold
 from policies.sizing import Execution
 from state_backends.files.bodies import Bodies, Places
@@ -37,6 +40,7 @@ log = logging.getLogger(__name__)
 BlocksToAppend = Sequence[tuple[int, bool, Block]]
 """(seq, late, block)."""
 ToSend = BlocksToAppend | Sequence[KeyedValue]
+_DAMAGE = CorruptBlock, CorruptState
 _KEYS_AT_ONCE = threshold(1 << 16, 2)  # keys of one request
 _VALUE_BYTES = 128  # what a value that is kept takes besides key and value
 
@@ -100,6 +104,7 @@ class RemoteAttempt:
         self._name = self.makes  # the current server's name for this attempt
         self.servers = 1
         """How often this attempt has opened the shard: once, and again after each lost server or broken call."""
+        self._made_anew = False  # the shard, after damage
         self._sent: list[_Sent] | None = []  # None: it sent too much to resume, or it is over
         self._kept_bytes = 0
         self._waiting: list[_Sent] = []  # requests that go with the next one
@@ -257,6 +262,8 @@ class RemoteAttempt:
                 # Another call may have noticed before this one, and the attempt is on the next server already.
                 if self.servers == servers:
                     self._resume(error, seen)
+            except _DAMAGE as error:
+                self._make_anew(error)
 
     def _call(self, name: str, content: ToSend | None = None, size_bytes: int = 0, /, **request: Any) -> Any:
         """Sends a request, or keeps it for the next one. Repeats it on the next server if this one is lost.
@@ -273,6 +280,8 @@ class RemoteAttempt:
                 break
             except ServerUnreachable as error:
                 self._resume(error, seen)
+            except _DAMAGE as error:
+                self._make_anew(error)
         self._arrived(len(self._waiting))
         if VERBS[name].replay:
             self._keep(_Sent(name, request, content, size_bytes))
@@ -304,18 +313,33 @@ class RemoteAttempt:
                 raise ServerUnreachable(
                     f"the state server was lost {MOST_SERVERS} times in one task; the last time: {lost}"
                 ) from lost
-            self.servers += 1
-            self._name = f"{self.makes}.{self.servers}"
-            log.warning("attempt %s continues on another server as %s: %s", self.makes, self._name, lost)
+            log.warning("attempt %s continues on another server: %s", self.makes, lost)
             try:
                 self._client.reconnect(seen)
                 seen = self._client.generation
-                self._open()
-                for sent in self._sent:
-                    self._client.call(sent.name, {**self._me, **sent.request}, sent.content)
+                self._open_again(self._sent)
                 return
             except ServerUnreachable as again:
                 lost = again
+
+    def _make_anew(self, damage: StateError) -> None:
+        """Opens the shard again, which makes it anew, and repeats what was sent. Raises ``damage`` the second time."""
+        if self._made_anew or self._sent is None:
+            raise damage
+        self._made_anew = True
+        log.warning("attempt %s opens its shard again: %s", self.makes, damage)
+        seen = self._client.generation
+        try:
+            self._open_again(self._sent)
+        except ServerUnreachable as error:
+            self._resume(error, seen)
+
+    def _open_again(self, to_send: Sequence[_Sent]) -> None:
+        self.servers += 1
+        self._name = f"{self.makes}.{self.servers}"
+        self._open()
+        for sent in to_send:
+            self._client.call(sent.name, {**self._me, **sent.request}, sent.content)
 
     def _open(self) -> None:
         self._answer = self._client.call("open", {**self._opening, "attempt": self._name})

@@ -15,21 +15,22 @@ import pyarrow.compute as pc
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from aion.core.ingest.block import Block
+from aion.core.plain_names import PLAIN, is_plain
 from aion.errors import RequestError
 from state_backends.server import wire
 from state_backends.store.backends import STORES, StoreConfig
 from state_backends.store.protocol import Only
 from state_backends.versions.manifest import Identity
 
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,149}")
+_LONGEST_NAME: Final = 150  # the name of a file consists of others
 _URI = re.compile(r"[a-z][a-z0-9+.-]*://[^\0]+")
 _MOST: Final = 2**63 - 1
 
 
 def _plain_name(text: str) -> str:
     """Checks a name for a file or folder, so that it cannot be a path or a hidden file."""
-    if _PLAIN_NAME.fullmatch(text) is None:
-        raise ValueError("is not a plain name: use letters, digits, '_', '-' and '.', but do not begin with '.'")
+    if not is_plain(text) or len(text) > _LONGEST_NAME:
+        raise ValueError(f"is not a plain name: use at most {_LONGEST_NAME} {PLAIN}")
     return text
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-
-import numpy as np
 
 from aion.core.ingest.block import Block
 from state_backends.files.names import SstFile
 from state_backends.store.ledger import IN_MEMORY, NO_FILE, Entry, HandedBody, Ledger, Move, Place
 from state_backends.store.live_files import LiveFiles
 from state_backends.store.m_bucket import MBuckets, MemoryBudget
-from state_backends.store.protocol import Only, StoreStats
+from state_backends.store.protocol import Alive, Only, Runs, StoreStats
 from state_backends.store.sst_file import Indexed
 from state_backends.store.staging_counts import StagingCounts
 
@@ -22,8 +21,8 @@ class Blocks:
     """What the parts of a store share. Each method changes ledger, memory and files together, so that they agree.
 
     It owns the ledger, the m-buckets, the live files, the counts of staging, and the set of replaced blocks. Invariants
-    (:meth:`validate`): a block is in memory if and only if the ledger says so, and a file counts exactly the live
-    blocks that the ledger finds in it. So every live block is in memory, on disk, or both.
+    (:meth:`validate`): a block is in memory if and only if the ledger says so, and the live blocks of a file are
+    exactly those that the ledger finds in it. So every live block is in memory, on disk, or both.
 
     Hold ``lock`` around every call. Never hold it during I/O.
     """
@@ -65,14 +64,13 @@ class Blocks:
 
     def written(self, file: SstFile, blocks: Sequence[tuple[int, Block]]) -> list[Entry]:
         """Records that a new file has these blocks. Returns those that are still alive."""
-        self.files.add(file, [(block.header.slice_us, block.size_bytes) for _, block in blocks], new=True)
+        self.files.add(file, [(block.header.slice_us, seq, block.size_bytes) for seq, block in blocks], new=True)
         alive = []
-        for seq, block in blocks:
+        for seq, _ in blocks:
             if seq not in self.ledger:  # purged or replaced while it was being written
-                self.files.bury(file.file_no, block.header.slice_us, seq)
                 continue
             entry = self.ledger.move(seq, Move.WRITTEN, file_no=file.file_no)
-            self.files.gain(file.file_no, entry.slice_us, entry.size_bytes)
+            self.files.gain(file.file_no, entry.slice_us, seq, entry.size_bytes)
             alive.append(entry)
         self.files.remove_dead([file.file_no])
         return alive
@@ -80,15 +78,14 @@ class Blocks:
     def merged(self, file: SstFile, entries: Sequence[Entry], inputs: Sequence[int]) -> None:
         """Records that a new file has copies of these blocks, and replaces the files that they were copied from."""
         number = file.file_no
-        self.files.add(file, [(e.slice_us, e.size_bytes) for e in entries], new=True)
+        self.files.add(file, [(e.slice_us, e.seq, e.size_bytes) for e in entries], new=True)
         for entry in entries:
             if entry.place is Place.PURGED:  # after it was copied, or before
-                self.files.bury(number, entry.slice_us, entry.seq)
                 continue
             assert entry.file_no in inputs, f"{entry} was moved by somebody else"
-            self.files.lose(entry.file_no, entry.slice_us, entry.size_bytes)
+            self.files.lose(entry.file_no, entry.slice_us, entry.seq, entry.size_bytes)
             self.ledger.move(entry.seq, Move.RELOCATE, file_no=number)
-            self.files.gain(number, entry.slice_us, entry.size_bytes)
+            self.files.gain(number, entry.slice_us, entry.seq, entry.size_bytes)
         self.files.remove_dead([number, *inputs])
 
     def staged(self, entry: Entry, block: Block, reserved_bytes: int) -> None:
@@ -112,7 +109,7 @@ class Blocks:
             self.staging.left_memory(entry)
             self.ledger.move(entry.seq, Move.PURGE)
             if entry.file_no in self.files:
-                self.files.lose(entry.file_no, entry.slice_us, entry.size_bytes)
+                self.files.lose(entry.file_no, entry.slice_us, entry.seq, entry.size_bytes)
         self._budget_ledger()
         self.files.remove_dead({entry.file_no for entry in entries})
 
@@ -120,22 +117,17 @@ class Blocks:
         self,
         files: Sequence[SstFile],
         indexes: Sequence[Sequence[Indexed]],
-        purged: Collection[int],
-        replaced: Sequence[tuple[int, int]],
+        alive: Alive,
     ) -> None:
         """Adds the blocks of existing files. See :meth:`state_backends.store.protocol.BlockStore.restore`.
 
         ``indexes``: the blocks of each file.
         """
         for file, index in zip(files, indexes, strict=True):
-            self.files.add(file, [(line.slice_us, line.size_bytes) for line in index], new=False)
-            for line, dead in zip(index, in_runs(replaced, [line.seq for line in index]), strict=True):
-                if line.slice_us in purged:
-                    continue
-                if dead:
-                    self.files.bury(file.file_no, line.slice_us, line.seq)
-                    continue
-                self.files.gain(file.file_no, line.slice_us, line.size_bytes)
+            self.files.add(file, [(line.slice_us, line.seq, line.size_bytes) for line in index], new=False)
+            flags = alive(file.file_no, [(line.slice_us, line.seq) for line in index])
+            for line in itertools.compress(index, flags):
+                self.files.gain(file.file_no, line.slice_us, line.seq, line.size_bytes)
                 place = Place.DISK, file.file_no
                 handed = line.handed and HandedBody(sys.intern(line.handed.file), line.handed.size_bytes)
                 self.ledger.add(
@@ -160,33 +152,24 @@ class Blocks:
         """What blocks from this number on replaced is visible again."""
         self._replaced = {seq: below for seq, below in self._replaced.items() if below < from_seq}
 
-    def bury_replaced(self) -> list[Entry]:
-        """Returns the replaced blocks, which are about to be forgotten. Their files remember them until a merge."""
-        entries = [self.ledger[seq] for seq in sorted(self._replaced)]
-        for entry in entries:
-            if entry.file_no in self.files:
-                self.files.bury(entry.file_no, entry.slice_us, entry.seq)
-        return entries
-
-    def replaced(self, skip: Collection[int]) -> tuple[set[int], list[int]]:
-        """The seqs of replaced blocks that are still in files, without slices of ``skip``; and of all live blocks."""
-        dead = {seq for slice_us, seq in self.files.buried() if slice_us not in skip}
-        dead |= {seq for seq in self._replaced if self.ledger[seq].file_no in self.files}
-        return dead, [e.seq for e in self.ledger if e.seq not in self._replaced]
+    def replaced(self) -> list[Entry]:
+        """The blocks that are out of sight."""
+        return [self.ledger[seq] for seq in sorted(self._replaced)]
 
     def handed(self, skip: Collection[int]) -> set[str]:
         """The files of children with bodies of live blocks, without replaced blocks and slices of ``skip``."""
         live = (e for e in self.ledger if e.handed is not None and e.slice_us not in skip)
         return {e.handed.file for e in live if e.handed is not None and e.seq not in self._replaced}
 
-    def file_counts(self) -> dict[int, dict[int, int]]:
-        """For each file: every slice in it, and the slice's number of live blocks that are not replaced."""
-        counts = self.files.counts()
-        for seq in self._replaced:
-            entry = self.ledger[seq]
-            if entry.file_no in counts:
-                counts[entry.file_no][entry.slice_us] -= 1
-        return counts
+    def live_runs(self, skip: Collection[int]) -> dict[int, Runs]:
+        """See :meth:`state_backends.store.protocol.BlockStore.files`."""
+        hidden: dict[int, list[tuple[int, int]]] = {}
+        for entry in [*self.replaced(), *self.ledger.of_slices(skip)]:
+            hidden.setdefault(entry.file_no, []).append((entry.slice_us, entry.seq))
+        found = {
+            no: self.files[no].runs_without(hidden[no]) if no in hidden else self.files[no].runs for no in self.files
+        }
+        return {no: runs for no, runs in found.items() if runs}
 
     # -- the whole ----------------------------------------------------------------------------------------
 
@@ -205,12 +188,17 @@ class Blocks:
         in_memory = {e.seq for e in self.ledger if e.place in IN_MEMORY}
         assert in_memory == self.memory.seqs(), "a block is in memory exactly if the ledger says so"
         assert self.ledger.memory_bytes == self.memory.total_bytes
-        live = dict.fromkeys(self.files, 0)
+        live: dict[int, set[tuple[int, int]]] = {no: set() for no in self.files}
+        sizes = dict.fromkeys(self.files, 0)
         for entry in self.ledger:
             if entry.file_no != NO_FILE:
-                live[entry.file_no] += entry.size_bytes
-        assert live == {no: self.files[no].live_bytes for no in self.files}
+                live[entry.file_no].add((entry.slice_us, entry.seq))
+                sizes[entry.file_no] += entry.size_bytes
+        assert sizes == {no: self.files[no].live_bytes for no in self.files}
         assert all(live.values()), "no file is without a live block"
+        for no, blocks in live.items():
+            file = self.files[no]
+            assert blocks == set(itertools.compress(zip(file.slices, file.seqs, strict=True), file.alive))
 
     def _budget_ledger(self) -> None:
         """Counts the memory of the ledger itself in the budget."""
@@ -218,25 +206,3 @@ class Blocks:
         if grown:
             self._budgeted_bytes += grown
             self._budget.ledger_grew(grown)
-
-
-def in_runs(runs: Sequence[tuple[int, int]], seqs: Sequence[int]) -> list[bool]:
-    """Whether each number lies in one of the sorted, disjoint runs (first, last)."""
-    if not runs or not seqs:
-        return [False] * len(seqs)
-    firsts, lasts = np.array(runs, np.int64).T
-    numbers = np.array(seqs, np.int64)
-    at = np.searchsorted(firsts, numbers, side="right") - 1
-    found: list[bool] = ((at >= 0) & (numbers <= lasts[at])).tolist()
-    return found
-
-
-def as_runs(dead: Collection[int], live: Sequence[int]) -> list[tuple[int, int]]:
-    """The dead numbers as sorted runs (first, last). No live number lies within a run."""
-    if not dead:
-        return []
-    seqs = np.array(sorted(dead), np.int64)
-    # Dead numbers without a live number between them form one run.
-    firsts = np.flatnonzero(np.diff(np.searchsorted(np.array(sorted(live), np.int64), seqs), prepend=-1))
-    lasts = np.append(firsts[1:], len(seqs)) - 1
-    return list(zip(seqs[firsts].tolist(), seqs[lasts].tolist(), strict=True))

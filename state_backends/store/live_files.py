@@ -1,34 +1,69 @@
-"""Counts the live blocks in each file of a store: how many of each slice, and how many bytes. Pure."""
+"""Knows which blocks of each file of a store are alive. Pure."""
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from state_backends.files.names import SstFile
+from state_backends.store.protocol import Runs
 
 
 @dataclass(slots=True)
 class LiveFile:
-    """One file.
+    """One file. Its blocks have positions: 0, 1, ... in the order of the file, which is by slice, then by seq.
 
-    ``slices``: the number of live blocks of each slice in the file, which may be 0. ``size_bytes``: bytes of all its
-    blocks, including dead ones. ``newest_us``: the newest slice with a live block. ``buried``: dead blocks whose slice
-    is still alive, as (slice, seq). ``damaged``: a block of the file cannot be read, so it is never merged.
+    ``slices``, ``seqs``: of each block. ``alive``: 1 for each live block, 0 for others. ``size_bytes``: bytes of all
+    its blocks, including dead ones. ``damaged``: a block of the file cannot be read, so it is never merged.
     """
 
-    slices: dict[int, int]
+    slices: array[int]
+    seqs: array[int]
+    alive: bytearray
     size_bytes: int
-    live_bytes: int
-    newest_us: int
-    buried: set[tuple[int, int]] = field(default_factory=set)
+    live_bytes: int = 0
     damaged: bool = False
+    _runs: Runs | None = field(default=None, repr=False)  # None: they have changed
+
+    @property
+    def newest_us(self) -> int:
+        """The newest slice with a live block."""
+        return self.slices[self.alive.rfind(1)]
+
+    @property
+    def live_slices(self) -> set[int]:
+        """The slices with live blocks."""
+        return {self.slices[at] for first, last in self.runs for at in range(first, last + 1)}
+
+    @property
+    def runs(self) -> Runs:
+        """The positions of the live blocks."""
+        if self._runs is None:
+            self._runs = runs_of_flags(self.alive)
+        return self._runs
+
+    def runs_without(self, hidden: Iterable[tuple[int, int]]) -> Runs:
+        """The positions of the live blocks, without some that are given as (slice, seq)."""
+        alive = bytearray(self.alive)
+        for slice_us, seq in hidden:
+            alive[self.position(slice_us, seq)] = 0
+        return runs_of_flags(alive)
+
+    def position(self, slice_us: int, seq: int) -> int:
+        begin = bisect_left(self.slices, slice_us)
+        return bisect_left(self.seqs, seq, begin, bisect_right(self.slices, slice_us, begin))
+
+    def mark(self, slice_us: int, seq: int, alive: bool) -> None:
+        self.alive[self.position(slice_us, seq)] = alive
+        self._runs = None
 
 
 class LiveFiles:
     """The files by number, and a list of the new files that no version names yet.
 
-    It owns the counts of live blocks. Invariant: every file here has a live block. When a file's last live block dies,
+    It owns the record of live blocks. Invariant: every file here has a live block. When a file's last live block dies,
     the file is removed, and ``drop`` is called with its number. It has no lock: hold the store's lock around every
     call.
     """
@@ -47,42 +82,29 @@ class LiveFiles:
     def __iter__(self) -> Iterator[int]:
         return iter(self._files)
 
-    def add(self, file: SstFile, blocks: Iterable[tuple[int, int]], *, new: bool) -> None:
-        """Adds a file. ``blocks``: (slice, bytes) of each of its blocks; none counts as live yet.
+    def add(self, file: SstFile, blocks: Iterable[tuple[int, int, int]], *, new: bool) -> None:
+        """Adds a file. ``blocks``: (slice, seq, bytes) of each of its blocks; none counts as live yet.
 
         ``new``: this store wrote the file, so :meth:`take_new` returns it.
         """
-        slices: dict[int, int] = {}
-        size = 0
-        for slice_us, size_bytes in blocks:
-            slices[slice_us] = 0
-            size += size_bytes
-        self._files[file.file_no] = LiveFile(slices, size, 0, max(slices, default=0))
+        ordered = sorted(blocks)
+        slices, seqs = array("q", [block[0] for block in ordered]), array("q", [block[1] for block in ordered])
+        size = sum(block[2] for block in ordered)
+        self._files[file.file_no] = LiveFile(slices, seqs, bytearray(len(ordered)), size)
         if new:
             self._new.append(file)
 
-    def gain(self, file_no: int, slice_us: int, size_bytes: int) -> None:
+    def gain(self, file_no: int, slice_us: int, seq: int, size_bytes: int) -> None:
         """Counts a block of the file as live."""
         file = self._files[file_no]
-        file.slices[slice_us] += 1
+        file.mark(slice_us, seq, True)
         file.live_bytes += size_bytes
 
-    def lose(self, file_no: int, slice_us: int, size_bytes: int) -> None:
+    def lose(self, file_no: int, slice_us: int, seq: int, size_bytes: int) -> None:
         """Counts a block of the file as dead, or as moved to another file."""
         file = self._files[file_no]
-        file.slices[slice_us] -= 1
+        file.mark(slice_us, seq, False)
         file.live_bytes -= size_bytes
-        if slice_us == file.newest_us and not file.slices[slice_us]:
-            # This is rare: the oldest slices mostly die first.
-            file.newest_us = max((s for s, blocks in file.slices.items() if blocks), default=slice_us)
-
-    def bury(self, file_no: int, slice_us: int, seq: int) -> None:
-        """Records that a block of the file is dead although its slice is alive: other blocks replaced it."""
-        self._files[file_no].buried.add((slice_us, seq))
-
-    def buried(self) -> set[tuple[int, int]]:
-        """(slice, seq) of every dead block whose slice is still alive."""
-        return set().union(*(file.buried for file in self._files.values()))
 
     def remove_dead(self, file_nos: Iterable[int]) -> None:
         """Removes and drops files without live blocks. Skips files that have some."""
@@ -91,10 +113,6 @@ class LiveFiles:
             del self._files[no]
         if dead:
             self._drop(dead)
-
-    def counts(self) -> dict[int, dict[int, int]]:
-        """For each file: the number of live blocks of each slice in it."""
-        return {no: dict(file.slices) for no, file in self._files.items()}
 
     # -- new files ----------------------------------------------------------------------------------------
 
@@ -113,3 +131,16 @@ class LiveFiles:
         """Bytes of the new files, without the files ``skip``."""
         skipped = set(skip)
         return sum(file.size_bytes for file in self._new if file.file_no not in skipped)
+
+
+def runs_of_flags(alive: bytearray) -> Runs:
+    """The positions of the ones among zeros and ones, as runs (first, last)."""
+    runs: list[tuple[int, int]] = []
+    begin = alive.find(1)
+    while begin >= 0:
+        end = alive.find(0, begin)
+        if end < 0:
+            end = len(alive)
+        runs.append((begin, end - 1))
+        begin = alive.find(1, end)
+    return tuple(runs)

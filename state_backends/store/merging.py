@@ -85,7 +85,7 @@ class Merger:
             choice = self._choose(among, held_bytes, disk_bytes)
             if choice is None:
                 return
-            slices = {s for no in choice.files for s in self._blocks.files[no].slices}
+            slices = {s for no in choice.files for s in self._blocks.files[no].live_slices}
             entries = self._blocks.ledger.of_files(choice.files, slices)
         log.debug("merging files %s: %s", choice.files, choice.reason)
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import shutil
 import threading
 from bisect import bisect
@@ -73,8 +74,10 @@ class PBucket:
     def publish(self, files: Sequence[SstFile], attempt: str, into: Path) -> list[str]:
         """Links new files into another folder, under names with the attempt. They are durable when this returns.
 
-        Returns their names, in the same order. Any thread may call it. Raises DiskError; then no file is published.
+        Those that an earlier call has linked stay. Returns their names, in the same order. Any thread may call it.
+        Raises DiskError; then no file is published.
         """
+        names: list[str] = []
         made: list[Path] = []
         try:
             with disk_errors("writing state", into):
@@ -82,8 +85,10 @@ class PBucket:
                 for file in files:
                     mark = MERGED if is_merged(file.name) else ""
                     path = into / f"{file.file_no:010d}-{attempt}{mark}{SST}"
-                    made.append(path)
-                    link_or_copy(Path(file.path), path)
+                    names.append(path.name)
+                    if not path.exists():
+                        made.append(path)
+                        link_or_copy(Path(file.path), path)
                 if files:
                     sync(into)
         except BaseException:
@@ -91,7 +96,12 @@ class PBucket:
                 with contextlib.suppress(OSError):
                     path.unlink()
             raise
-        return [path.name for path in made]
+        return names
+
+    @property
+    def is_there(self) -> bool:
+        """Whether RocksDB's folder is where it was made, if it was made. Any thread may ask."""
+        return self._db is None or os.path.exists(self._db_path)  # noqa: PTH110 - no error if the disk fails
 
     # -- steps for the I/O thread -------------------------------------------------------------------------
 
@@ -199,7 +209,10 @@ class PBucket:
                     # missing because of a third file. The checksums of the files show which one is bad.
                     bad = next((f for f in files if checksum(Path(f.path)) != f.crc), file)
                     raise CorruptState(f"file {bad.name}: its index of blocks is not the one in the manifest")
-                indexes.append(read_index(index))
+                try:
+                    indexes.append(read_index(index))
+                except CorruptState as error:
+                    raise CorruptState(f"file {file.name}: {error}") from None
                 self.next_file_no = max(self.next_file_no, file.file_no + 1)
         return indexes
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
 from aion.core.ingest.block import Block
 from state_backends.files.names import SstFile
+
+Runs = tuple[tuple[int, int], ...]
+"""Positions of blocks in a file, from 0 on, as ascending runs (first, last) with a gap between any two."""
+Alive = Callable[[int, Sequence[tuple[int, int]]], Sequence[bool]]
+"""Says which blocks of a file are alive. Its arguments: the file's number, and (slice, seq) of each block in it."""
+
+
+def all_alive(file_no: int, blocks: Sequence[tuple[int, int]]) -> list[bool]:
+    return [True] * len(blocks)
 
 
 class StoredBlock(NamedTuple):
@@ -132,19 +141,13 @@ class BlockStore(Protocol):
         """Frees the memory of these slices when their blocks are on disk. Does not wait."""
 
     def purge(self, slices: Sequence[int]) -> None:
-        """Forgets these slices. They never come back."""
+        """Forgets the blocks of these slices. They never come back; later blocks of the same slices are others."""
 
     def replace(self, spans: Mapping[int, tuple[int, int]], below: int) -> None:
         """Hides blocks because others, numbered from ``below`` on, replace them.
 
         ``spans``: (after, until) by slice; hides older blocks with ``after < arrival <= until``. They are kept until
         :meth:`drop_replaced`. A :meth:`rollback` makes them visible again.
-        """
-
-    def replaced(self, skip: Collection[int] = ()) -> list[tuple[int, int]]:
-        """The replaced blocks that are still in files with live blocks, as runs (first seq, last seq).
-
-        No live block lies within a run. Leaves out the slices ``skip``, in which no block is alive.
         """
 
     def drop_replaced(self) -> None:
@@ -166,18 +169,13 @@ class BlockStore(Protocol):
         Blocks that were replaced are visible again.
         """
 
-    def restore(
-        self, files: Sequence[SstFile], purged: frozenset[int], replaced: Sequence[tuple[int, int]] = ()
-    ) -> None:
-        """Fills an empty store with the blocks of existing files, except those of purged slices.
+    def restore(self, files: Sequence[SstFile], alive: Alive = all_alive) -> None:
+        """Fills an empty store with the live blocks of existing files."""
 
-        ``replaced``: runs of other blocks that are dead; see :meth:`replaced`.
-        """
+    def files(self, skip: Collection[int] = ()) -> dict[int, Runs]:
+        """The positions of the live blocks in each file that has some.
 
-    def files(self) -> dict[int, dict[int, int]]:
-        """For each file with live blocks: the number of live blocks of each slice in the file, which may be 0.
-
-        Replaced blocks do not count as live.
+        Replaced blocks do not count as live, nor do those of the slices ``skip``, which are about to be purged.
         """
 
     def handed(self, skip: Collection[int] = ()) -> set[str]:

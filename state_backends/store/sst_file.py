@@ -19,6 +19,8 @@ from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, SstF
 
 from aion.core.checksum import crc32
 from aion.core.ingest.block import Block, Compacted
+from aion.core.plain_names import is_plain
+from aion.errors import CorruptState
 from aion.thresholds import threshold
 from state_backends.files.names import SstFile
 from state_backends.files.storage import sync
@@ -184,9 +186,14 @@ def checksum(path: Path) -> int:
 
 
 def read_index(index: bytes) -> list[Indexed]:
-    """The blocks that an index lists."""
-    blocks = orjson.loads(index)["blocks"]
-    return [Indexed.from_json(line) for line in blocks]
+    """The blocks that an index lists. Raises CorruptState if a body is in a file without a plain name."""
+    blocks = [Indexed.from_json(line) for line in orjson.loads(index)["blocks"]]
+    for block in blocks:
+        if block.handed is not None and not is_plain(block.handed.file):
+            raise CorruptState(
+                f"block {block.seq} has its body in {block.handed.file!r:.200}, which is not a plain name"
+            )
+    return blocks
 
 
 def index_key(file_no: int) -> bytes:

@@ -27,7 +27,7 @@ from aion.core.compaction.files import DEFAULTS, Limits
 from aion.core.ingest.block import Block
 from aion.errors import DiskError
 from state_backends.files.names import SstFile
-from state_backends.store.blocks import Blocks, as_runs
+from state_backends.store.blocks import Blocks
 from state_backends.store.eviction import Eviction
 from state_backends.store.fetching import Fetcher
 from state_backends.store.io import BlockFiles, Io, Pending, Priority, Steps
@@ -36,7 +36,7 @@ from state_backends.store.live_files import LiveFiles
 from state_backends.store.m_bucket import MemoryBudget, Stretches
 from state_backends.store.merging import Merger
 from state_backends.store.prestaging import Prestager
-from state_backends.store.protocol import Only, StoredBlock, StoreStats
+from state_backends.store.protocol import Alive, Only, Runs, StoredBlock, StoreStats, all_alive
 from state_backends.store.reading import Reader
 from state_backends.store.writing import Writer
 
@@ -198,14 +198,9 @@ class TieredStore:
         with self.blocks.lock:
             self.blocks.replace(spans, below)
 
-    def replaced(self, skip: Collection[int] = ()) -> list[tuple[int, int]]:
-        with self.blocks.lock:
-            dead, live = self.blocks.replaced(skip)
-        return as_runs(dead, live)
-
     def drop_replaced(self) -> None:
         with self.blocks.lock:
-            self._forget(self.blocks.bury_replaced())
+            self._forget(self.blocks.replaced())
 
     def _forget(self, entries: Sequence[Entry]) -> None:
         """Deletes blocks, and stops writing and prestaging them. Hold the lock."""
@@ -235,12 +230,10 @@ class TieredStore:
         for file in unwanted:
             self._files.delete(file)
 
-    def restore(
-        self, files: Sequence[SstFile], purged: frozenset[int], replaced: Sequence[tuple[int, int]] = ()
-    ) -> None:
+    def restore(self, files: Sequence[SstFile], alive: Alive = all_alive) -> None:
         indexes = self._io.submit(Priority.READ, self._files.adopt(files)).result()
         with self.blocks.lock:
-            self.blocks.restore(files, indexes, purged, replaced)
+            self.blocks.restore(files, indexes, alive)
         if self._keeps_all:
             self._prestager.load_all()
 
@@ -248,9 +241,9 @@ class TieredStore:
         with self.blocks.lock:
             return self.blocks.handed(skip)
 
-    def files(self) -> dict[int, dict[int, int]]:
+    def files(self, skip: Collection[int] = ()) -> dict[int, Runs]:
         with self.blocks.lock:
-            return self.blocks.file_counts()
+            return self.blocks.live_runs(skip)
 
     # -- the whole ----------------------------------------------------------------------------------------
 

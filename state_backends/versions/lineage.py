@@ -11,21 +11,26 @@ Before a lineage is deleted, the others take what they lack, because a shard tha
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
+from aion.core.plain_names import PLAIN, is_plain
 from aion.errors import AionError, CorruptState, DiskError, FormatError, StorageError
 from state_backends.files.location import Location
-from state_backends.files.names import MANIFEST, OPERATOR
+from state_backends.files.names import HANDED, MANIFEST, OPERATOR
 from state_backends.files.storage import Storage
 from state_backends.versions.manifest import (
     Identity,
     Manifest,
     check_operator,
+    check_owner,
     dump,
     dump_operator,
     load,
@@ -35,6 +40,7 @@ from state_backends.versions.retention import batch_of
 
 PREFIX = "lineage-"
 _SHARD = "shard-"
+_turns: WeakKeyDictionary[Location, threading.Lock] = WeakKeyDictionary()
 log = logging.getLogger(__name__)
 
 
@@ -42,10 +48,12 @@ class Elsewhere(NamedTuple):
     """The storage of a version that another lineage made.
 
     ``beside`` gives the storages of the operator's other shards: another lineage's of each shard, and this one's.
+    ``turn``: held while versions are taken.
     """
 
     storage: Storage
     beside: Callable[[], Iterator[tuple[Storage, Storage]]]
+    turn: threading.Lock
 
 
 class Home(NamedTuple):
@@ -84,12 +92,13 @@ def home_of(location: Location, identity: Identity, cache: Path) -> Home:
 
             def beside() -> Iterator[tuple[Storage, Storage]]:
                 for lineage in others():
-                    for name in storage(*lineage, shard).siblings():
-                        if name.startswith(_SHARD) and name != shard:
-                            yield storage(*lineage, name), storage(*own, name)
+                    names = sorted(n for n in storage(*lineage, shard).siblings() if n.startswith(_SHARD))
+                    # Tasks on other hosts do the same. Each begins elsewhere, and finds what the others have taken.
+                    for name in [n for n in names if n > shard] + [n for n in names if n < shard]:
+                        yield storage(*lineage, name), storage(*own, name)
 
             found = _first_with(token, (storage(*lineage, shard) for lineage in others()))
-            return None if found is None else Elsewhere(found, beside)
+            return None if found is None else Elsewhere(found, beside, _turns.setdefault(location, threading.Lock()))
 
         return Home(storage(*own, shard), elsewhere)
 
@@ -105,64 +114,104 @@ def home_of(location: Location, identity: Identity, cache: Path) -> Home:
     return later
 
 
-def take(manifest: Manifest, source: Storage, target: Storage) -> Manifest:
-    """Links or copies a version of another lineage. Returns it as it is in this one: older versions stay behind.
-
-    Raises CorruptState if a file is missing.
-    """
-    target.take(source, [file.name for file in manifest.files])
-    manifest = replace(manifest, history=())
-    target.save(manifest.token, dump(manifest), first=True)
+def read_version(storage: Storage, token: str) -> Manifest:
+    """Raises FileNotFoundError, CorruptState, FormatError."""
+    where = storage.where(token)
+    manifest = load(storage.load(token), where.rpartition("/")[2])
+    if manifest.token != token:
+        raise CorruptState(f"{where} is the manifest of another version, {manifest.token}")
     return manifest
 
 
-def take_beside(found: Elsewhere, batch: int) -> None:
-    """Takes the operator's other shards, as of the batches before ``batch``, the one at work.
+def take_version(found: Elsewhere, token: str, ours: Storage, identity: Identity, batch: int) -> Manifest:
+    """Takes a version of another lineage, and before that the operator's other shards.
 
-    The checkpoint names a version of each shard, but only Spark knows which. A task opens a shard when it has rows for
-    it. That may be much later, and the other lineages may have deleted the version by then. So the task that opens the
-    first shard takes the versions of all shards, before its own. Those that nobody opens are deleted like what failed
-    attempts leave. Raises StorageError or DiskError: the task must be run again, or a shard would lack its version.
+    These are taken as of the batches before ``batch``, the one at work. The checkpoint names a version of each shard,
+    but only Spark knows which. A task opens a shard when it has rows for it. That may be much later, and the other
+    lineages may have deleted the version by then. So the task that opens the first shard takes the versions of all
+    shards, before its own. Those that nobody opens are deleted like what failed attempts leave. Tasks of one host wait
+    for each other, because the first one brings what the others need. Raises CorruptState, ForeignState, StorageError
+    or DiskError: the task must be run again, or a shard would lack its version.
     """
-    for theirs, ours in found.beside():
-        for token in _missing(theirs, ours):
-            if batch_of(token) < batch or batch < 0:
-                _take_if_there(token, theirs, ours)
+    with found.turn:
+        with contextlib.suppress(FileNotFoundError):
+            return read_version(ours, token)
+        check_owner(read_version(found.storage, token), identity)
+        for theirs, beside in found.beside():
+            taking = Taking(theirs, beside)
+            for other in taking.missing:
+                if batch_of(other) < batch or batch < 0:
+                    taking.take_if_there(other)
+        # Last: if anything fails before, the next attempt takes all of it again.
+        return Taking(found.storage, ours).take(token)
+
+
+def is_taken(manifest: Manifest) -> bool:
+    """Whether another lineage made the version."""
+    return manifest.parent is not None and not manifest.history
 
 
 def take_all(theirs: Storage, ours: Storage) -> None:
     """Takes what this lineage lacks of a shard, before the other lineage is deleted. Damaged versions stay behind."""
-    for token in _missing(theirs, ours):
+    taking = Taking(theirs, ours)
+    for token in taking.missing:
         try:
-            take(load(theirs.load(token), token), theirs, ours)
+            taking.take(token)
         except (CorruptState, FormatError, FileNotFoundError) as error:
             log.warning("%s is damaged, so no other lineage gets it: %s", theirs.where(token), error)
 
 
-def _missing(theirs: Storage, ours: Storage) -> list[str]:
-    """The versions that only the other lineage has. The newest first."""
-    return sorted(set(_tokens(theirs)) - set(_tokens(ours)), reverse=True)
+class Taking:
+    """Links or copies versions of a shard from another lineage's folder. Each file is linked or copied once."""
+
+    def __init__(self, theirs: Storage, ours: Storage) -> None:
+        self._theirs, self._ours = theirs, ours
+        manifests, files = ours.listing()
+        # What a child handed over may be listed before it is in the folder of the shard.
+        self._there = {name for name in files if not name.endswith(HANDED)}
+        there = set(_tokens(manifests))
+        self.missing = sorted(set(_tokens(theirs.listing()[0])) - there, reverse=True)
+        """The versions that only the other lineage has. The newest first."""
+
+    def take(self, token: str) -> Manifest:
+        """Returns the version as it is in this lineage: older versions stay behind.
+
+        Raises FileNotFoundError, FormatError, or CorruptState, also if a file is missing.
+        """
+        manifest = replace(read_version(self._theirs, token), history=())
+        names = [file.name for file in manifest.files if file.name not in self._there]
+        self._ours.take(self._theirs, names)
+        self._there.update(names)
+        self._ours.save(token, dump(manifest), first=True)
+        return manifest
+
+    def take_if_there(self, token: str) -> None:
+        """The other lineage may delete the version meanwhile. Raises StorageError, DiskError."""
+        for last in (False, True):
+            try:
+                self.take(token)
+                return
+            except (StorageError, DiskError):
+                if last:
+                    raise
+            except (AionError, OSError) as error:
+                where = self._theirs.where(token)
+                log.info("%s is not taken over; it may have been deleted meanwhile: %s", where, error)
+                return
 
 
-def _take_if_there(token: str, theirs: Storage, ours: Storage) -> None:
-    for last in (False, True):
-        try:
-            take(load(theirs.load(token), token), theirs, ours)
-            return
-        except (StorageError, DiskError):
-            if last:
-                raise
-        except (AionError, OSError) as error:
-            log.info("%s is not taken over; it may have been deleted meanwhile: %s", theirs.where(token), error)
-            return
-
-
-def _tokens(storage: Storage) -> list[str]:
-    return [name.removesuffix(MANIFEST) for name in storage.listing()[0] if name.endswith(MANIFEST)]
+def _tokens(manifests: Iterable[str]) -> list[str]:
+    return [name.removesuffix(MANIFEST) for name in manifests if name.endswith(MANIFEST)]
 
 
 def find_version(location: Location, query: str, operator: str, shard: int, token: str, cache: Path) -> Storage | None:
-    """The storage that has a version of a shard, in whatever lineage. Only to read. None: no lineage has it."""
+    """The storage that has a version of a shard, in whatever lineage. Only to read. None: no lineage has it.
+
+    Raises CorruptState for a name that is not plain: query and token are from a checkpoint.
+    """
+    for name in (query, operator, token):
+        if not is_plain(name):
+            raise CorruptState(f"the checkpoint names {name!r:.200}, which is not a plain name ({PLAIN})")
 
     def storage(*lineage: str) -> Storage:
         return location.storage((query, operator, *lineage, f"{_SHARD}{shard:05d}"), cache, "read")

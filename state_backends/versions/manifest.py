@@ -6,18 +6,23 @@ covers everything, also the operator's snapshot. ``docs/state-format.md`` descri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
 from aion.core.checksum import crc32
+from aion.core.plain_names import PLAIN, is_plain
 from aion.errors import CorruptState, ForeignState, FormatError
 from state_backends.files.names import SstFile
+from state_backends.store.protocol import Alive, Runs
 from state_backends.versions.json_values import dumps
 
-FORMAT = 3
+FORMAT = 4
+READABLE = (3, 4)
 T = TypeVar("T")
 
 
@@ -55,6 +60,7 @@ class Past(NamedTuple):
 class FileEntry:
     """A file of blocks. ``crc``: CRC-32 of the whole file. ``index_crc``: CRC-32 of its index of blocks.
 
+    ``alive``: the positions of its live blocks in its index. None for files of other kinds, which are alive as a whole.
     In a file of keyed values, ``blocks`` counts the keys, and ``index_crc`` is the CRC-32 of the entry with its name.
     Opening a shard reads the index only. A file that a child handed over (docs/hand-over.md) has no number and no such
     index; ``crc`` is the checksum of its list of bodies. Each body has a checksum of its own.
@@ -66,6 +72,7 @@ class FileEntry:
     crc: int
     index_crc: int
     blocks: int
+    alive: Runs | None = None
 
     def in_folder(self, folder: str) -> SstFile:
         """The file, or its copy, in a local folder."""
@@ -75,13 +82,13 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of a version.
+    """The contents of a version. What it does not list does not exist.
 
-    ``purged``: slices whose blocks are dead although a listed file still holds them. ``superseded``: blocks that are
-    dead because others replaced them, as runs (first seq, last seq) without a live block. ``next_file_no``: an attempt
-    that starts from this version gives this number to its first file. ``history``: older versions that are kept, oldest
-    first. The last one is the parent. The history is empty if the parent lies in another lineage's folder. ``runs``:
-    the numbers of the files with keyed values, oldest first. All other files have blocks.
+    ``next_file_no``: an attempt that starts from this version gives this number to its first file. ``history``: older
+    versions that are kept, oldest first. The last one is the parent. The history is empty if the parent lies in another
+    lineage's folder. ``runs``: the numbers of the files with keyed values, oldest first. All other files have blocks.
+    ``purged``, ``superseded``: slices and runs of seqs that are dead although a file still has them. Only manifests of
+    format 3 have them; there they say which blocks are alive.
     """
 
     token: str
@@ -89,12 +96,26 @@ class Manifest:
     version: int
     identity: Identity
     files: tuple[FileEntry, ...]
-    purged: tuple[int, ...]
     next_file_no: int
     snapshot: dict[str, Any]
-    superseded: tuple[tuple[int, int], ...] = ()
     history: tuple[Past, ...] = ()
     runs: tuple[int, ...] = ()
+    purged: frozenset[int] = frozenset()
+    superseded: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def alive(self) -> Alive:
+        """Which blocks of its files are alive."""
+        files = {file.file_no: file for file in self.files}
+
+        def alive(file_no: int, blocks: Sequence[tuple[int, int]]) -> list[bool]:
+            runs = files[file_no].alive
+            if runs is None:
+                dead = _in_runs(self.superseded, [seq for _, seq in blocks])
+                return [slice_us not in self.purged and not d for (slice_us, _), d in zip(blocks, dead, strict=True)]
+            return _in_runs(runs, range(len(blocks)))
+
+        return alive
 
 
 def runs_of(manifest: Manifest) -> list[FileEntry]:
@@ -108,7 +129,7 @@ def runs_of(manifest: Manifest) -> list[FileEntry]:
 
 def dump(manifest: Manifest) -> bytes:
     # asdict would copy each value of the snapshot.
-    value = {f.name: getattr(manifest, f.name) for f in fields(manifest)}
+    value = {f.name: getattr(manifest, f.name) for f in fields(manifest) if f.name not in _FORMAT_3}
     value["identity"] = {name: getattr(manifest.identity, name) for name in _OWNER}
     value["history"] = [tuple(past) for past in manifest.history]
     return _seal(value)
@@ -118,25 +139,30 @@ def load(data: bytes, name: str) -> Manifest:
     """Raises CorruptState or FormatError naming the manifest."""
     what = f"manifest {name}"
     value = _unseal(data, what)
-    return _shaped(
+    manifest = _shaped(
         what,
         lambda: Manifest(
             token=value["token"],
             parent=value["parent"],
             version=value["version"],
             identity=Identity(**{name: value["identity"][name] for name in _OWNER}),
-            files=tuple(_known(FileEntry, f) for f in value["files"]),
-            purged=tuple(value["purged"]),
+            files=tuple(_file(f) for f in value["files"]),
             next_file_no=value["next_file_no"],
             snapshot=value["snapshot"],
-            superseded=tuple((first, last) for first, last in value["superseded"]),
             history=tuple(
                 Past(token, tuple((name, size) for name, size in left), merged)
                 for token, left, merged in value["history"]
             ),
             runs=tuple(value.get("runs", ())),  # an earlier Aion knew none
+            purged=frozenset(value.get("purged", ())),
+            superseded=_runs(value.get("superseded", ())),
         ),
     )
+    tokens = [manifest.token, *(past.token for past in manifest.history)]
+    files = [*(file.name for file in manifest.files), *(file for past in manifest.history for file, _ in past.left)]
+    parents = [] if manifest.parent is None else [manifest.parent]
+    _check_names(what, [*tokens, *parents, *files, manifest.identity.query, manifest.identity.operator])
+    return manifest
 
 
 def dump_operator(identity: Identity) -> bytes:
@@ -147,10 +173,13 @@ def dump_operator(identity: Identity) -> bytes:
 def load_operator(data: bytes, name: str) -> dict[str, Any]:
     """The fields of an Identity that ``operator.json`` has. Raises CorruptState or FormatError naming the file."""
     value = _unseal(data, name)
-    return _shaped(name, lambda: {field: value[field] for field in _OPERATOR})
+    operator = _shaped(name, lambda: {field: value[field] for field in _OPERATOR})
+    _check_names(name, [operator["query"], operator["operator"]])
+    return operator
 
 
 _OPERATOR = ("query", "operator", "shards", "definition", "ids", "key_types", "checkpoint")
+_FORMAT_3 = ("purged", "superseded")
 _OWNER = ("query", "operator", "shard", "shards", "definition")
 
 
@@ -165,8 +194,9 @@ def _unseal(data: bytes, what: str) -> dict[str, Any]:
         raise CorruptState(f"{what}: its checksum differs from the one it was written with")
     value: dict[str, Any] = _shaped(what, lambda: dict(orjson.loads(body)))
     found = value.pop("format", None)
-    if found != FORMAT:
-        raise FormatError(f"{what}: written in format {found}; this Aion reads format {FORMAT}")
+    if found not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise FormatError(f"{what}: written in format {found}; this Aion reads the formats {known}")
     return value
 
 
@@ -175,13 +205,35 @@ def _shaped(what: str, read: Callable[[], T]) -> T:
     try:
         return read()
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CorruptState(f"{what}: its fields are not those of format {FORMAT}: {error!r}") from error
+        raise CorruptState(f"{what}: its fields are not those of its format: {error!r}") from error
 
 
-def _known(kind: type[T], value: dict[str, Any]) -> T:
+def _check_names(what: str, names: Iterable[Any]) -> None:
+    """Raises CorruptState for a name that is not plain. All of these become parts of paths."""
+    for name in names:
+        if not is_plain(name):
+            raise CorruptState(f"{what}: it contains {name!r:.200}, which is not a plain name ({PLAIN})")
+
+
+def _file(value: dict[str, Any]) -> FileEntry:
     """The fields that this version of Aion knows. A later version may have added others to the same format."""
-    # A dataclass's fields have no types in the type of its class, so mypy cannot compare them.
-    return kind(**{f.name: value[f.name] for f in fields(kind)})  # type: ignore[arg-type]
+    alive = value.get("alive")
+    known = {f.name: value[f.name] for f in fields(FileEntry) if f.name != "alive"}
+    return FileEntry(**known, alive=None if alive is None else _runs(alive))
+
+
+def _runs(value: Iterable[Any]) -> Runs:
+    runs = tuple((first, last) for first, last in value)
+    if any(not 0 <= first <= last for first, last in runs) or any(a[1] >= b[0] for a, b in itertools.pairwise(runs)):
+        raise ValueError("runs must ascend")
+    return runs
+
+
+def _in_runs(runs: Runs, numbers: Sequence[int]) -> list[bool]:
+    """Whether each number lies in one of the runs."""
+    lasts = [last for _, last in runs]
+    at = [bisect_left(lasts, number) for number in numbers]
+    return [i < len(runs) and runs[i][0] <= number for i, number in zip(at, numbers, strict=True)]
 
 
 def check_owner(manifest: Manifest, wanted: Identity) -> None:

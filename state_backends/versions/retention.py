@@ -12,6 +12,9 @@ is certain that no retained version names it and that its attempt is over:
   earlier batches. So a file of an earlier batch that the history does not name is dead for good.
 - Only names that were listed when the shard was opened are judged. What another host leaves there later waits for the
   next opening: it may belong to a query that was set back to an older batch and runs again.
+- In the first batch of a lineage, tasks take versions of other lineages into the folders of all shards: first the
+  files, then the manifest (:mod:`state_backends.versions.lineage`). So a shard whose version was taken, or that has
+  none yet, is listed in its next batch. Then these tasks are over.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ class Retention:
     """The manifests and files of one shard that its host knows of, and which of them may be deleted.
 
     ``keep``: how many versions are kept, including the current one. ``past``: the kept versions before the current one,
-    oldest first. ``floor``: only names of later batches are judged; see :func:`floor_of`. ``manifests``, ``files``: the
-    names that were listed when the shard was opened.
+    oldest first. ``floor``: only names of later batches are judged; see :func:`floor_of`. ``manifests``, ``files``: see
+    :meth:`note`.
     """
 
     def __init__(
@@ -49,8 +52,9 @@ class Retention:
         self._keep = keep
         self._past = list(past)
         self._floor = floor
-        self._manifests = _batches(manifests, _MANIFEST_NAME)
-        self._files = _batches(files, _FILE_NAME)
+        self._manifests: dict[str, int] = {}
+        self._files: dict[str, int] = {}
+        self.note(manifests, files)
         self.disk_bytes = 0
         """Bytes of the files that the kept versions name, as of the last commit."""
 
@@ -86,12 +90,16 @@ class Retention:
         return doomed
 
     def retry(self, doomed: Doomed) -> None:
-        """Makes the next commit delete these again, because they could not be deleted."""
+        """Makes the next commit delete these again, because they could not be deleted.
+
+        They outlive the shard, too: they are among the names that are listed when it is opened.
+        """
         self._manifests.update(dict.fromkeys(doomed.manifests, self._floor + 1))
         self._files.update(dict.fromkeys(doomed.files, self._floor + 1))
 
-    def note(self, files: Iterable[str]) -> None:
-        """Adds files to those that are judged when a later batch is committed."""
+    def note(self, manifests: Iterable[str], files: Iterable[str]) -> None:
+        """Adds names to those that are judged when a later batch is committed."""
+        self._manifests.update(_batches(manifests, _MANIFEST_NAME))
         self._files.update(_batches(files, _FILE_NAME))
 
     @property

@@ -7,10 +7,12 @@ Spark decides which attempt won. Everything that an attempt does before its comm
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,12 +23,12 @@ from aion.errors import (
     AttemptSuperseded,
     CorruptBlock,
     CorruptState,
-    ForeignState,
-    FormatError,
+    DiskError,
     RequestError,
     StateError,
 )
-from state_backends.files.names import HANDED, MANIFEST, OPERATOR, Doomed, SstFile
+from state_backends.files.faults import is_missing
+from state_backends.files.names import HANDED, Doomed, SstFile
 from state_backends.files.storage import Storage
 from state_backends.store.attempt import StoreAttempt
 from state_backends.store.counting import only_counts
@@ -35,21 +37,18 @@ from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.ledger import NO_FILE
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
-from state_backends.versions.lineage import Elsewhere, Home, take, take_beside
+from state_backends.versions.lineage import Elsewhere, Home, is_taken, read_version, take_version
 from state_backends.versions.manifest import (
     FileEntry,
     Identity,
     Manifest,
     Past,
-    check_operator,
     check_owner,
     dump,
-    dump_operator,
-    load,
-    load_operator,
     runs_of,
 )
-from state_backends.versions.retention import Retention, batch_of, floor_of
+from state_backends.versions.opening import claim, not_found, older
+from state_backends.versions.retention import Retention, batch_of, manifest_name
 
 StoreFactory = Callable[[PBucket], BlockStore]
 KeyedFactory = Callable[[RunFiles], KeyedStore]
@@ -98,7 +97,10 @@ class Shard:
         self._new_token = ""
         self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
         self._published: list[str] = []  # by the attempt at work
+        self._may_be_saved = False  # the manifest that names them
         self._retention = Retention(self._keep)
+        self._unlisted_in: int | None = None  # the batch in which the folder must not be listed yet: see retention.py
+        self._suspect = False  # something local was damaged or missing
         self.rebuilds = 0
         self._stats_lock = threading.Lock()
         self._closed_stats = StoreStats()  # counts of the stores that were closed
@@ -115,12 +117,15 @@ class Shard:
         """
         held = self._current.token if self._current else None
         work = self._attempt
-        if work is None or held != token:
+        if work is None or held != token or self._suspect or not self._is_there():
             work = self._rebuild(token, attempt, identity)
         elif self._at_work is not None:
             self._undo()
         if self._current is not None:
             check_owner(self._current, identity)
+        if self._unlisted_in is not None and batch_of(attempt) > self._unlisted_in:
+            self._retention.note(*self.storage.listing())
+            self._unlisted_in = None
         self.identity = identity
         self._at_work, self._new_token = attempt, makes or attempt
         snapshot = self._current.snapshot if self._current else None
@@ -131,7 +136,8 @@ class Shard:
 
     def append(self, attempt: str, blocks: Sequence[tuple[int, bool, Block]]) -> None:
         """Keeps (seq, late, block). Raises RequestError, and keeps none, unless the numbers grow."""
-        self._working(attempt).append(blocks)
+        with self._noticing_damage():
+            self._working(attempt).append(blocks)
 
     def read(
         self, attempt: str, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None
@@ -141,7 +147,8 @@ class Shard:
     def _naming_the_version(self, found: Iterator[T]) -> Iterator[T]:
         """Yields what was found. Adds the version to the error for a damaged block or file."""
         try:
-            yield from found
+            with self._noticing_damage():
+                yield from found
         except (CorruptBlock, CorruptState) as error:
             version = f"version {self.token} in {self.storage.where(self.token)}" if self.token else "no version yet"
             raise type(error)(f"{error}; {version}") from error
@@ -162,7 +169,8 @@ class Shard:
         return self._naming_the_version(self._keyed_of(attempt).get(keys))
 
     def put(self, attempt: str, values: Iterable[tuple[bytes, bytes | None, int | None]]) -> None:
-        self._keyed_of(attempt).put(values)
+        with self._noticing_damage():
+            self._keyed_of(attempt).put(values)
 
     def scan(self, attempt: str, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         return self._naming_the_version(self._keyed_of(attempt).scan(begin, end))
@@ -182,26 +190,27 @@ class Shard:
 
         Raises RequestError if ``snapshot["next_seq"]`` is the number of a block that exists already.
         """
+        with self._noticing_damage():
+            return self._commit(attempt, snapshot)
+
+    def _commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
         work = self._working(attempt)
         if snapshot["next_seq"] <= work.last_seq:
             raise RequestError(f"commit: snapshot.next_seq must be above block {work.last_seq}, which exists already")
         store, dead = work.store, frozenset(work.purging)
         assert self._p_bucket is not None
         self._written += store.persist(skip=dead)
-        # Live blocks by file number, then slice.
-        counts = {no: {s: 0 if s in dead else n for s, n in slices.items()} for no, slices in store.files().items()}
-        live = {no for no, slices in counts.items() if any(slices.values())}
-        # A purged slice never comes back. So a slice is purged if files hold it and none has a live block of it.
-        alive = {s for no in live for s, n in counts[no].items() if n}
-        purged = {s for no in live for s in counts[no]} - alive
+        live = store.files(skip=dead)
         runs = self._keyed.persist() if self._keyed is not None else []
         new = [f for f in self._written if f.file_no in live]
         new += [run for run in runs if run.file_no not in self._files]
-        self._unpublish()
-        self._published = self._p_bucket.publish(new, attempt, self.storage.files)
+        # An earlier try of this commit may have published some of them. They are the same files.
+        earlier, self._published = self._published, self._p_bucket.publish(new, attempt, self.storage.files)
+        self._unpublish(set(earlier).difference(self._published))
         entries = self._files | {f.file_no: _entry(f, name) for f, name in zip(new, self._published, strict=True)}
+        entries |= {no: replace(entries[no], alive=positions) for no, positions in live.items()}
         handed = self._adopted(store.handed(skip=dead))
-        files = (*(entries[no] for no in sorted(live.union(run.file_no for run in runs))), *handed)
+        files = (*(entries[no] for no in sorted({*live, *(run.file_no for run in runs)})), *handed)
         past = self._retention.following(self._current, files)
         manifest = Manifest(
             token=self._new_token,
@@ -209,8 +218,6 @@ class Shard:
             version=self._current.version + 1 if self._current else 1,
             identity=self.identity,
             files=files,
-            purged=tuple(sorted(purged)),
-            superseded=tuple(store.replaced(skip=purged)),
             next_file_no=self._p_bucket.next_file_no,
             snapshot=snapshot,
             history=self._retention.history(past),
@@ -218,7 +225,9 @@ class Shard:
         )
         # First all files, then the manifest that names them: so a version exists whole or not at all.
         self.storage.publish(self._published, [f.name for f in files])
+        self._may_be_saved = True
         self.storage.save(manifest.token, dump(manifest))
+        self._published, self._may_be_saved = [], False
         work.end()
         before = self._current.files if self._current else ()
         self.storage.release({f.name for f in before} - {f.name for f in files})
@@ -229,7 +238,7 @@ class Shard:
         if self._keyed is not None:
             self._keyed.end([self._file(run) for run in runs_of(manifest)], snapshot.get("expected_ms"))
         self._at_work = None
-        self._written, self._published = [], []
+        self._written = []
         self._expire(manifest, past, batch_of(attempt))
         return manifest.token
 
@@ -288,12 +297,52 @@ class Shard:
             if file.file_no not in live:
                 self._p_bucket.delete(file)
         self._written = [f for f in self._written if f.file_no in live]
-        self._unpublish()
-
-    def _unpublish(self) -> None:
-        """Deletes what a failed commit published. No version names it, or only a version that Spark does not use."""
         published, self._published = self._published, []
-        self._retention.retry(self.storage.delete(Doomed([], published)))
+        self._unpublish(published)
+        self._may_be_saved = False
+
+    def _unpublish(self, names: Collection[str]) -> None:
+        """Deletes files that a failed commit published and that no manifest names.
+
+        Saving a manifest may fail after it was stored. Then a commit of a later batch deletes it with its files.
+        """
+        if self._may_be_saved:
+            self._retention.note([manifest_name(self._new_token)], [])
+            if self._is_saved():
+                self._retention.note([], names)
+                return
+        self._retention.retry(self.storage.delete(Doomed([], list(names))))
+
+    def _is_saved(self) -> bool:
+        """Whether the manifest of the attempt at work is there. True if nobody knows."""
+        try:
+            self.storage.load(self._new_token)
+        except FileNotFoundError:
+            return False
+        except (OSError, StateError) as error:
+            log.warning("nobody knows whether version %s was made: %s", self._new_token, error)
+        return True
+
+    # -- what is local may be damaged, or go -------------------------------------------------------------
+
+    def _is_there(self) -> bool:
+        """Whether the working folder is where it was. Somebody may have removed it."""
+        return self._p_bucket is not None and self._p_bucket.is_there
+
+    @contextlib.contextmanager
+    def _noticing_damage(self) -> Iterator[None]:
+        """After damage, or if a file is missing, the next attempt works on a shard that is made anew."""
+        try:
+            yield
+        except (CorruptBlock, CorruptState):
+            self._suspect = True
+            raise
+        except DiskError as error:
+            # A disk that is full or read-only damages nothing, and the blocks in memory are worth keeping.
+            if not is_missing(error):
+                raise
+            self._suspect = True
+            raise CorruptState(f"a file of this host is missing: {error}") from error
 
     # -- versions -----------------------------------------------------------------------------------------
 
@@ -312,13 +361,46 @@ class Shard:
         return self._keyed
 
     def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> StoreAttempt:
+        """Makes the shard anew from a version. Everything local is a cache: if it is damaged, it is made once more."""
         self.close()
+        if self._suspect:
+            self.storage.close()
         self._current, self._files, self._handed = None, {}, {}
-        self._at_work, self._written, self._published = None, [], []
+        self._at_work, self._written, self._published, self._may_be_saved = None, [], [], False
         self._retention = Retention(self._keep)
         self.rebuilds += 1
         if self._home is not None:
             self.storage, self._elsewhere = self._home(identity)
+        try:
+            manifest = None if token is None else self._find(token, attempt, identity)
+            self._claim(attempt, identity, begins=manifest is None)
+            if manifest is not None:
+                self._keep_files(manifest)
+            try:
+                work = self._restore(manifest)
+            except (CorruptState, DiskError) as error:
+                log.warning("shard %d is made again without the files of this host: %s", identity.shard, error)
+                shutil.rmtree(self._live, ignore_errors=True)
+                self.storage.close()
+                work = self._restore(manifest)
+        except CorruptState as error:
+            raise CorruptState(f"version {token} in {self.storage.where(token or '')}: {error}") from error
+        self._suspect = False
+        try:
+            past, floor = older(self.storage, manifest, self._keep)
+            self._retention = Retention(self._keep, past, floor=floor)
+            self._unlisted_in = None
+            if manifest is None or is_taken(manifest):
+                self._unlisted_in = batch_of(attempt)
+            else:
+                self._retention.note(*self.storage.listing())
+        except BaseException:
+            self.close()
+            raise
+        return work
+
+    def _restore(self, manifest: Manifest | None) -> StoreAttempt:
+        """Makes the stores, with what is alive in a version. Raises CorruptState, DiskError, StorageError."""
         # New files stay in a folder of this host until a version names them, so that no other host deletes them.
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
         p_bucket.ahead = self.storage.read_ahead
@@ -326,28 +408,19 @@ class Shard:
         keyed = self._make_keyed(RunFiles(p_bucket, self._live / "keyed")) if self._make_keyed is not None else None
         stores: list[BlockStore | KeyedStore] = [store] if keyed is None else [store, keyed]
         try:
-            manifest = None if token is None else self._find(token, attempt, identity)
-            self._claim(attempt, identity, begins=manifest is None)
-            if manifest is not None:
-                self._keep_files(manifest)
             self.storage.fetch([self._file(f) for f in self._files.values()])
             if manifest is not None:
                 self.storage.publish([], list(self._handed))
                 blocks = [self._file(f) for no, f in self._files.items() if no not in manifest.runs]
-                store.restore(blocks, frozenset(manifest.purged), manifest.superseded)
+                store.restore(blocks, manifest.alive)
                 if keyed is not None:
                     keyed.restore([self._file(run) for run in runs_of(manifest)])
                 elif manifest.runs:
                     raise StateError(f"shard {self.identity.shard} has no store for the keyed values of its version")
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
-            past, floor = self._older(manifest)
-            manifests, names = self.storage.listing()
-            self._retention = Retention(self._keep, past, floor=floor, manifests=manifests, files=names)
-        except BaseException as error:
+        except BaseException:
             for made in stores:
                 made.close()
-            if isinstance(error, CorruptState):
-                raise CorruptState(f"version {token} in {self.storage.where(token or '')}: {error}") from error
             raise
         self._p_bucket, self._attempt, self._keyed = p_bucket, StoreAttempt(store), keyed
         return self._attempt
@@ -355,97 +428,19 @@ class Shard:
     def _find(self, token: str, attempt: str, identity: Identity) -> Manifest:
         """The version. Copies it from another lineage if it is there. Raises CorruptState, ForeignState."""
         try:
-            manifest = self._load(token)
+            manifest = read_version(self.storage, token)
         except FileNotFoundError:
             other = self._elsewhere(token)
             if other is None:
-                raise CorruptState(self._not_found(token)) from None
-            manifest = self._load(token, other.storage)
-            check_owner(manifest, identity)
-            take_beside(other, batch_of(attempt))
-            # Last: if anything fails before, the next attempt takes all of it again.
-            manifest = take(manifest, other.storage, self.storage)
+                moved = self._home is not None
+                raise CorruptState(not_found(self.storage, token, identity, self._keep, has_lineages=moved)) from None
+            manifest = take_version(other, token, self.storage, identity, batch_of(attempt))
         check_owner(manifest, identity)
         return manifest
 
-    def _not_found(self, token: str) -> str:
-        """The message for a version that Spark asks for and that does not exist. It names the likely reason."""
-        text = (
-            f"Spark asks for version {token} of shard {self.identity.shard} of operator {self.identity.operator!r}, "
-            f"but {self.storage.where(token)} does not exist"
-        )
-        there = [int(n[:10]) for n in self.storage.listing()[0] if n.endswith(MANIFEST) and n[:10].isdecimal()]
-        if not there and self._home is not None:
-            return (
-                f"{text}, and no other lineage of the query has this version. Was the checkpoint copied long ago, or "
-                "was its state deleted?"
-            )
-        batch = token.partition("-")[0]
-        if there and batch.isdecimal() and int(batch) < min(there):
-            text += (
-                f". The checkpoint is at batch {int(batch)}, but only batches {min(there)} to {max(there)} are kept "
-                "here: was it restored from a backup, or copied long ago? State is kept for "
-                f"spark.sql.streaming.minBatchesToRetain batches, {self._keep - 1}"
-            )
-        elif there:
-            text += (
-                ". If the query uses the result of this operator twice, its state was written twice: use it once, and "
-                "take it apart in foreachBatch after batch.persist()"
-            )
-        return text
-
     def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
-        """Compares this shard with ``operator.json``, which the operator's shards share. Writes it if it is missing.
-
-        ``begins``: the shard has no version yet. Until the first batch is complete, the definition may still change.
-        Raises ForeignState.
-        """
-        found, own = self.storage.owner(), dump_operator(identity)
-        if found is None:
-            found = self.storage.claim(own, first=True)
-        if found == own:
-            return
-        where = f"{OPERATOR} of operator {identity.operator!r}"
-        if begins and batch_of(attempt) == 0:
-            self.storage.claim(own, first=False)
-            return
-        operator = load_operator(found, where)
-        check_operator(operator, identity, f"the state of {where}")
-        if operator["checkpoint"] != identity.checkpoint:
-            raise ForeignState(
-                f"the state of {where} is used by the query with the checkpoint {operator['checkpoint']}, not by this "
-                f"one with {identity.checkpoint}; start again, and it gets a folder of its own"
-            )
-        self.storage.claim(own, first=False)
-
-    def _load(self, token: str, storage: Storage | None = None) -> Manifest:
-        """Raises FileNotFoundError, CorruptState, FormatError."""
-        storage = storage or self.storage
-        where = storage.where(token)
-        manifest = load(storage.load(token), where.rpartition("/")[2])
-        if manifest.token != token:
-            raise CorruptState(f"{where} is the manifest of another version, {manifest.token}")
-        return manifest
-
-    def _older(self, manifest: Manifest | None) -> tuple[list[Past], int]:
-        """The kept versions before this one, oldest first, and a floor: see :func:`floor_of`.
-
-        The manifest lists them all, unless the history is longer than one manifest lists, or more versions are kept now
-        than when it was written. Then the oldest version that it lists names those before.
-        """
-        if manifest is None:
-            return [], -1
-        past, first = list(manifest.history), manifest
-        while len(past) < self._keep - 1 and first.history:
-            try:
-                first = self._load(first.history[0].token)
-                past = [*first.history, *past]
-            except FileNotFoundError:
-                break  # deleted, and so are all before it
-            except (CorruptState, FormatError) as error:
-                log.warning("an older version of shard %d cannot be read: %s", self.identity.shard, error)
-                return past, floor_of(past) if past else batch_of(manifest.token)
-        return past[-(self._keep - 1) :], -1
+        """See :func:`state_backends.versions.opening.claim`."""
+        claim(self.storage, identity, may_change=begins and batch_of(attempt) == 0)
 
     def _keep_files(self, manifest: Manifest) -> None:
         self._current = manifest
@@ -457,7 +452,7 @@ class Shard:
         new = sorted(names - self._handed.keys())
         # If this commit fails, another attempt's version may need these links. So they are not deleted at once: a
         # commit of a later batch deletes them, unless a version of its history names them.
-        self._retention.note(new)
+        self._retention.note([], new)
         entries = dict(self._handed)
         for name, footer in zip(new, self.storage.adopt(new), strict=True):
             entries[name] = FileEntry(NO_FILE, name, footer.size_bytes, footer.crc, 0, len(footer.bodies))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,3 +80,15 @@ def test_touching_says_that_it_is_still_there(tmp_path: Path) -> None:
     folder.touch()
     assert (folder.path / LOCK).stat().st_mtime > 0
     folder.close()
+
+
+def test_one_that_was_removed_while_its_server_lives_is_locked_again(tmp_path: Path) -> None:
+    folder = LiveFolder(tmp_path / ".live", own_name())
+    shutil.rmtree(tmp_path / ".live")
+    (folder.path / "shard").mkdir(parents=True)  # the server goes on working there
+    folder.touch()
+    assert not live_folder._is_free(folder.path / LOCK)
+    sweep(tmp_path / ".live")
+    assert (folder.path / "shard").is_dir()
+    folder.close()
+    assert list(tmp_path.iterdir()) == []

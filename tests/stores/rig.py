@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread, Priority, Steps
 from state_backends.store.m_bucket import MemoryBudget, Stretches
 from state_backends.store.p_bucket import PBucket
-from state_backends.store.protocol import BlockStore
+from state_backends.store.protocol import BlockStore, Runs
 from tests.simulated_disk import Disk, OnDisk
 from tests.test_io_thread import result
 
@@ -35,6 +35,10 @@ def make_block(slice_us: int, number: int, size: int = 0, compacted: Compacted |
 def nothing() -> Steps[None]:
     return
     yield 0
+
+
+def flags(runs: Runs, count: int) -> list[bool]:
+    return [any(first <= at <= last for first, last in runs) for at in range(count)]
 
 
 class Rig:
@@ -72,12 +76,15 @@ class Rig:
     def reopen(
         self,
         files: Sequence[SstFile],
-        purged: frozenset[int] = frozenset(),
-        replaced: Sequence[tuple[int, int]] = (),
+        holds: Mapping[int, Runs] | None = None,
     ) -> None:
+        """Of these files the blocks at these positions are alive, or all blocks."""
         self.store.close()
         self.store = self.open()
-        self.store.restore(files, purged, replaced)
+        if holds is None:
+            self.store.restore(files)
+            return
+        self.store.restore([f for f in files if f.file_no in holds], lambda no, blocks: flags(holds[no], len(blocks)))
 
     def append(
         self, *blocks: tuple[int, int], late: bool = False, size: int = 0, compacted: Compacted | None = None

@@ -31,8 +31,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.hidden: dict[int, int] = {}  # replaced, until the next commit
         self.next_seq = 0
         self.known: dict[int, SstFile] = {}
-        # The last version: its files, purged slices, replaced blocks, live blocks, next seq, and the blocks' contents.
-        self.version: Any = ([], frozenset(), [], {}, 0, {})
+        # The last version: its files, what is alive in them, live blocks, next seq, and the blocks' contents.
+        self.version: Any = ([], {}, {}, 0, {})
         self.generation = 0
         self.broken = self.was_broken = False
 
@@ -151,16 +151,14 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.broken
             return
         self.known |= {f.file_no: f for f in files}
+        holds = self.rig.store.files(skip=dead)
         self.forget(dead)
-        holds = {no: slices for no, slices in self.rig.store.files().items() if any(slices.values())}
-        alive = {s for slices in holds.values() for s, n in slices.items() if n}
-        purged = frozenset(s for slices in holds.values() for s in slices) - alive
-        replaced = self.rig.store.replaced(purged)
         self.rig.store.drop_replaced()
+        assert self.rig.store.files() == holds
         self.hidden = {}
         contents = dict(self.rig.blocks)
         files = [self.known[no] for no in sorted(holds)]
-        self.version = (files, purged, replaced, dict(self.live), self.next_seq, contents)
+        self.version = (files, holds, dict(self.live), self.next_seq, contents)
 
     @rule()
     def compact(self) -> None:
@@ -170,7 +168,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.broken)
     @rule()
     def rollback(self) -> None:
-        self.next_seq = self.version[4]
+        self.next_seq = self.version[3]
         self.rig.store.rollback(self.next_seq)
         self.live = {seq: s for seq, s in (self.live | self.hidden).items() if seq < self.next_seq}
         self.hidden = {}
@@ -178,8 +176,8 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.broken)
     @rule()
     def crash(self) -> None:
-        files, purged, replaced, live, self.next_seq, contents = self.version
-        self.rig.reopen(files, purged, replaced)
+        files, holds, live, self.next_seq, contents = self.version
+        self.rig.reopen(files, holds)
         self.live, self.hidden, self.rig.blocks = dict(live), {}, dict(contents)
         self.generation += 1
 

@@ -104,17 +104,15 @@ def test_a_version_does_not_need_replaced_blocks(rig: Rig, where: str) -> None:
     rig.store.replace({0: (0, 5)}, 6)
     files += rig.store.persist()
     holds = rig.store.files()
-    assert sum(n for slices in holds.values() for n in slices.values()) == 3
-    replaced = rig.store.replaced()
+    assert sum(last - first + 1 for runs in holds.values() for first, last in runs) == 3
     rig.store.drop_replaced()
     rig.validate()
     assert rig.read(0, 10) == [0, 6, 1] and rig.store.stats().blocks == 3
-    assert {seq for seq in range(7) for first, last in replaced if first <= seq <= last} <= {2, 3, 4, 5}
-    rig.reopen([f for f in files if f.file_no in holds], replaced=replaced)
+    assert rig.store.files() == holds
+    rig.reopen(files, holds)
     rig.validate()
     assert rig.read(0, 10) == [0, 6, 1]
-    assert rig.store.replaced() == replaced, "the files hold them still"
-    assert rig.store.replaced(skip=[0]) == []
+    assert rig.store.files() == holds
 
 
 def test_what_nobody_will_read_is_not_written(make: Callable[..., Rig]) -> None:
@@ -124,4 +122,19 @@ def test_what_nobody_will_read_is_not_written(make: Callable[..., Rig]) -> None:
         rig.append((5, 0), compacted=Compacted(4, 0, 9))
         rig.store.replace({0: (-1, 4)}, 5)
         (file,) = rig.store.persist()
-        assert file.blocks == 1 and rig.store.replaced() == []
+        assert file.blocks == 1 and rig.store.files() == {file.file_no: ((0, 0),)}
+
+
+@pytest.mark.parametrize("where", WHEREVER)
+def test_a_slice_that_was_purged_may_get_blocks_again(rig: Rig, where: str) -> None:
+    rig.append((0, 0), (1, 10), (2, 20))
+    files = rig.store.persist()
+    rig.reopen(files) if where == "restored" else WHEREVER[where](rig)
+    rig.store.purge([10])
+    rig.append((3, 10))
+    files += rig.store.persist()
+    assert rig.read(0, 10, 20) == [0, 3, 2]
+    rig.validate()
+    rig.reopen(files, rig.store.files())
+    assert rig.read(0, 10, 20) == [0, 3, 2]
+    rig.validate()

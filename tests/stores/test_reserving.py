@@ -93,7 +93,7 @@ def test_a_staging_that_was_given_up_leaves_the_next_one_of_its_block_alone(make
     rig.store.close()
     disk = Disk()
     rig.store = rig.open(disk)
-    rig.store.restore(files, frozenset())
+    rig.store.restore(files)
     disk.hold()
     rig.store.prestage([0])
     at_rest(rig.io, disk, [])

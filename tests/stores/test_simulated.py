@@ -45,7 +45,6 @@ def seen(store: TieredStore, budget: MemoryBudget) -> dict[str, Any]:
         "views": [{name: value for name, value in view.items() if name not in times} for view in store.views()],
         "stats": replace(stats, staging=replace(stats.staging, blocked_s=0.0)),
         "files": store.files(),
-        "superseded": store.replaced(),
         "budget": (budget.used_bytes, budget.reserved_bytes),
     }
 

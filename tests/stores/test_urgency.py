@@ -56,7 +56,7 @@ def shards(make: Callable[..., Rig], tmp_path: Path) -> Any:
     rig.p_bucket = PBucket(rig.folder / "files", rig.folder / "live", durable=True)
     noted = Noted(rig.p_bucket, "a", log)
     rig.store = STORES["tiered"](noted, rig.io, rig.budget, **rig.options)
-    rig.store.restore(files, frozenset())
+    rig.store.restore(files)
     other = PBucket(tmp_path / "b" / "files", tmp_path / "b" / "live", durable=True)
     b = STORES["tiered"](Noted(other, "b", log), rig.io, rig.budget, **rig.options)
     b.append(0, make_block(0, 1000, KIB), late=False)

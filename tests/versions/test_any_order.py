@@ -32,8 +32,6 @@ class ShardMachine(RuleBasedStateMachine):
         self.attempt: str | None = None
         self.mine: dict[bytes, tuple[int, int]] = {}
         self.purging: set[int] = set()
-        # Slices that are purged never come back, in no version that comes from the one that purged them.
-        self.dead: dict[str | None, set[int]] = {None: set()}
         self.next_seq = 0
         self.clock = 0
 
@@ -60,8 +58,7 @@ class ShardMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.clock += 1
             slice_us = slice_ + 10 * (self.clock // 20)
-            if slice_us in self.purging | self.dead[self.chosen]:
-                continue
+            self.purging.discard(slice_us)  # what gets blocks is not purged
             known = set(self.host.blocks)
             self.host.append(self.attempt, (self.next_seq, slice_us), late=late)
             (data,) = self.host.blocks.keys() - known
@@ -115,7 +112,6 @@ class ShardMachine(RuleBasedStateMachine):
         self.versions[self.attempt] = {d: p for d, p in self.mine.items() if p[1] not in self.purging}
         self.parents[self.attempt] = self.chosen
         self.rivals.append(self.attempt)
-        self.dead[self.attempt] = self.dead[self.chosen] | self.purging
         self.attempt = None
 
     @precondition(lambda self: self.attempt)

@@ -181,3 +181,27 @@ def test_a_commit_whose_manifest_cannot_be_written_is_none(host: Host) -> None:
     last = host.commit(token, (1, 0))
     assert host.seqs(last, 0) == [0, 1]
     assert host.files() == host.named_files(token, last), "nobody would ever delete the others"
+
+
+def test_a_slice_that_was_purged_and_gets_blocks_again_has_these_only(host: Host) -> None:
+    """Its old blocks are in a file that the version needs for another slice."""
+    token = host.commit(None, (0, 0), (1, 10), (2, 20))
+    token = host.commit(token, purge=[10])
+    token = host.commit(token, (3, 10))
+    assert host.seqs(token, 0, 10, 20) == [0, 3, 2]
+    host.restart()
+    assert host.seqs(token, 0, 10, 20) == [0, 3, 2]
+    token = host.commit(token, (4, 10), (5, 20))
+    host.restart()
+    assert host.seqs(token, 0, 10, 20) == [0, 3, 4, 2, 5]
+
+
+def test_a_slice_that_is_purged_in_the_batch_that_brings_it_again(host: Host) -> None:
+    token = host.commit(None, (0, 0), (1, 10))
+    token = host.commit(token, purge=[10])
+    token = host.commit(token, (2, 10), (3, 0), purge=[10])
+    host.restart()
+    assert host.seqs(token, 0, 10) == [0, 3]
+    token = host.commit(token, (4, 10))
+    host.restart()
+    assert host.seqs(token, 0, 10) == [0, 3, 4]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +40,15 @@ class Operator:
 
     def __init__(self, location: Location, folder: Path) -> None:
         self.location, self.folder, self.io = location, folder, IoThread()
+        self.retain = RETAIN
 
-    def batch(self, checkpoint: str, number: int, tokens: Tokens, shards: range = range(SHARDS)) -> Tokens:
-        """Returns the tokens of the versions after it. Shards that are not named keep theirs, as if no rows came."""
+    def batch(
+        self, checkpoint: str, number: int, tokens: Tokens, shards: range = range(SHARDS), keeps: int = 99
+    ) -> Tokens:
+        """Returns the tokens of the versions after it. Shards that are not named keep theirs, as if no rows came.
+
+        ``keeps``: how many of the last slices a version has.
+        """
         after = list(tokens)
         for no in shards:
             shard = self.shard(checkpoint, no)
@@ -47,6 +56,7 @@ class Operator:
             snapshot = shard.open(tokens[no], name, shard.identity)
             next_seq = snapshot["next_seq"] if snapshot else 0
             shard.append(name, [(next_seq, False, make_block(number, number))])
+            shard.release(name, purge=[number - keeps])
             after[no] = shard.commit(name, {"next_seq": next_seq + 1})
             shard.close()
         return after
@@ -70,7 +80,7 @@ class Operator:
             self.location.storage(names, live / "copies", digest_of(checkpoint)),
             live / "shard",
             lambda p: STORES["tiered"](p, self.io, MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10),
-            retain=RETAIN,
+            retain=self.retain,
             home=lambda now: home_of(self.location, now, live / "copies"),
         )
 
@@ -193,6 +203,7 @@ def test_lineages_that_are_forgotten_leave_what_idle_shards_need(operator: Opera
     folder.close()
     assert [operator.slices(moved_to, 3, tokens[no], no) for no in range(SHARDS)] == [[0, 2], [0, 1], [0]]
     tokens = operator.batch(moved_to, 3, tokens)
+    tokens = operator.batch(moved_to, 4, tokens)
     assert len([*operator.folder.glob("state/**/manifests/*")]) <= 2 * SHARDS, "what nobody needs is deleted"
 
 
@@ -223,3 +234,71 @@ def test_a_copy_goes_on_after_it_was_started_with_another_definition_by_mistake(
     assert shard.open(token, "0000000001-right", right) is not None  # the server has kept the shard
     shard.close()
     assert operator.slices("copy", 1, token, 0) == [0]
+
+
+def test_each_file_is_copied_once(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many versions name a file, and the tasks of all shards begin at the same time."""
+    operator.retain = 100
+    original: Tokens = [None] * SHARDS
+    for number in range(12):
+        original = operator.batch("original", number, original)
+    copies: Counter[tuple[str, str]] = Counter()
+    for kind in (RemoteStorage, LocalStorage):
+
+        def counted(self: Any, other: Any, names: Sequence[str], take: Any = kind.take) -> None:
+            copies.update((self.where("t"), name) for name in names)
+            take(self, other, names)
+
+        monkeypatch.setattr(kind, "take", counted)
+    begin = threading.Barrier(SHARDS)
+
+    def task(no: int) -> Tokens:
+        begin.wait()
+        return operator.batch("copy", 12, original, range(no, no + 1))
+
+    with ThreadPoolExecutor(SHARDS) as pool:
+        copied = [tokens[no] for no, tokens in enumerate(pool.map(task, range(SHARDS)))]
+    assert len(copies) >= SHARDS * 12
+    assert set(copies.values()) == {1}
+    for no in range(SHARDS):
+        assert operator.slices("copy", 13, copied[no], no) == list(range(13))
+
+
+def test_a_shard_that_is_opened_while_another_task_takes_its_versions(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task has taken the files of an older version of shard 1, and not yet its manifest, when shard 1 commits."""
+    original: Tokens = [None] * SHARDS
+    for number in range(3):
+        original = operator.batch("original", number, original, keeps=1)
+    half_way, go_on = threading.Event(), threading.Event()
+    for kind in (RemoteStorage, LocalStorage):
+
+        def waits(self: Any, token: str, manifest: bytes, *, first: bool = False, save: Any = kind.save) -> None:
+            if token == "0000000001-original-1":
+                half_way.set()
+                assert go_on.wait(60)
+            save(self, token, manifest, first=first)
+
+        monkeypatch.setattr(kind, "save", waits)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(operator.batch, "copy", 3, original, range(1), 1)
+        assert half_way.wait(60)
+        copy = operator.batch("copy", 3, original, range(1, 2), 1)
+        go_on.set()
+        copy[0] = other.result()[0]
+    assert damage_of(operator) == []
+    for number in range(4, 7):
+        copy = operator.batch("copy", number, copy, keeps=1)
+        assert damage_of(operator) == []
+    assert operator.slices("copy", 7, copy[1], 1) == [6]
+    assert len([*operator.folder.glob("state/**/lineage-*/shard-00001/manifests/*")]) == 2
+
+
+def damage_of(operator: Operator) -> list[str]:
+    """What ``aion inspect`` finds."""
+    folder = StateFolder(str(operator.folder / "state"))
+    try:
+        return [line for shard in folder.shards() for line in folder.check(shard).damage]
+    finally:
+        folder.close()

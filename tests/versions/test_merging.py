@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import state_backends.versions.shard as checkpoint
 from aion.core.compaction.files import Limits
 from state_backends.files.names import MERGED
 from state_backends.store.io_thread import Priority, Steps
+from state_backends.versions import lineage
 from state_backends.versions.manifest import load
 from tests.stores.rig import KIB, make_block
 from tests.versions.host import Host, in_the_way
@@ -167,7 +167,7 @@ def test_old_versions_are_looked_into_once(hosts: Callable[..., Host], monkeypat
         loads[name] += 1
         return load(data, name)
 
-    monkeypatch.setattr(checkpoint, "load", noting)
+    monkeypatch.setattr(lineage, "load", noting)
     monkeypatch.setattr(Path, "glob", lambda path, pattern: (lists.update([path.name]), glob(path, pattern))[1])
     for i in range(12, 42):
         tokens.append(host.commit(tokens[-1], (i, i // 4)))

@@ -76,18 +76,18 @@ def test_a_damaged_older_version_does_not_keep_the_current_one_from_opening(make
     assert host.seqs(second, 0) == [0, 1]
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("number", [1, 2, 5])
 @pytest.mark.parametrize("what", ["a manifest", "operator.json"])
 def test_another_format_is_refused_and_is_not_called_damage(make: Callable[..., Host], what: str, number: int) -> None:
     host = make()
     token = host.commit(None, (0, 0))
     path = host.manifest(token) if what == "a manifest" else host.folder / "operator.json"
     value = json.loads(path.read_bytes().splitlines()[0])
-    assert value["format"] == 3
+    assert value["format"] == 4
     body = orjson.dumps({**value, "format": number, "news": True})
     path.write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
     host.restart()
-    with pytest.raises(FormatError, match=rf"{path.name}.*in format {number}; this Aion reads format 3"):
+    with pytest.raises(FormatError, match=rf"{path.name}.*in format {number}; this Aion reads the formats 3 and 4"):
         host.open(token)
 
 

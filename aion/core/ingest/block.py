@@ -32,6 +32,7 @@ import pyarrow as pa
 
 from aion.core.checksum import crc32
 from aion.core.ingest import json_codec
+from aion.core.plain_names import is_plain
 from aion.errors import CorruptBlock, FormatError
 from aion.thresholds import threshold
 
@@ -213,14 +214,20 @@ def _reference(header: Header, at: BodyAt) -> bytes:
 
 
 def _place(view: memoryview) -> BodyAt | None:
-    """The place in a reference; ``view``: what follows its header. None if a body follows, and not a place."""
+    """The place in a reference; ``view``: what follows its header. None if a body follows, and not a place.
+
+    Raises CorruptBlock if the file does not have a plain name.
+    """
     if view[: len(_PLACE_MAGIC)] != _PLACE_MAGIC or len(view) < _PLACE.size:
         return None
     _, offset, length = _PLACE.unpack_from(view)
     end = _PLACE.size + length
     if len(view) != end + _CRC.size or _CRC.unpack_from(view, end)[0] != crc32(view[:end]):
         return None
-    return BodyAt(bytes(view[_PLACE.size : end]).decode(), offset)
+    file = bytes(view[_PLACE.size : end]).decode(errors="replace")
+    if not is_plain(file):
+        raise CorruptBlock(f"its body is in a file with the name {file[:200]!r}, which is not a plain name")
+    return BodyAt(file, offset)
 
 
 def parse(data: Buffer, name: str = "block") -> Block:
@@ -243,7 +250,11 @@ def parse(data: Buffer, name: str = "block") -> Block:
             header = header._replace(compacted=Compacted(*_COMPACTED.unpack_from(view, fields.size)))
     except ValueError as error:
         raise FormatError(f"{name}: {error}; a newer Aion wrote it") from None
-    if (at := _place(view[header.own_bytes :])) is not None:
+    try:
+        at = _place(view[header.own_bytes :])
+    except CorruptBlock as error:
+        raise CorruptBlock(f"{name}: {error}") from None
+    if at is not None:
         return Block(header, b"", at)
     if len(view) != header.size_bytes:
         raise CorruptBlock(f"{name}: {len(view)} bytes where its header says {header.size_bytes}")

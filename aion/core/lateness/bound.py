@@ -6,8 +6,9 @@ history supports. In between, new windows get the same bound, unless the latest 
 randomness.
 
 Shards that learn together read what other shards have published on the same host. Two attempts of one batch may read
-different things. So a shared result takes effect only from the shard's next snapshot on, never in the batch that found
-it. That keeps a batch deterministic: what it does depends only on the version it starts from and on its events.
+different things. So a shared result, and all else that an evaluation changes, takes effect only from the shard's next
+snapshot on, never in the batch that found it. That keeps a batch deterministic: what it does depends only on the
+version it starts from and on its events.
 """
 
 from __future__ import annotations
@@ -154,12 +155,14 @@ class AdaptiveBound:
             if self.drift is not None:
                 self.drift.forget_before(to_us)
         else:
+            if self.together:
+                # Whether this shard evaluates depends on what others have published. So the decision comes first.
+                self._follow(from_us, anew=False)
             if self.asks(from_us):
                 self._next = self._evaluate(from_us)
-            anew = not self.together and self._current is not self._next
-            if anew:
-                self._current = self._next
-            self._follow(from_us, anew)
+            if not self.together:
+                anew, self._current = self._current is not self._next, self._next
+                self._follow(from_us, anew)
             self.ahead.fade(to_us - from_us)
         if self.conformal is not None:
             self.conformal.advance(to_us, self.decision.bound_us, self.ahead_us)

@@ -173,7 +173,7 @@ class _Versions:
         files = tuple(FileEntry(no, f.path, f.size_bytes, 0, 0, f.blocks) for no, f in self._known.items())
         self._number += 1
         past = self._retention.following(self._held, files)
-        self._held = Manifest(f"{self._number:010d}", None, self._number, _NOBODY, files, (), 0, {})
+        self._held = Manifest(f"{self._number:010d}", None, self._number, _NOBODY, files, 0, {})
         self._retention.committed(self._held, past, self._number)
         held_bytes, disk_bytes = self._retention.held_bytes, self._retention.disk_bytes
         store.compact(self._known, held_bytes=held_bytes, disk_bytes=disk_bytes)

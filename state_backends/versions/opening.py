@@ -1,0 +1,85 @@
+"""What a shard reads when it is opened, besides its version: whose state it is, and which older versions are kept."""
+
+from __future__ import annotations
+
+import logging
+
+from aion.errors import CorruptState, ForeignState, FormatError
+from state_backends.files.names import MANIFEST, OPERATOR
+from state_backends.files.storage import Storage
+from state_backends.versions.lineage import read_version
+from state_backends.versions.manifest import Identity, Manifest, Past, check_operator, dump_operator, load_operator
+from state_backends.versions.retention import batch_of, floor_of
+
+log = logging.getLogger(__name__)
+
+
+def claim(storage: Storage, identity: Identity, *, may_change: bool) -> None:
+    """Compares a shard with ``operator.json``, which the operator's shards share. Writes it if it is missing.
+
+    ``may_change``: the first batch is not complete, so the definition may still change. Raises ForeignState.
+    """
+    found, own = storage.owner(), dump_operator(identity)
+    if found is None:
+        found = storage.claim(own, first=True)
+    if found == own:
+        return
+    where = f"{OPERATOR} of operator {identity.operator!r}"
+    if not may_change:
+        operator = load_operator(found, where)
+        check_operator(operator, identity, f"the state of {where}")
+        if operator["checkpoint"] != identity.checkpoint:
+            raise ForeignState(
+                f"the state of {where} is used by the query with the checkpoint {operator['checkpoint']}, not by this "
+                f"one with {identity.checkpoint}; start again, and it gets a folder of its own"
+            )
+    storage.claim(own, first=False)
+
+
+def older(storage: Storage, manifest: Manifest | None, keep: int) -> tuple[list[Past], int]:
+    """The kept versions before a version, oldest first, and a floor: see :func:`floor_of`.
+
+    ``keep``: how many are kept, with this one. The manifest lists them all, unless the history is longer than one
+    manifest lists, or more versions are kept now than when it was written. Then the oldest version that it lists names
+    those before.
+    """
+    if manifest is None:
+        return [], -1
+    past, first = list(manifest.history), manifest
+    while len(past) < keep - 1 and first.history:
+        try:
+            first = read_version(storage, first.history[0].token)
+            past = [*first.history, *past]
+        except FileNotFoundError:
+            break  # deleted, and so are all before it
+        except (CorruptState, FormatError) as error:
+            log.warning("an older version of shard %d cannot be read: %s", manifest.identity.shard, error)
+            return past, floor_of(past) if past else batch_of(manifest.token)
+    return past[-(keep - 1) :], -1
+
+
+def not_found(storage: Storage, token: str, identity: Identity, keep: int, *, has_lineages: bool) -> str:
+    """The message for a version that Spark asks for and that does not exist. It names the likely reason."""
+    text = (
+        f"Spark asks for version {token} of shard {identity.shard} of operator {identity.operator!r}, "
+        f"but {storage.where(token)} does not exist"
+    )
+    there = [int(n[:10]) for n in storage.listing()[0] if n.endswith(MANIFEST) and n[:10].isdecimal()]
+    if not there and has_lineages:
+        return (
+            f"{text}, and no other lineage of the query has this version. Was the checkpoint copied long ago, or "
+            "was its state deleted?"
+        )
+    batch = token.partition("-")[0]
+    if there and batch.isdecimal() and int(batch) < min(there):
+        text += (
+            f". The checkpoint is at batch {int(batch)}, but only batches {min(there)} to {max(there)} are kept "
+            "here: was it restored from a backup, or copied long ago? State is kept for "
+            f"spark.sql.streaming.minBatchesToRetain batches, {keep - 1}"
+        )
+    elif there:
+        text += (
+            ". If the query uses the result of this operator twice, its state was written twice: use it once, and "
+            "take it apart in foreachBatch after batch.persist()"
+        )
+    return text

@@ -1,0 +1,47 @@
+"""An attempt goes on when files of its server's host go or are damaged: it opens its shard again, once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from aion.errors import CorruptBlock, CorruptState
+from state_backends.store.backends import StoreConfig
+from tests.server.conftest import Connect, block, open_shard, snapshot, values
+
+ON_DISK = StoreConfig(backend="rocksdb", budget_bytes=1 << 20)
+
+
+def test_the_working_folder_is_removed_while_a_task_works(connect: Connect, tmp_path: Path) -> None:
+    client = connect()
+    attempt = open_shard(client, tmp_path, None, "a0", store=ON_DISK)
+    attempt.append([(0, False, block(1)), (1, False, block(2, slice_us=10))])
+    attempt.commit(snapshot(2))
+    attempt = open_shard(client, tmp_path, "a0", "a1", store=ON_DISK)
+    attempt.append([(2, False, block(3))])
+    shutil.rmtree(tmp_path / ".live")
+    attempt.append([(3, False, block(4, slice_us=10))])
+    assert values(attempt, 0, 10) == [1, 3, 2, 4]
+    attempt.commit(snapshot(4))
+    attempt = open_shard(client, tmp_path, "a1", "a2", store=ON_DISK)
+    assert values(attempt, 0, 10) == [1, 3, 2, 4]
+    attempt.abort()
+
+
+def test_a_version_that_is_damaged_itself_is_named(connect: Connect, tmp_path: Path) -> None:
+    client = connect()
+    attempt = open_shard(client, tmp_path, None, "a0", store=ON_DISK)
+    attempt.append([(0, False, block(*range(1000)))])
+    attempt.commit(snapshot(1))
+    (path,) = tmp_path.rglob("files/*.sst")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    with path.open("r+b") as file:
+        file.write(data)
+    attempt = open_shard(client, tmp_path, "a0", "a1", store=ON_DISK)
+    with pytest.raises((CorruptBlock, CorruptState), match=r"file 0000000000-0000000000-a0\.sst"):
+        values(attempt, 0)
+    assert attempt.servers == 2, "it tried once more"
+    attempt.abort()
