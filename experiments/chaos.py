@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from experiments.chaos_child import STARTING_S, ChaosError, Child, start
+from experiments.chaos_places import STORES, Bucket, FolderPlace, Place
 from experiments.chaos_result import Fault, Result, Settings, resumed, summary
 from experiments.chaos_workloads import WORKLOADS, workload_of
 from experiments.host_cluster import Cluster, cluster, is_possible
@@ -55,6 +56,7 @@ def chaos(
         typer.Option(min=0, max=8, help="Hosts with executors; 0: none. Default: 2 where root can make them."),
     ] = None,
     workload: Annotated[str, typer.Option(help=f"What the queries do: {' or '.join(WORKLOADS)}.")] = "windows",
+    store: Annotated[str, typer.Option(help=f"Where their state is: {' or '.join(STORES)}.")] = "folder",
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last complete round.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for results and temporary files.", file_okay=False)] = Path(
         "out/chaos"
@@ -66,12 +68,18 @@ def chaos(
 
     if workload not in WORKLOADS:
         raise typer.BadParameter(f"--workload: {workload!r} is none; use {' or '.join(WORKLOADS)}")
+    if store not in STORES:
+        raise typer.BadParameter(f"--store: {store!r} is none; use {' or '.join(STORES)}")
     console = wide_console()
     if hosts is None:
-        hosts = 2 if is_possible() else 0
+        hosts = 2 if is_possible() and store == "folder" else 0
+    elif hosts and store != "folder":
+        raise typer.BadParameter("--store s3 needs --hosts 0: its server is only on this host's loopback interface")
     elif hosts and not is_possible():
         raise typer.BadParameter("--hosts: this user may not make network namespaces; use --hosts 0")
-    settings = Settings(kills, seed, events_of_a_file=events, payload_bytes=payload, hosts=hosts, workload=workload)
+    settings = Settings(
+        kills, seed, events_of_a_file=events, payload_bytes=payload, hosts=hosts, workload=workload, store=store
+    )
     record = {
         "experiment": "chaos",
         "settings": asdict(settings),
@@ -159,12 +167,12 @@ class Round:
         for folder in (disturbed, calm, copied):
             folder.mkdir()
         events = self._write_files(self.work / "all")
-        state, shown = disturbed / "state", self.work / "input"
+        shown = self.work / "input"
         shown.mkdir()
         for folder in (disturbed, copied):
             for query in queries:
                 (folder / f"input-{query}").symlink_to(shown)
-        with self._cluster() as self._places:
+        with self._cluster() as self._places, self._store(disturbed / "state") as state:
             self._disturbed(disturbed, copied, state)
         batches = {query: composition(disturbed, query) for query in queries}
         for query, names in batches.items():
@@ -172,7 +180,7 @@ class Round:
         self._print("the same batches without faults ...")
         begin = time.monotonic()
         (calm / UNDISTURBED).touch()
-        with self._child(calm, calm / "state", None) as child:
+        with self._child(calm, FolderPlace(calm / "state"), None) as child:
             if (code := self._wait_for_end(child)) != 0:
                 raise ChaosError(f"the undisturbed run ended with {code}: {child.last_words()}")
             child.wait_for_jvm()
@@ -206,7 +214,18 @@ class Round:
             f"round {self.number}: {self.result.kills} kills so far, {len(self.result.differences)} differences"
         )
 
-    def _disturbed(self, disturbed: Path, copied: Path, state: Path) -> None:
+    @contextmanager
+    def _store(self, folder: Path) -> Iterator[Place]:
+        if self.settings.store == "folder":
+            yield FolderPlace(folder)
+            return
+        bucket = Bucket()
+        try:
+            yield bucket
+        finally:
+            bucket.close()
+
+    def _disturbed(self, disturbed: Path, copied: Path, state: Place) -> None:
         """Runs the queries with faults, and from half-way on also the copy."""
         half = self.files // 2
         self._print(f"round {self.number}: {self.files} files, {self.kills} kills to come")
@@ -246,7 +265,7 @@ class Round:
             name = f"{file:06d}.parquet"
             os.link(self.work / "all" / name, self.work / "input" / name)
 
-    def _repartition(self, folder: Path, state: Path) -> None:
+    def _repartition(self, folder: Path, state: Place) -> None:
         partitions = self.rng.choice((1, 3, 4))
         with (folder / "repartition.log").open("w+b") as log:
             code = start(folder, state, log, self._places, self.settings.workload, str(partitions)).wait(STARTING_S)
@@ -256,10 +275,12 @@ class Round:
         self.result.repartitions += len(list(folder.glob("checkpoint-*")))
         self._print(f"copied the checkpoints; those of the original now have {partitions} partitions")
 
-    def _note_files(self, state: Path) -> None:
-        """Counts files that versions name. A handed-over file has a link in each of its shards."""
+    def _note_files(self, state: Place) -> None:
+        """Counts files that versions in a folder name. A handed-over file has a link in each of its shards."""
+        if state.folder is None:
+            return
         for end, names in self._seen.items():
-            names |= {path.name for path in state.glob(f"*/*/shard-*/**/*{end}")}
+            names |= {path.name for path in state.folder.glob(f"*/*/shard-*/**/*{end}")}
         merged, handed = (was + len(names) for was, names in zip(self._before, self._seen.values(), strict=True))
         self.result.merged_files, self.result.handed_files = merged, handed
 
@@ -286,14 +307,14 @@ class Round:
     # -- the child ----------------------------------------------------------------------------------------
 
     @contextmanager
-    def _child(self, folder: Path, state: Path, places: Cluster | None) -> Iterator[Child]:
+    def _child(self, folder: Path, state: Place, places: Cluster | None) -> Iterator[Child]:
         child = Child(folder, state, places, self.settings.workload)
         try:
             yield child
         finally:
             child.end()
 
-    def _disturb(self, folder: Path, state: Path, kills: int, files: int) -> None:
+    def _disturb(self, folder: Path, state: Place, kills: int, files: int) -> None:
         """Causes faults until there are ``kills`` kills, then lets the queries finish.
 
         Starts the process again as often as needed. ``files``: how many input files there are so far.
@@ -353,7 +374,7 @@ class Round:
         kind = next(self.kinds, None)
         if kind is None:
             if self.rng.random() < chaos_faults.FAULT_SHARE:
-                kind = chaos_faults.fault_kind(self.rng)
+                kind = chaos_faults.fault_kind(self.rng, child.state.bucket is not None)
             else:
                 kind = chaos_faults.kill_kind(self.rng, self._places is not None)
         before = child.by_query()
@@ -362,7 +383,9 @@ class Round:
         moment = ""
         kills = chaos_faults.KILLS | chaos_faults.KILLS_OF_HOSTS
         if kind in kills:
-            moment = chaos_faults.wait_for_moment(child.application, child.state, self._workload.moments, self.rng)
+            moment = chaos_faults.wait_for_moment(
+                child.application, child.state.folder, self._workload.moments, self.rng
+            )
         while done is None and time.monotonic() < deadline and child.process.poll() is None:
             done = chaos_faults.do(kind, child.application, self.rng)
             if done is None:

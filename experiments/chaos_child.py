@@ -16,6 +16,7 @@ import psutil
 
 if TYPE_CHECKING:
     from experiments.chaos_faults import Application
+    from experiments.chaos_places import Place
     from experiments.host_cluster import Cluster
 
 STALLED_S = 300.0
@@ -34,12 +35,12 @@ def environment() -> dict[str, str]:
 
 
 def start(
-    folder: Path, state: Path, out: IO[bytes], cluster: Cluster | None, workload: str, *more: str
+    folder: Path, state: Place, out: IO[bytes], cluster: Cluster | None, workload: str, *more: str
 ) -> subprocess.Popen[bytes]:
     """Starts :mod:`experiments.chaos_query` in ``folder``, here or on the cluster's host of the drivers."""
     from experiments.chaos_query import CLUSTER, cluster_settings, jvm_options
 
-    command = [sys.executable, "-m", "experiments.chaos_query", str(folder), str(state), workload, *more]
+    command = [sys.executable, "-m", "experiments.chaos_query", str(folder), state.uri, workload, *more]
     if cluster is None:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(), cwd=folder
@@ -52,12 +53,12 @@ def start(
 
 
 class Child:
-    """One life of the process with the queries, which works in ``folder``. ``state``: the folder of its state.
+    """One life of the process with the queries, which works in ``folder``. ``state``: where its state is.
 
     ``cluster``: where Spark runs; None: in the process itself. ``name``: of the workload.
     """
 
-    def __init__(self, folder: Path, state: Path, cluster: Cluster | None, name: str) -> None:
+    def __init__(self, folder: Path, state: Place, cluster: Cluster | None, name: str) -> None:
         from experiments.chaos_query import STARTED
         from experiments.chaos_workloads import workload_of
 
@@ -91,7 +92,7 @@ class Child:
 
     def wait_until_started(self) -> None:
         from experiments.chaos_faults import Application
-        from experiments.chaos_query import STARTED
+        from experiments.chaos_query import SPARK, STARTED
         from state_backends.server import processes
 
         deadline = time.monotonic() + STARTING_S
@@ -103,7 +104,8 @@ class Child:
         driver, jvm = processes.find(started["driver"]), processes.find(started["jvm"])
         if driver is None or jvm is None:
             raise ChaosError(f"the child ended at once: {self.last_words()}")
-        self._application = Application(started["application"], driver, jvm, self.cluster)
+        local = self.state.folder or self.folder / SPARK
+        self._application = Application(started["application"], driver, jvm, local, self.state.bucket, self.cluster)
         self._progress = self.batches(), time.monotonic()
 
     def wait_for_first_batches(self) -> None:

@@ -22,13 +22,14 @@ import psutil
 
 from aion.errors import AionError
 from experiments.memory_pressure.tree import python_workers
-from state_backends.files.names import HANDED_FOLDER
+from state_backends.files.names import HANDED_FOLDER, SST
 from state_backends.server import processes, server_folder
 from state_backends.server.client import StateClient, runtime_dir
 from state_backends.server.processes import Process
 from state_backends.server.server_folder import SOCKET
 
 if TYPE_CHECKING:
+    from experiments.chaos_places import Bucket
     from experiments.host_cluster import Cluster
 
 KILLS = {"server": 40, "worker": 40, "hung server": 5, "daemon": 5, "JVM": 10}
@@ -38,8 +39,14 @@ process from which Spark forks its Python workers; they die with it."""
 KILLS_OF_HOSTS = {"executor": 10, "host": 5}
 """More kinds, where Spark runs on a cluster. A host that is killed loses all its processes, and sometimes its disk."""
 
-FAULTS = {"full disk": 50, "no descriptors": 15, "pause": 20, "socket gone": 15}
-"""Faults between the kills that kill nothing, out of 100."""
+FAULTS = {"full disk": 40, "no descriptors": 15, "pause": 20, "socket gone": 15, "live folder": 20}
+"""Faults between the kills that kill nothing, and their weights. A live folder is the working folder of a server, or of
+one shard in it: somebody removes it."""
+
+FAULTS_OF_BUCKETS = {"busy bucket": 25, "slow bucket": 20, "silent bucket": 10, "damaged copy": 25}
+"""More of them, where state is in a bucket. A copy is a local one of a file in the bucket."""
+
+SILENT_SECONDS = 20.0
 
 FAULT_SHARE = 0.2
 
@@ -48,15 +55,22 @@ BURSTS = {1: 30, 2: 25, 3: 20, 4: 15, 5: 10}
 from the one before."""
 
 HUNG_SECONDS = 60.0
+LIVE = ".live"
 
 
 @dataclass(frozen=True)
 class Application:
-    """The processes of one life of the child. ``cluster``: where its executors are; None: in the JVM of the driver."""
+    """The processes of one life of the child. ``cluster``: where its executors are; None: in the JVM of the driver.
+
+    ``local``: the folder below which its state servers have their working folders. ``bucket``: that of its state, if
+    it is in one.
+    """
 
     name: str
     driver: Process
     jvm: Process
+    local: Path
+    bucket: Bucket | None = None
     cluster: Cluster | None = None
 
     @property
@@ -120,8 +134,9 @@ def kill_kind(rng: random.Random, on_hosts: bool) -> str:
     return rng.choices(list(kinds), list(kinds.values()))[0]
 
 
-def fault_kind(rng: random.Random) -> str:
-    return rng.choices(list(FAULTS), list(FAULTS.values()))[0]
+def fault_kind(rng: random.Random, in_bucket: bool) -> str:
+    kinds = {**FAULTS, **FAULTS_OF_BUCKETS} if in_bucket else FAULTS
+    return rng.choices(list(kinds), list(kinds.values()))[0]
 
 
 def burst(rng: random.Random) -> int:
@@ -130,21 +145,24 @@ def burst(rng: random.Random) -> int:
 
 
 def wait_for_moment(
-    app: Application, state: Path, moments: Mapping[str, int], rng: random.Random, timeout_s: float = 4.0
+    app: Application, state: Path | None, moments: Mapping[str, int], rng: random.Random, timeout_s: float = 4.0
 ) -> str:
     """Waits for a random kind of moment, and returns its name.
 
-    ``state``: the folder of the versions. ``moments``: the weight of each kind. At ``any`` time; just after a child
-    began a file of blocks that it hands over (``hand-over``); just after the server got blocks or values (``append``);
-    just after a version got a new file (``commit``).
+    ``state``: the folder of the versions. None: they are in a bucket, where nobody watches for new files. ``moments``:
+    the weight of each kind. At ``any`` time; just after a child began a file of blocks that it hands over
+    (``hand-over``); just after the server got blocks or values (``append``); just after a version got a new file
+    (``commit``).
     """
+    if state is None:
+        moments = {name: weight for name, weight in moments.items() if name in ("any", "append")}
     moment = rng.choices(list(moments), list(moments.values()))[0]
     extra_s = rng.uniform(0.0, 0.02)
     if moment != "any":
         with contextlib.closing(StateClient(rng.choice(app.places), None)) as client:
             before, deadline = 1 << 62, time.monotonic() + timeout_s
             count = {"hand-over": _handed, "append": lambda _: _held_by(client), "commit": _files_of}[moment]
-            while (now := count(state)) <= before:
+            while (now := count(state or app.local)) <= before:
                 if time.monotonic() > deadline:
                     return "at any time"
                 before = now
@@ -190,6 +208,11 @@ def do(kind: str, app: Application, rng: random.Random) -> Done | None:
         "no descriptors": _use_up_descriptors,
         "pause": _pause,
         "socket gone": _remove_socket,
+        "live folder": _remove_live_folder,
+        "busy bucket": _refuse_requests,
+        "slow bucket": _delay_requests,
+        "silent bucket": _answer_nothing,
+        "damaged copy": _damage_copy,
     }
     return actions[kind](app, rng)
 
@@ -312,6 +335,58 @@ def _remove_socket(app: Application, rng: random.Random) -> Done | None:
     server, place = rng.choice(found)
     (place / SOCKET).unlink(missing_ok=True)
     return Done("socket gone", server.pid)
+
+
+def _remove_live_folder(app: Application, rng: random.Random) -> Done | None:
+    """Removes what a state server works with: its whole folder, or that of one shard."""
+    server = app.server(rng)
+    depth = rng.choice(["*", "*/[0-9]*"])
+    found = [folder for folder in sorted(app.local.glob(f"**/{LIVE}/{depth}")) if folder.is_dir()]
+    if server is None or not found:
+        return None
+    chosen = rng.choice(found)
+    shutil.rmtree(chosen, ignore_errors=True)
+    return Done("live folder", server.pid, "of a server" if depth == "*" else "of a shard")
+
+
+def _damage_copy(app: Application, rng: random.Random) -> Done | None:
+    server = app.server(rng)
+    found = [path for path in sorted(app.local.glob(f"**/{LIVE}/**/*{SST}")) if path.is_file() and path.stat().st_size]
+    if server is None or not found:
+        return None
+    chosen = rng.choice(found)
+    with contextlib.suppress(FileNotFoundError):
+        data = bytearray(chosen.read_bytes())
+        at = rng.randrange(len(data))
+        data[at] ^= 0xFF
+        with chosen.open("r+b") as file:  # the same file, which RocksDB may have open
+            file.write(data)
+    return Done("damaged copy", server.pid, f"byte {at:,} of {chosen.name}")
+
+
+def _refuse_requests(app: Application, rng: random.Random) -> Done | None:
+    share, seconds = rng.choice([0.2, 0.5, 1.0]), rng.uniform(0.5, 6.0)
+    return _at_bucket(app, rng, "busy bucket", "failing", seconds, share, note=f"refuses {share:.0%}")
+
+
+def _delay_requests(app: Application, rng: random.Random) -> Done | None:
+    wait_s, seconds = rng.uniform(0.05, 1.0), rng.uniform(2.0, 8.0)
+    return _at_bucket(app, rng, "slow bucket", "slow", seconds, wait_s, note=f"each request waits {wait_s:.2f} s")
+
+
+def _answer_nothing(app: Application, rng: random.Random) -> Done | None:
+    return _at_bucket(app, rng, "silent bucket", "silent", SILENT_SECONDS, note="no answer")
+
+
+def _at_bucket(
+    app: Application, rng: random.Random, kind: str, how: str, seconds: float, *arguments: float, note: str
+) -> Done | None:
+    server = app.server(rng)
+    if app.bucket is None or server is None:
+        return None
+    with getattr(app.bucket, how)(*arguments):
+        time.sleep(seconds)
+    return Done(kind, server.pid, f"{note} for {seconds:.1f} s")
 
 
 def end(process: Process) -> None:

@@ -1,9 +1,9 @@
 """The process that the chaos experiment disturbs: Spark with the queries of a workload, each with an idempotent sink.
 
 ``python -m experiments.chaos_query WORK STATE WORKLOAD`` reads ``WORK/input-<query>``, one file per batch, until there
-are no more files, and keeps its state in STATE. The rows of a batch become ``WORK/<query>/<batch>.json``, by renaming.
-If that file exists and has other rows, they become ``<batch>.differs-<n>.json`` instead. ``<batch>.offset`` is the
-offset of the batch in its source. A query that fails restarts from its checkpoint.
+are no more files. STATE is the folder or URI of its state. The rows of a batch become ``WORK/<query>/<batch>.json``, by
+renaming. If that file exists and has other rows, they become ``<batch>.differs-<n>.json`` instead. ``<batch>.offset``
+is the offset of the batch in its source. A query that fails restarts from its checkpoint.
 
 ``python -m experiments.chaos_query WORK STATE WORKLOAD N`` only repartitions the checkpoints to N partitions, offline.
 
@@ -53,6 +53,8 @@ SHARDS = 4
 RETAINED = 2
 PARTITIONS = "partitions"
 CLUSTER = "cluster.json"
+SPARK = "spark"
+"""Spark's local files. Copies of remote state are there, too."""
 
 
 def jvm_options(folder: Path, record: bool = False) -> str:
@@ -83,7 +85,7 @@ def cluster_settings(master: str, driver: str, executors: int, jvm: str) -> dict
     }
 
 
-def session(work: Path, state: Path) -> SparkSession:
+def session(work: Path, state: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     import aion
@@ -94,7 +96,7 @@ def session(work: Path, state: Path) -> SparkSession:
         .appName("aion chaos")
         .config("spark.driver.memory", "1g")
         .config("spark.driver.extraJavaOptions", jvm_options(work.parent, record=undisturbed))
-        .config("spark.local.dir", str(work / "spark"))
+        .config("spark.local.dir", str(work / SPARK))
         .config("spark.sql.shuffle.partitions", _partitions(work))
         .config("spark.sql.streaming.minBatchesToRetain", str(RETAINED))
         # Otherwise it would depend on timing whether a batch without data follows.
@@ -109,7 +111,7 @@ def session(work: Path, state: Path) -> SparkSession:
     if (work / CLUSTER).exists():
         for key, value in json.loads((work / CLUSTER).read_text()).items():
             builder = builder.config(key, value)
-    spark = aion.configure(builder, policy=POLICY, state_dir=str(state), state_shards=SHARDS).getOrCreate()
+    spark = aion.configure(builder, policy=POLICY, state_dir=state, state_shards=SHARDS).getOrCreate()
     spark.sparkContext.setLogLevel("WARN")  # lost tasks are warnings
     return spark
 
@@ -126,7 +128,7 @@ def _partitions(work: Path) -> str:
     return path.read_text() if path.exists() else "2"
 
 
-def repartition(work: Path, state: Path, what: Workload, partitions: int) -> None:
+def repartition(work: Path, state: str, what: Workload, partitions: int) -> None:
     """Changes the number of partitions of the checkpoints. No query may be using them."""
     spark = session(work, state)
     for query in what.queries:
@@ -157,7 +159,7 @@ def kept_once(folder: Path, checkpoint: Path) -> Callable[[DataFrame, int], None
     return write
 
 
-def run(work: Path, state: Path, what: Workload) -> int:
+def run(work: Path, state: str, what: Workload) -> int:
     from py4j.protocol import Py4JError
     from pyspark.errors import StreamingQueryException
 
@@ -200,12 +202,11 @@ def run(work: Path, state: Path, what: Workload) -> int:
 
 if __name__ == "__main__":
     # Not sys.exit: threads that wait for a dead JVM would keep the process alive.
-    work, state, name, *more = sys.argv[1:]
-    folders = Path(work).absolute(), Path(state).absolute()
+    folder, state_dir, name, *more = sys.argv[1:]
     if more:
-        repartition(*folders, workload_of(name), int(more[0]))
+        repartition(Path(folder).absolute(), state_dir, workload_of(name), int(more[0]))
         code = 0
     else:
-        code = run(*folders, workload_of(name))
+        code = run(Path(folder).absolute(), state_dir, workload_of(name))
     sys.stderr.flush()
     os._exit(code)

@@ -15,7 +15,7 @@ import typer
 class Settings:
     """``kinds``: the faults to cause, in this order; after them the seed chooses. ``hosts``: 0 means no cluster.
 
-    ``workload``: a key of WORKLOADS.
+    ``workload``: a key of WORKLOADS. ``store``: one of STORES, where the state is.
     A round has ``files_of_a_kill`` files for each of its kills, plus ``more_files``. If the files run out before all
     kills are done, another round follows.
     """
@@ -30,6 +30,7 @@ class Settings:
     hosts: int = 0
     kinds: tuple[str, ...] = ()
     workload: str = "windows"
+    store: str = "folder"
 
 
 @dataclass
@@ -79,7 +80,7 @@ def resumed(settings: Settings, out: Path) -> tuple[Result, float]:
         return Result(), 0.0
     found = json.loads(path.read_text())
     options = {"seed": "--seed", "events_of_a_file": "--events", "payload_bytes": "--payload", "hosts": "--hosts"}
-    options["workload"] = "--workload"
+    options |= {"workload": "--workload", "store": "--store"}
     for name, now in asdict(settings).items():
         was = found["settings"].get(name, getattr(Settings, name, None))
         if was != now and name not in ("kills", "kinds"):

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.classic.column import Column
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, VariantType
 
 from aion.config import Policy, policy_to_text
 from aion.config.layers import Source as PolicySource
@@ -199,6 +199,7 @@ def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int], *, time
     own, fields, names = {}, [], []
     for number, column in enumerate(by):
         (field,) = df.select(column).schema
+        _check_key(field)
         names.append(field.name)
         if field.name not in df.columns or _text(column) not in (field.name, quoted(field.name)):
             names[-1] = f"{_KEY}{number}"
@@ -215,6 +216,29 @@ def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int], *, time
     known = (*(name for _, name in own.values()), *df.columns)
     columns = Columns(tuple(wider.columns.index(name) for name in names), known, len(own))
     return Keyed(wider.withColumn(SHARD, shard), StructType(fields), columns, None if time is None else _TIME)
+
+
+_INSTEAD = ((MapType, "array_sort(map_entries(...))"), (VariantType, "to_json(...)"))
+"""Types of keys that Spark cannot hash, and what to group by instead."""
+
+
+def _check_key(field: StructField) -> None:
+    """Raises ConfigError if rows cannot be grouped by this column, on stock Spark neither."""
+    for type_, instead in _INSTEAD:
+        if _has(field.dataType, type_):
+            raise ConfigError(
+                f"group_by: the column {field.name!r} is of type {field.dataType.simpleString()}, "
+                f"which cannot be a key; group by {instead} of it"
+            )
+
+
+def _has(data: DataType, type_: type[DataType]) -> bool:
+    match data:
+        case StructType():
+            return any(_has(field.dataType, type_) for field in data)
+        case ArrayType():
+            return _has(data.elementType, type_)
+    return isinstance(data, type_)
 
 
 def _text(column: str | Column) -> str:

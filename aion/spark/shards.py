@@ -22,7 +22,7 @@ def shard_ids(shards: int) -> list[int]:
     """
     found: dict[int, int] = {}
     for candidate in itertools.count():
-        found.setdefault(_partition(candidate, shards), candidate)
+        found.setdefault(partition_of(candidate, shards), candidate)
         if len(found) == shards:
             return [found[i] for i in range(shards)]
     raise AssertionError("Murmur3 reaches every partition")
@@ -47,7 +47,7 @@ def _hashable(key: tuple[Column, DataType]) -> Column:
     return column.cast("double") if isinstance(type_, FractionalType) and not isinstance(type_, DecimalType) else column
 
 
-def _partition(value: int, partitions: int) -> int:
+def partition_of(value: int, partitions: int) -> int:
     """The partition to which Spark's hash partitioning sends an int key: Murmur3 with seed 42, modulo partitions."""
     h = _murmur3_int(value, 42)
     signed = h - (1 << 32) if h & 0x80000000 else h

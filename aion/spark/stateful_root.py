@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark import TaskContext
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from aion.spark.root_config import TaskConfig
@@ -88,6 +88,11 @@ class StatefulRoot(ShardRoot):
             # Spark asks for the schema of the state, before the first batch. It checks the names, types and options of
             # the processor's variables, and whether their types may change to what they are now.
             self._processor.init(handle)
+            return
+        with self._failing_cleanly():
+            self._task = self._make_task()
+            if self._task.deleted:
+                self._delete()
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         with self._failing_cleanly():
@@ -124,16 +129,50 @@ class StatefulRoot(ShardRoot):
                 self._keep(shard, _State(work.makes, soon_ms, self._seen(timerValues), soon_ms))
 
     def close(self) -> None:
-        if TaskContext.get() is None:
-            self._processor.close()  # Spark has asked for the schema, and is done
         with self._failing_cleanly():
-            for work in self._work.values():
+            for shard, work in self._work.items():
                 if not work.ended:
                     work.end_without_rows()
                     work.begin_commit()
-            if self._task is not None:
-                self._processor.close()
+                if self._task.deleted:
+                    self._task.learn(shard, work.makes, work)
+            self._processor.close()  # also if Spark has only asked for the schema
         super().close()
+
+    def _delete(self) -> None:
+        """Deletes state variables in all shards of this task, also in those without rows, as Spark does."""
+        client, deleted = self._handle._statefulProcessorApiClient, self._task.deleted
+        times = TimerValues(*client.get_timestamps(self._stateful.time_mode))
+        found = set(self._task.undone)
+        for shards in self._task.partitions:
+            here = False
+            for shard in shards:
+                client.set_implicit_key((shard,))
+                state = _State(*(self._state.get() or ()))
+                if state.token is None:  # it has no version, or is in another partition
+                    continue
+                here = True
+                if self._task.may_have(shard, state.token, deleted):
+                    found |= self._delete_in(shard, state, times)
+            if here:
+                break
+        client.remove_implicit_key()
+        for name in found:  # Spark's own count of deleted variables
+            self._handle.getValueState(name, self.SCHEMA)
+            self._handle.deleteIfExists(name)
+
+    def _delete_in(self, shard: int, state: _State, times: Any) -> frozenset[str]:
+        """Deletes state variables in a shard, and returns those that it had."""
+        assert state.token is not None
+        work = self._open(shard, times)
+        there: frozenset[str] = work.names & self._task.deleted
+        if there:
+            # Without rows the commit comes in close(), where Spark no longer takes the token.
+            self._keep(shard, state._replace(token=work.makes))
+        else:
+            self._task.learn(shard, state.token, work)
+            self._work.pop(shard).abort()
+        return there
 
     def _batch(self, shard: int, rows: Iterator[Any], times: Any) -> Iterator[Any]:
         work = self._open(shard, times)
@@ -201,8 +240,6 @@ class StatefulRoot(ShardRoot):
 
     def _open(self, shard: int, times: Any) -> StatefulWork:
         """Opens a shard, or goes on with it."""
-        if self._task is None:
-            self._task = self._make_task()
         if shard not in self._work:
             self._states[shard] = state = _State(*(self._state.get() or ()))
             self._work[shard] = self._task.work(shard, state.token, times, self._now(times))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from aion.config import policy_from_text
 from aion.execute.assembly import prestages, store_config
+from aion.spark.shards import partition_of
 from aion.spark.stateful_child import unpack
 from aion.spark.stateful_root import Columns, StatefulConfig
 from aion.spark.task import ShardTask, in_background
@@ -35,12 +37,17 @@ _FRAME_ROWS = threshold(10_000)
 _FRAME_BYTES = threshold(4 << 20, 256)
 _OBJECTS = 400_000  # new ones, before Python looks for cycles
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
+_PARTITIONS = ("spark.sql.streaming.internal.stateStore.partitions", "spark.sql.shuffle.partitions")
+"""Where Spark keeps the number of partitions of state. Older versions only have the second one."""
 _IMMUTABLE = frozenset({"string", "bytes", "integer", "floating", "boolean", "decimal", "date", "datetime", "empty"})
 """What pandas calls columns of objects that cannot change."""
 
 
 class StatefulTask(ShardTask):
-    """One task, its processor and the processor's handle. ``spark_handle``: Spark's, which can parse schemas."""
+    """One task, its processor and the processor's handle. ``spark_handle``: Spark's, which can parse schemas.
+
+    ``deleted``: the state variables that the processor's ``init`` deletes. ``undone``: those that it defined before.
+    """
 
     def __init__(
         self, config: StatefulConfig, processor: StatefulProcessor, spark_handle: StatefulProcessorHandle
@@ -50,22 +57,46 @@ class StatefulTask(ShardTask):
         super().__init__(config, policy, store, {"kind": "stateful", "key": json.loads(config.key.json())["fields"]})
         self._stateful = config
         self._processor = processor
-        self._parse = _parser(spark_handle)
         context = TaskContext.get()
         assert context is not None
-        self._by_name = context.getLocalProperty(_ENCODING) == "avro"  # the query's own setting, from its checkpoint
+        # The query's own settings, from its checkpoint.
+        self._by_name = context.getLocalProperty(_ENCODING) == "avro"
+        self._partition = context.partitionId()
+        self._partitions = next((int(found) for name in _PARTITIONS if (found := context.getLocalProperty(name))), 0)
         self._keys = Keys(config.key)
-        self._handle: Handle | None = None
+        self._handle = Handle(config.time_mode, 0, _parser(spark_handle))
+        processor.init(self._handle)
+        self._handle.initialized()
+        self.deleted, self.undone = self._handle.deleted, self._handle.undone
+
+    @property
+    def partitions(self) -> list[list[int]]:
+        """The shards that Spark sends to each partition of state. The first one is most likely that of this task.
+
+        It is not if the result is part of a union: then Spark numbers the partitions of the whole union.
+        """
+        if not self._partitions:
+            return [list(self._config.ids)]
+        found = defaultdict(list)
+        for shard in self._config.ids:
+            found[(partition_of(shard, self._partitions) - self._partition) % self._partitions].append(shard)
+        return [found[distance] for distance in sorted(found)]
+
+    def may_have(self, shard: int, token: str, names: frozenset[str]) -> bool:
+        """Whether the version ``token`` of a shard may have one of these state variables."""
+        known, there = _variables.get((self._query, self._config.name, shard), ("", names))
+        return known != token or not names.isdisjoint(there)
+
+    def learn(self, shard: int, token: str, work: StatefulWork) -> None:
+        """Notes which state variables the version ``token`` of a shard has, for :meth:`may_have`."""
+        _variables[self._query, self._config.name, shard] = token, work.names
 
     def work(self, shard: int, token: str | None, times: TimerValues, now_ms: int) -> StatefulWork:
         """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet.
 
         ``now_ms``: the time up to which timers expire in this batch.
         """
-        if self._handle is None:
-            self._handle = Handle(self._stateful.time_mode, times.getCurrentProcessingTimeInMs(), self._parse)
-            self._processor.init(self._handle)
-            self._handle.initialized()
+        self._handle.now_ms = times.getCurrentProcessingTimeInMs()
         attempt = self.open(shard, token)
         ahead = prestages(self.policy)
         variables = variables_of(attempt.snapshot, self._by_name)
@@ -110,6 +141,11 @@ class StatefulWork:
     @property
     def due_ms(self) -> int | None:
         return self._due_ms
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The state variables of the shard: as its version has them, and when its work has ended, as it leaves them."""
+        return self._variables.names
 
     @property
     def soon_ms(self) -> int | None:
@@ -259,6 +295,8 @@ def _joined(waiting: list[list[npt.NDArray[Any]]], names: Any) -> pd.DataFrame:
 
 
 _parsed: dict[str, StructType] = {}
+_variables: dict[tuple[str, str, int], tuple[str, frozenset[str]]] = {}
+"""By query, operator and shard: a version's token, and its state variables."""
 
 
 def _parser(handle: StatefulProcessorHandle) -> Callable[[str], StructType]:

@@ -35,7 +35,6 @@ class ShardTask:
         self.batch = int(context.getLocalProperty("streaming.sql.batchId") or "0")
         self._checkpoint = checkpoint_of(context)
         self._place = context.stageId(), context.partitionId()
-        self._client = client_of(config.application, policy)
 
     def open(self, shard: int, token: str | None, *, others: bool = False, moved: bool = False) -> RemoteAttempt:
         """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet.
@@ -43,7 +42,7 @@ class ShardTask:
         ``others``, ``moved``: what the answer contains; see requests.OpenRequest.
         """
         config = self._config
-        return self._client.open(
+        return client_of(config.application, self.policy).open(
             Identity(
                 query=self._query,
                 operator=config.name,

@@ -5,9 +5,9 @@ These classes take the place of pyspark's, which make a round trip to the JVM fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from operator import index
-from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
@@ -43,16 +43,18 @@ class Handle(StatefulProcessorHandle):
     each shard has its own numbers for them (:mod:`aion.stateful.variables`): see :meth:`begin_shard`.
 
     ``time_mode``: as Spark spells it. ``now_ms``: the timestamp of the batch. ``parse``: makes a schema of DDL text.
+    ``deleted``: the variables that ``init`` deletes. It may define them again afterwards.
     """
 
     def __init__(self, time_mode: str, now_ms: int, parse: Callable[[str], StructType]) -> None:
         self._time_mode = time_mode.lower()
         self._parse = parse
-        self._asked: list[_Definition | str] = []  # in init; a name: to delete
-        self._names: set[str] = set()
+        self._defined: dict[str, _Definition] = {}  # by name
+        self._names: set[str] = set()  # of all variables that were defined, with those that were then deleted
+        self.deleted: frozenset[str] = frozenset()
         self._initialized = False
         self.entered: KeyRecord | None = None
-        self.variables: Sequence[Variable] = ()
+        self.variables: list[Variable] = []
         self.now_ms = now_ms
 
     # -- for the task -------------------------------------------------------------------------------------
@@ -61,18 +63,19 @@ class Handle(StatefulProcessorHandle):
         """The processor's ``init`` is over."""
         self._initialized = True
 
+    @property
+    def undone(self) -> frozenset[str]:
+        """The variables that ``init`` defined and then deleted."""
+        return frozenset(self._names - self._defined.keys())
+
     def begin_shard(self, variables: Variables) -> None:
         """From now on, the processor's variables are those of this shard."""
-        found: dict[str, Variable] = {}
-        for asked in self._asked:
-            if isinstance(asked, str):
-                variables.delete(asked)
-                found.pop(asked, None)
-            else:
-                asked.state.variable = found[asked.name] = variables.define(
-                    asked.name, asked.kind, asked.schema, asked.key_schema, asked.ttl_ms
-                )
-        self.variables = list(found.values())
+        for name in self.deleted:
+            variables.delete(name)
+        self.variables = []
+        for state, name, kind, schema, key_schema, ttl_ms in self._defined.values():
+            state.variable = variables.define(name, kind, schema, key_schema, ttl_ms)
+            self.variables.append(state.variable)
 
     def enter(self, record: KeyRecord) -> None:
         """From now on, state and timers are those of this key."""
@@ -93,15 +96,15 @@ class Handle(StatefulProcessorHandle):
     # -- for the processor --------------------------------------------------------------------------------
 
     def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ValueState:
-        return self._define(LocalValueState(self), stateName, Kind.VALUE, schema, None, ttlDurationMs)
+        return self._define(LocalValueState, stateName, Kind.VALUE, schema, None, ttlDurationMs)
 
     def getListState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ListState:
-        return self._define(LocalListState(self), stateName, Kind.LIST, schema, None, ttlDurationMs)
+        return self._define(LocalListState, stateName, Kind.LIST, schema, None, ttlDurationMs)
 
     def getMapState(
         self, stateName: str, userKeySchema: Schema, valueSchema: Schema, ttlDurationMs: int | None = None
     ) -> MapState:
-        return self._define(LocalMapState(self), stateName, Kind.MAP, valueSchema, userKeySchema, ttlDurationMs)
+        return self._define(LocalMapState, stateName, Kind.MAP, valueSchema, userKeySchema, ttlDurationMs)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         self._check_timers("Error register timer", "register_timer")
@@ -120,11 +123,11 @@ class Handle(StatefulProcessorHandle):
     def deleteIfExists(self, stateName: str) -> None:
         if self._initialized:
             _refuse("Error deleting state", _LATE.format("delete_if_exists"))
-        self._asked.append(stateName)
-        self._names.discard(stateName)
+        self._defined.pop(stateName, None)
+        self.deleted |= {stateName}
 
     def _define(
-        self, state: L, name: str, kind: Kind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
+        self, make: type[L], name: str, kind: Kind, schema: Schema, key_schema: Schema | None, ttl_ms: int | None
     ) -> L:
         what = f"Error initializing {kind.value} state"
         if self._initialized:
@@ -157,8 +160,9 @@ class Handle(StatefulProcessorHandle):
             )
         key = None if key_schema is None else self._schema(key_schema)
         ttl = None if ttl_ms is None else index(ttl_ms) or None  # numpy's integers cannot be stored
+        state = make(self, f"{kind.value.capitalize()} state {name}")
         self._names.add(name)
-        self._asked.append(_Definition(state, name, kind, self._schema(schema), key, ttl))
+        self._defined[name] = _Definition(state, name, kind, self._schema(schema), key, ttl)
         return state
 
     def _schema(self, schema: Schema) -> StructType:
@@ -190,10 +194,17 @@ class _Local:
 
     variable: Variable
 
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
+    def __init__(self, handle: Handle, what: str) -> None:
+        self._handle, self._what = handle, what
         self._record: KeyRecord | None = None
         self._found: Any = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "variable":  # no shard has set it
+                _refuse("Error using state", f"{self._what} is not initialized: init deletes it with deleteIfExists")
+            raise AttributeError(name)
 
     @property
     def _content(self) -> Any:

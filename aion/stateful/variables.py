@@ -117,6 +117,10 @@ class Variables:
     def delete(self, name: str) -> None:
         self._known.pop(name, None)
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._known)
+
     def __iter__(self) -> Iterator[Variable]:
         """The variables, by name."""
         return map(self._variable, sorted(self._known))

@@ -71,8 +71,9 @@ class Attempts:
             if attempt in self._work and self._work[attempt].key != key:
                 raise RequestError(f"open: attempt {attempt} works on another shard")
             owner = self._owners.get(key[:2])
+            stateful = identity.definition.get("kind") == "stateful"
+            call = "aion.group_by" if stateful else "aion.windowed"
             if owner is not None and owner[0] == run and owner[1] != uid:
-                call = "aion.group_by" if identity.definition.get("kind") == "stateful" else "aion.windowed"
                 raise ServerError(
                     f"two operators of this query are both named {identity.operator!r}; "
                     f"give each its own: {call}(..., name='...')"
@@ -81,10 +82,12 @@ class Attempts:
             if place is not None:
                 known_run, known = self._places.get(key, (run, place))
                 if known_run == run and known[0] == place[0] and known[1] != place[1]:
+                    both = "use the batch" if stateful else "call aion.panes and aion.dropped"
                     raise ServerError(
                         f"the result of the operator {identity.operator!r} is used twice in this query, so its state "
                         "would be written twice. Use it once, and take it apart in foreachBatch: after "
-                        "batch.persist(), aion.panes and aion.dropped may both be called there"
+                        f"batch.persist(), {both} there as often as you like. Or make it twice, each with a state of "
+                        f"its own: {call}(..., name='...')"
                     )
                 self._places[key] = run, place
         return key

@@ -78,5 +78,8 @@ def not_found(storage: Storage, token: str, identity: Identity, keep: int, *, ha
             f"spark.sql.streaming.minBatchesToRetain batches, {keep - 1}"
         )
     elif there:
-        text += ". If the query uses the result of this operator twice, its state was written twice: use it once"
+        text += (
+            ". If the query uses the result of this operator twice, its state was written twice: use it once, and "
+            "take it apart in foreachBatch after batch.persist()"
+        )
     return text

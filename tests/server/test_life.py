@@ -17,6 +17,7 @@ from aion import errors
 from state_backends.server import processes, server_folder
 from state_backends.server.client import StateClient, running_servers, runtime_dir
 from state_backends.server.server_folder import LEASE, LOG, LOG_BYTES, OLD_LOG, SOCKET, Lease
+from state_backends.versions.manifest import Identity
 from tests.server.conftest import (
     STORE,
     Connect,
@@ -368,8 +369,15 @@ def test_an_operator_that_is_twice_in_a_query_is_refused(connect: Connect, tmp_p
     client = connect()
     open_shard(client, tmp_path, None, "a0", place=(7, 3))
     open_shard(client, tmp_path, None, "b0", place=(7, 3))
-    with pytest.raises(errors.ServerError, match=r"'windowed' is used twice in this query.*foreachBatch"):
+    advice = r"'windowed' is used twice in this query.*foreachBatch.*aion.panes.*aion.windowed\(..., name='...'\)"
+    with pytest.raises(errors.ServerError, match=advice):
         open_shard(client, tmp_path, None, "c0", place=(7, 4))
+    processor = Identity("query", "counts", 0, 1, {"kind": "stateful"})
+    where = {"run": "run", "operator_uid": "uid", "state_dir": str(tmp_path), "store": STORE}
+    client.open(processor, token=None, makes="0000000000-a", place=(7, 0), **where)
+    advice = r"'counts' is used twice in this query.*use the batch there.*aion.group_by\(..., name='...'\)"
+    with pytest.raises(errors.ServerError, match=advice):
+        client.open(processor, token=None, makes="0000000000-b", place=(7, 1), **where)
     open_shard(client, tmp_path, None, "d0", place=(7, 4), run="another run").abort()
     # A function of foreachBatch that uses its batch twice, and makes one partition of it once.
     open_shard(client, tmp_path, None, "e0", place=(8, 0)).commit(snapshot(0))

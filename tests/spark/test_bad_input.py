@@ -146,6 +146,17 @@ def test_what_no_processor_can_have(spark: SparkSession, change: dict[str, Any],
         aion.group_by(stream, "value").transformWithStateInPandas(**given)
 
 
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [("map(value, 1)", "array_sort"), ("array(struct(map(value, 1)))", "array_sort"), ("parse_json('1')", "to_json")],
+)
+def test_what_cannot_be_a_key(spark: SparkSession, key: str, instead: str) -> None:
+    stream = spark.readStream.format("rate").load().select(F.expr(key).alias("strange"))
+    given = (CountInPandas(), "k bigint", "Update", "None")
+    with pytest.raises(errors.ConfigError, match=rf"'strange' is of type .* cannot be a key; group by {instead}\("):
+        aion.group_by(stream, "strange").transformWithStateInPandas(*given)
+
+
 def test_a_column_that_python_cannot_get(stream: FileStream) -> None:
     events = stream.read(EVENTS_DDL).withWatermark("ts", "1 minute").withColumn("z", F.expr("make_interval(0, 1)"))
     with pytest.raises(errors.SchemaError, match="column 'z' is of type interval, which Spark cannot send to Python"):

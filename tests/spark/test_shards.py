@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, LongType
 
 from aion.core.ingest.hashing import ShardOfKeys, xxhash64
-from aion.spark.shards import _partition, shard_column, shard_ids
+from aion.spark.shards import partition_of, shard_column, shard_ids
 
 ROWS = [
     (0, 0, 0, True, dt.date(1970, 1, 1), dt.datetime(1970, 1, 1), 1),
@@ -102,7 +102,7 @@ def test_ids_spread_evenly_over_each_number_of_partitions_that_divides_theirs(sp
     ids = shard_ids(shards)
     assert len(set(ids)) == shards
     for partitions in (n for n in range(1, shards + 1) if shards % n == 0):
-        spread = Counter(_partition(i, partitions) for i in ids)
+        spread = Counter(partition_of(i, partitions) for i in ids)
         assert set(spread.values()) == {shards // partitions} and len(spread) == partitions
     if shards <= 16:
         df = spark.createDataFrame([(i,) for i in ids], "shard int").repartition(shards, "shard")

@@ -176,6 +176,37 @@ def test_wrong_calls_later_are_refused() -> None:
             call()
 
 
+def test_a_variable_that_init_deletes_cannot_be_used() -> None:
+    calls = ("getValueState", "v", INT), ("getListState", "l", INT), ("getMapState", "m", INT, INT)
+    deletes = [("deleteIfExists", name) for name in ("v", "l", "m", "never")]
+    handle, (value, items, table, *_), variables = handle_with(None, *calls, *deletes)
+    assert handle.undone == {"v", "l", "m"} and handle.deleted == {"v", "l", "m", "never"}
+    assert not variables.names and not handle.variables
+    handle.enter(KeyRecord(KEY, None, MemoryValues()))
+    for kind, call in (
+        ("Value", value.get),
+        ("Value", value.exists),
+        ("Value", lambda: value.update((1,))),
+        ("List", lambda: list(items.get())),
+        ("List", lambda: items.appendValue((1,))),
+        ("Map", lambda: list(table.keys())),
+        ("Map", lambda: table.updateValue((1,), (1,))),
+        ("Map", lambda: table.removeKey((1,))),
+    ):
+        with pytest.raises(PySparkRuntimeError, match=f"{kind} state . is not initialized: init deletes it"):
+            call()
+    with pytest.raises(PySparkRuntimeError, match="already exists"):
+        handle_with(None, calls[0], deletes[0], calls[0])
+
+
+def test_a_variable_that_init_deletes_first_is_new() -> None:
+    _, _, variables = handle_with(None, ("getValueState", "v", INT))
+    known = variables.to_json()
+    _, _, variables = handle_with(known, ("deleteIfExists", "v"), ("getListState", "v", LONG))
+    (new,) = variables
+    assert (new.kind, new.number) == (Kind.LIST, known["variables"]["v"]["number"] + 1)
+
+
 def test_a_ttl_may_be_an_integer_of_numpy() -> None:
     calls = ("getValueState", "v", INT, np.int64(5)), ("getListState", "l", INT, np.int64(0))
     _, _, variables = handle_with(None, *calls, mode="processingtime")

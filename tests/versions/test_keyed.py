@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from aion.core.checksum import crc32
 from aion.errors import CorruptState, DiskError, StateError
 from state_backends.files.names import MERGED
-from state_backends.store.io_thread import Priority
+from state_backends.store.io_thread import Priority, Steps
 from state_backends.store.keyed.cache import VALUE_BYTES
 from state_backends.store.keyed.protocol import KeyedValue
 from state_backends.versions.json_values import dumps
@@ -149,6 +150,49 @@ def test_the_runs_stay_few_however_many_commits_come(make: Make) -> None:
     assert everything(host, token) == wanted
     host.restart()
     assert everything(host, token) == wanted
+
+
+def test_a_merge_that_ends_while_a_commit_publishes_is_not_lost(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on slow storage: every merge begins after a commit, and ends after the next one has chosen its runs."""
+    host = make("tiered", budget=MIB)
+    publish = host.storage.publish
+    gates: list[threading.Event] = []
+
+    def closed_gate() -> Steps[None]:
+        """Merges wait behind it, and what a task waits for does not."""
+        gate = threading.Event()
+        gates.append(gate)
+        while not gate.wait(0.001):
+            yield 0
+
+    def publishes(new: Sequence[str], named: Sequence[str]) -> None:
+        while gates:
+            gates.pop().set()
+        settle(host)
+        host.io.submit(Priority.MAINTENANCE, closed_gate())
+        publish(new, named)
+
+    monkeypatch.setattr(host.storage, "publish", publishes)
+    token, values = None, {}
+    for n in range(24):
+        change = numbered(range(10 * n, 10 * n + 10))
+        values |= change
+        attempt, keyed = opened(host, token)
+        keyed.put([KeyedValue(key, value) for key, value in change.items()])
+        host.shard.commit(attempt, {"next_seq": 0})
+        token = attempt
+    monkeypatch.undo()
+    for gate in gates:
+        gate.set()
+    assert token is not None
+    settle(host)
+    stats = host.keyed.stats()
+    assert stats.merges > 4 and stats.failed_merges == 0
+    assert len(runs(host, token)) < 8
+    token = commit(host, token, numbered([0]))
+    assert everything(host, token) == values
+    new = [path.name for path in (host.folder / "live" / "new").glob("*")]
+    assert all(MERGED in name for name in new) and len(new) <= 1, "what a version names has one name"
 
 
 @pytest.mark.usual_sizes

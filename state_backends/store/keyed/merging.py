@@ -1,14 +1,15 @@
 """Merges runs in the background, so that few must be searched. :mod:`aion.core.compaction.runs` chooses them.
 
 The I/O thread writes the merged run step by step, when nothing else waits. The next commit names it instead of its
-inputs. Until a version does, nothing depends on it. An attempt that fails leaves it for the next one.
+inputs. Until a version does, nothing depends on it. An attempt that fails, and a commit that had chosen its runs before
+the merge ended, leave it for the next one.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from aion.core.compaction.runs import choose
@@ -54,17 +55,25 @@ class RunMerger:
                 found.append(self._merged.run)
         return found
 
-    def named(self) -> None:
-        """A version names the merged run, if there is one. Hold the lock."""
+    def named(self, runs: Collection[SstFile]) -> None:
+        """A version has these runs. Hold the lock.
+
+        A merge may have ended after the commit chose its runs. Then the next version takes the merged run, because this
+        one still has the inputs.
+        """
+        if self._merged is not None and any(run.file_no == self._merged.run.file_no for run in runs):
+            self._drop()  # the version has a link to it
+
+    def _drop(self) -> None:
         merged, self._merged = self._merged, None
         if merged is not None:
-            self._files.delete(merged.run)  # the version has a link to it
+            self._files.delete(merged.run)
 
     def stop(self) -> None:
         """Cancels the merge under way, and deletes a merged run that no version names."""
         with self._lock:
             self._turns.stop()
-            self.named()
+            self._drop()
 
     def _steps(self, runs: tuple[SstFile, ...], *, oldest: bool) -> Steps[None]:
         log.debug("merging runs %s", [run.file_no for run in runs])

@@ -215,7 +215,7 @@ class KeyedStore:
             for run in (*self._spilled, *filter(None, [self._last])):
                 self._files.delete(run)  # the version has a link to it
             self._spilled, self._last = [], None
-            self._merger.named()
+            self._merger.named(runs)
             self._committed = self._files.runs = tuple(runs)
             self._cache.expected_ms = expected_ms
             self._budget.add(-overlay.size_bytes)

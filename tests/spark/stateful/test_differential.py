@@ -68,6 +68,14 @@ def composite(processor: Any, pandas: bool) -> Case:
     return Case(processor, columns, "key string, n long", batches, keys=keys, pandas=pandas, restart_after=(0,))
 
 
+def struct_as_key(processor: Any, pandas: bool) -> Case:
+    key = pa.struct([("a", pa.string()), ("b", pa.struct([("c", pa.int64())]))])
+    keys = [{"a": "x", "b": {"c": 1}}, {"a": "x", "b": None}, {"a": None, "b": {"c": None}}, None]
+    batches = [[(keys[n % 4], 1.0) for n in range(first, 9)] for first in range(3)]
+    columns = [("s", key), ("v", pa.float64())]
+    return Case(processor, columns, "key string, n long", batches, keys=("s",), pandas=pandas, restart_after=(0,))
+
+
 def extremes() -> Case:
     utc = datetime.UTC
     rows: list[tuple[Any, ...]] = [
@@ -180,6 +188,8 @@ PROCESSORS = {
     "basket": lambda: plain(p.Basket, ["apple", "pear", "plum", "pay"]),
     "count": lambda: composite(p.Count, pandas=False),
     "count, pandas": lambda: composite(p.CountInPandas, pandas=True),
+    "a struct as key": lambda: struct_as_key(p.Count, pandas=False),
+    "a struct as key, pandas": lambda: struct_as_key(p.CountInPandas, pandas=True),
     "last values": lambda: plain(p.LastValues, ["a", "b", "reset", "only", "twice"]),
     "sessions, pandas": lambda: event_time(p.SessionsInPandas, ["a"], SESSIONS_OUT, pandas=True),
     "reminders": lambda: event_time(p.Reminders, ["a", "b", "c", "done"], restart_after=(0, 1, 2, 3)),
