@@ -13,7 +13,7 @@ from aion.config import Policy
 from aion.spark.root_config import TaskConfig
 from aion.spark.starts import checkpoint_of
 from aion.spark.worker import begin_task
-from state_backends.server.client import RemoteAttempt, StateClient, executor_pid
+from state_backends.server.client import RemoteAttempt, StateClient, daemon_pid, executor_pid
 from state_backends.store.backends import StoreConfig
 from state_backends.versions.manifest import Identity
 
@@ -92,6 +92,8 @@ def client_of(application: str, policy: Policy) -> StateClient:
     timeout_s = policy.io.request_timeout_us / 1e6
     client = _clients.get((application, timeout_s))
     if client is None:
-        client = StateClient.connect(application, watch_pid=executor_pid(), timeout_s=timeout_s)
+        client = StateClient.connect(
+            application, watch_pid=executor_pid(), daemon_pid=daemon_pid(), timeout_s=timeout_s
+        )
         _clients[application, timeout_s] = client
     return client

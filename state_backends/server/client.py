@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import orjson
 import psutil
@@ -93,33 +93,54 @@ def executor_pid() -> int:
     return os.getpid()
 
 
+def daemon_pid() -> int | None:
+    """The pid of Spark's daemon, if that forked this worker. Spark ends its daemons when it is stopped."""
+    return os.getpgrp() if os.getpgrp() == os.getppid() else None
+
+
+class Watched(NamedTuple):
+    """What the server's life is bound to: see :class:`state_backends.server.main.Executors`."""
+
+    executor_pid: int
+    daemon_pid: int | None = None
+
+
 class StateClient:
     """A connection to the state server of this host. If the server dies, :meth:`reconnect` connects to the next one.
 
     Raises ServerUnreachable if the server cannot be reached, or gives no sign of life for ``timeout_s``: see
-    :mod:`state_backends.server.watchdog`. Close it. ``watch_pid``: the executor that the server serves. None: this
+    :mod:`state_backends.server.watchdog`. Close it. ``watched``: what the server's life is bound to. None: this
     client only observes; it neither starts a server nor keeps it alive.
     """
 
-    def __init__(self, folder: Path, watch_pid: int | None, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> None:
+    def __init__(self, folder: Path, watched: Watched | None, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> None:
         self._folder = folder
-        self._watch_pid = watch_pid
+        self._watched = watched
         self._lock = threading.Lock()
-        self._watchdog = Watchdog(folder, timeout_s, lambda seconds: _answers(folder, watch_pid, seconds))
+        self._watchdog = Watchdog(folder, timeout_s, lambda seconds: _answers(folder, watched, seconds))
         self._flight = _connection(folder)
         self.generation = 0
         self.replay = ReplayRoom(REPLAY_BYTES)
 
     @classmethod
-    def connect(cls, application: str, *, watch_pid: int, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient:
+    def connect(
+        cls,
+        application: str,
+        *,
+        watch_pid: int,
+        daemon_pid: int | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_SECONDS,
+    ) -> StateClient:
         """Connects. Starts the server if there is none; if several clients try to, a lock file elects one.
 
-        Kills a server that does not answer. ``watch_pid``: the executor that the server serves. Raises ServerError if
-        no server can be started, or if the folder or the socket is another user's.
+        Kills a server that does not answer. ``watch_pid``: the executor that the server serves. ``daemon_pid``: see
+        :func:`daemon_pid`. Raises ServerError if no server can be started, or if the folder or the socket is another
+        user's.
         """
         folder = runtime_dir(application)
-        _ensure(folder, watch_pid, timeout_s)
-        return cls(folder, watch_pid, timeout_s)
+        watched = Watched(watch_pid, daemon_pid)
+        _ensure(folder, watched, timeout_s)
+        return cls(folder, watched, timeout_s)
 
     @classmethod
     def find(cls, application: str, *, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient | None:
@@ -140,9 +161,9 @@ class StateClient:
         with self._lock:
             if self.generation != seen:
                 return  # another attempt of this client has reconnected already
-            if self._watch_pid is None:
+            if self._watched is None:
                 raise ServerUnreachable("the state server is gone, and a client that only observes does not start one")
-            _ensure(self._folder, self._watch_pid, self._watchdog.timeout_s)
+            _ensure(self._folder, self._watched, self._watchdog.timeout_s)
             with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
                 self._flight.close()
             self._flight = _connection(self._folder)
@@ -281,8 +302,8 @@ def _connection(folder: Path) -> flight.FlightClient:
     )
 
 
-def _answers(folder: Path, watch_pid: int | None, seconds: float) -> bool:
-    """Whether the server of this folder answers. ``watch_pid``: an executor that it serves from now on.
+def _answers(folder: Path, watched: Watched | None, seconds: float) -> bool:
+    """Whether the server of this folder answers. ``watched``: whom it serves from now on.
 
     Raises ServerError if what is there is another user's.
     """
@@ -290,7 +311,7 @@ def _answers(folder: Path, watch_pid: int | None, seconds: float) -> bool:
         return False
     connection = _connection(folder)
     try:
-        body = pa.py_buffer(orjson.dumps({"executor_pid": watch_pid}))
+        body = pa.py_buffer(orjson.dumps(watched._asdict() if watched else {"executor_pid": None}))
         list(connection.do_action(flight.Action("ping", body), flight.FlightCallOptions(timeout=seconds)))
     except (flight.FlightError, pa.ArrowException, OSError):
         return False
@@ -299,17 +320,17 @@ def _answers(folder: Path, watch_pid: int | None, seconds: float) -> bool:
     return True
 
 
-def _ensure(folder: Path, watch_pid: int, timeout_s: float) -> None:
+def _ensure(folder: Path, watched: Watched, timeout_s: float) -> None:
     """Makes sure that a server answers: starts one if necessary. Raises ServerError."""
     seconds = min(PING_SECONDS, timeout_s)
-    if _answers(folder, watch_pid, seconds):
+    if _answers(folder, watched, seconds):
         return
     with elected(folder):
-        if _answers(folder, watch_pid, seconds):
+        if _answers(folder, watched, seconds):
             return
         evict(folder)
-        _start(folder, watch_pid)
-        if not _answers(folder, watch_pid, PING_SECONDS):
+        _start(folder, watched.executor_pid)
+        if not _answers(folder, watched, PING_SECONDS):
             raise ServerUnreachable(f"the state server in {folder} was started but does not answer")
 
 
@@ -354,4 +375,4 @@ def _environment(own: Mapping[str, str]) -> dict[str, str]:
     return {**_ALLOCATION, **inherited, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
 
 
-__all__ = ["RemoteAttempt", "StateClient", "executor_pid", "running_servers", "runtime_dir"]
+__all__ = ["RemoteAttempt", "StateClient", "daemon_pid", "executor_pid", "running_servers", "runtime_dir"]

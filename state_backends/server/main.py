@@ -1,8 +1,8 @@
 """The state server: one per executor host and application (docs/operating.md).
 
 It keeps hot state in memory, because Python workers come and go. The server listens on a unix socket in a folder that
-only its user can enter. It ends by itself when all its executors have ended, or when its folder or socket is gone. See
-also docs/security.md.
+only its user can enter. It ends by itself when all its executors have ended (:class:`Executors`), or when its folder or
+socket is gone. See also docs/security.md.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -27,7 +27,7 @@ from aion.errors import AionError, RequestError, ServerError
 from state_backends.server import processes, requests, server_folder, wire
 from state_backends.server.host import Host
 from state_backends.server.processes import Process
-from state_backends.server.server_folder import PID, SOCKET, Lease
+from state_backends.server.server_folder import ENDED_SECONDS, PID, SOCKET, Lease
 from state_backends.server.verbs import VERBS, By, Carries, Way, address_of, request_of
 from state_backends.store.sst_file import FILES_OF_A_SHARD
 from state_backends.versions.json_values import dumps
@@ -92,35 +92,60 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow.fli
         if (failure := self.host.failure) is not None:
             raise ServerError(failure)
         if request.executor_pid is not None:
-            self.watch.add(request.executor_pid)
+            self.watch.add(request.executor_pid, request.daemon_pid)
         return {"pid": os.getpid()}
 
 
+class _Served(NamedTuple):
+    """An executor, and the daemons that started its workers. ``seen_s``: when one of them was last alive."""
+
+    executor: Process
+    daemons: set[Process]
+    seen_s: float
+
+
 class Executors:
-    """The executors that a server serves. It has its own lock."""
+    """The executors that a server serves. It has its own lock.
 
-    def __init__(self) -> None:
-        self._executors: dict[int, Process] = {}
+    An executor has ended if its process has, or if none of its daemons has been alive for ``ENDED_SECONDS``: a process
+    can start Spark, stop it, and go on. Only one that has had a daemon ends in that way.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._executors: dict[int, _Served] = {}
         self._lock = threading.Lock()
+        self._clock = clock
 
-    def add(self, pid: int) -> None:
-        """Adds an executor. Raises RequestError if it is another user's process, or if there are too many."""
+    def add(self, pid: int, daemon_pid: int | None = None) -> None:
+        """Adds an executor, and the daemon of one of its workers.
+
+        Raises RequestError if it is another user's process, or if there are too many.
+        """
         found = processes.find(pid)
         if found is None:
             return  # it has ended already
         if processes.owner(pid) != os.geteuid():
             raise RequestError(f"ping: process {pid} belongs to another user; a server serves only its own user")
+        daemon = None if daemon_pid is None else processes.find(daemon_pid)
         with self._lock:
-            if pid not in self._executors and len(self._living()) >= MOST_EXECUTORS:
+            served = self._living().get(pid)
+            if served is None and len(self._executors) >= MOST_EXECUTORS:
                 raise RequestError(f"ping: the server has {MOST_EXECUTORS:,} executors already")
-            self._executors[pid] = found
+            daemons = (served.daemons if served else set()) | ({daemon} if daemon else set())
+            self._executors[pid] = _Served(found, daemons, self._clock())
 
     def all_ended(self) -> bool:
         with self._lock:
             return not self._living()
 
-    def _living(self) -> dict[int, Process]:
-        self._executors = {pid: p for pid, p in self._executors.items() if processes.is_alive(p)}
+    def _living(self) -> dict[int, _Served]:
+        now = self._clock()
+        for pid, served in list(self._executors.items()):
+            living = {daemon for daemon in served.daemons if processes.is_alive(daemon)}
+            if living or not served.daemons:
+                served = self._executors[pid] = served._replace(daemons=living, seen_s=now)
+            if not processes.is_alive(served.executor) or now - served.seen_s >= ENDED_SECONDS:
+                del self._executors[pid]
         return self._executors
 
 

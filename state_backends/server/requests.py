@@ -107,10 +107,12 @@ class ServerRequest(BaseModel):
 class PingRequest(ServerRequest):
     """Asks whether the server works. ``executor_pid``: the client's executor. None: the client only observes.
 
-    The server ends when all its executors have ended.
+    ``daemon_pid``: the executor's process that started the client. The server ends when all its executors have ended,
+    or all their daemons.
     """
 
     executor_pid: Annotated[int, Field(ge=1, le=1 << 22)] | None
+    daemon_pid: Annotated[int, Field(ge=1, le=1 << 22)] | None = None
 
 
 class StatsRequest(ServerRequest):

@@ -16,7 +16,8 @@ import pytest
 from aion import errors
 from state_backends.server import processes, server_folder
 from state_backends.server.client import StateClient, running_servers, runtime_dir
-from state_backends.server.server_folder import LEASE, LOG, LOG_BYTES, OLD_LOG, SOCKET, Lease
+from state_backends.server.main import Executors
+from state_backends.server.server_folder import ENDED_SECONDS, LEASE, LOG, LOG_BYTES, OLD_LOG, SOCKET, Lease
 from state_backends.versions.manifest import Identity
 from tests.server.conftest import (
     STORE,
@@ -110,6 +111,49 @@ def test_it_lives_as_long_as_any_of_its_executors(application: str, executor: Ex
         second.stdin.write(b"\n")
     second.wait()
     wait_until(lambda: is_over(server))
+
+
+def process() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+
+def ended(started: subprocess.Popen[bytes]) -> None:
+    started.communicate(b"\n")
+
+
+def test_an_executor_whose_daemons_have_ended_is_over_a_little_later() -> None:
+    """Python in local mode stops Spark, and goes on; Java's process then goes on as well."""
+    now = 0.0
+    executors = Executors(lambda: now)
+    executor, first, second = process(), process(), process()
+    executors.add(executor.pid)
+    now = 1000.0
+    assert not executors.all_ended(), "its first worker may still come"
+    for daemon in (first, second):
+        executors.add(executor.pid, daemon.pid)
+    ended(first)
+    now = 2000.0
+    assert not executors.all_ended()
+    ended(second)
+    assert not executors.all_ended(), "Spark starts another daemon if one dies"
+    now += ENDED_SECONDS
+    third = process()
+    executors.add(executor.pid, third.pid)
+    now += ENDED_SECONDS
+    assert not executors.all_ended()
+    ended(third)
+    now += ENDED_SECONDS
+    assert executors.all_ended()
+    ended(executor)
+
+
+def test_it_ends_with_the_daemon_of_its_executor(application: str, executor: Executor) -> None:
+    daemon = process()
+    StateClient.connect(application, watch_pid=executor.pid, daemon_pid=daemon.pid).close()
+    server = server_of(application)
+    ended(daemon)
+    wait_until(lambda: is_over(server))
+    assert executor.poll() is None
 
 
 def test_who_only_looks_neither_keeps_it_alive_nor_starts_one(
