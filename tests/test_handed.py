@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,21 @@ def handed(tmp_path: Path) -> Iterator[list[Block]]:
         yield references
     finally:
         file.close()
+
+
+def test_what_is_handed_over_is_for_its_user_only(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        file = HandedFile(tmp_path / "query" / "operator" / "handed", NAME)
+        file.add(BLOCKS[0])
+        file.end()
+        file.seal()
+        file.close()
+    finally:
+        os.umask(before)
+    made = list(tmp_path.rglob("*"))
+    assert len(made) == 4
+    assert all(path.stat().st_mode & 0o077 == 0 for path in made)
 
 
 def test_a_reference_leads_to_the_rows(tmp_path: Path, handed: list[Block]) -> None:

@@ -129,6 +129,26 @@ def files(storage: Any) -> list[str]:
 # -- what they have in common -----------------------------------------------------------------------------------
 
 
+def test_what_is_kept_is_for_its_user_only(place: Place) -> None:
+    """Whatever the umask of the process."""
+    storage, other = place.storage(), place.storage("other")
+    file = write(storage, "0001-t.sst", b"x" * 100)
+    Path(file.path).chmod(0o600)  # another name of a file has its mode
+    published(storage, file.name)
+    before = os.umask(0o022)
+    try:
+        other.take(storage, [file.name])
+        other.save("0000000001-t", b"{}")
+        if place.kind != "local":
+            other.fetch([here(other, file)])
+    finally:
+        os.umask(before)
+    folder = place.folder / "other" if place.kind == "local" else other.files
+    made = [folder, *folder.rglob("*")]
+    assert len(made) > 1
+    assert not [path for path in made if path.stat().st_mode & 0o077]
+
+
 def test_manifests_are_what_was_saved(place: Place) -> None:
     storage = place.storage()
     assert manifests(storage) == []

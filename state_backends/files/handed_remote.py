@@ -19,6 +19,7 @@ from state_backends.files.bodies import Places, read_footer
 from state_backends.files.handed import HandedFile, sweep
 from state_backends.files.names import HANDED_FOLDER, PART
 from state_backends.files.remote import Remote, RemoteUpload, chunks_of, keep
+from state_backends.files.storage import make_folder
 
 
 class HandedPlace(NamedTuple):
@@ -72,7 +73,7 @@ def bring(remote: Remote, places: Places, name: str) -> None:
     """See :func:`download`. Several processes may bring one file at the same time."""
     fs, base = remote.connect()
     target = Path(places.folders[0]) / name
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     part = target.with_name(f"{name}.{uuid.uuid4().hex}{PART}")
     try:
         for number, path in enumerate(places.paths):

@@ -24,6 +24,7 @@ from aion.thresholds import threshold
 from state_backends.files import bulk_delete
 from state_backends.files.faults import disk_errors
 from state_backends.files.names import PART
+from state_backends.files.storage import private
 
 THREADS = 8
 _THREADS_AHEAD = 4
@@ -163,7 +164,7 @@ def keep(chunks: Iterable[bytes], path: Path) -> tuple[int, int]:
     size = crc = 0
     try:
         with disk_errors("keeping a copy of remote state", path.parent):
-            out = path.open("wb", buffering=0)
+            out = open(path, "wb", buffering=0, opener=private)  # noqa: SIM115
         with out:
             for chunk in chunks:
                 size, crc = size + len(chunk), crc32(chunk, crc)

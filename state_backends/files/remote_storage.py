@@ -21,7 +21,7 @@ from state_backends.files.bodies import Footer, Places, advise, by_file, find, f
 from state_backends.files.handed_remote import HandedPlace, bring
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, PART, Doomed, SstFile
 from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, chunks_of, keep, storage_errors
-from state_backends.files.storage import link_or_copy
+from state_backends.files.storage import link_or_copy, make_folder
 
 _CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
 
@@ -61,7 +61,7 @@ class RemoteStorage:
         if left is None or self._handed is None:
             raise CorruptState(f"file {name} was handed over, and nobody knows where")
         with contextlib.suppress(FileNotFoundError, FileExistsError):
-            self.files.mkdir(parents=True, exist_ok=True)
+            make_folder(self.files)
             link_or_copy(self._handed.local / name, self.files / name)
             (self._handed.local / name).unlink()
         fs, target = self._at("files", name)
@@ -116,7 +116,7 @@ class RemoteStorage:
     def fetch(self, files: Sequence[SstFile]) -> None:
         self._remote.connect()  # raises for a wrong URI, before any work is done
         self._closed = False
-        self.files.mkdir(parents=True, exist_ok=True)
+        make_folder(self.files)
         wanted = {f.name for f in files}
         for path in self.files.iterdir():
             if path.name not in wanted:

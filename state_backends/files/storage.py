@@ -234,7 +234,7 @@ class LocalStorage:
         try:
             with disk_errors("writing a version", path.parent):
                 make_folder(path.parent)
-                with part.open("wb") as out:
+                with open(part, "wb", opener=private) as out:
                     out.write(data)
                     out.flush()
                     os.fsync(out.fileno())
@@ -263,12 +263,20 @@ def local_path(state_dir: str) -> Path | None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and its parents. Syncs the parent of each, so that it survives a power cut."""
+    """Makes a folder and its parents, which only this user can enter: a worker's umask may let others in.
+
+    Syncs the parent of each, so that it survives a power cut.
+    """
     if path.is_dir():
         return
     make_folder(path.parent)
-    path.mkdir(exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
     sync(path.parent)
+
+
+def private(path: str, flags: int) -> int:
+    """An opener: a file that is made can be read by this user only."""
+    return os.open(path, flags, 0o600)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -286,7 +294,7 @@ def link_or_copy(source: Path, target: Path) -> None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
         part = target.with_name(f"{target.name}.{uuid4().hex}{PART}")
         try:
-            with source.open("rb") as read, part.open("xb") as out:
+            with source.open("rb") as read, open(part, "xb", opener=private) as out:
                 shutil.copyfileobj(read, out)
                 out.flush()
                 os.fsync(out.fileno())
