@@ -152,10 +152,17 @@ def test_arguments_do_not_change() -> None:
 @pytest.mark.parametrize(
     "place",
     ["/x", "x/y:z", "c:/x", "file:///x", "s3://b/p?region=eu-west-1", "s3a://b", "gs://b/p", "hdfs://user@host:8020/p",
-     "abfss://c@account.dfs.core.windows.net/p", "fsspec+memory://x"],
+     "fsspec+memory://x"],
 )  # fmt: skip
 def test_places_of_state_that_may_be(place: str) -> None:
     assert load_policy({"state": {"dir": place}}).state.dir == place
+
+
+@pytest.mark.parametrize("scheme", ["abfs", "abfss"])
+def test_azure_is_refused_with_the_reason(scheme: str) -> None:
+    """pyarrow's stream writes an empty object first."""
+    with pytest.raises(PolicyError, match=r"state\.dir: .*state cannot be kept on Azure.*use one of file, s3"):
+        load_policy({"state": {"dir": f"{scheme}://c@account.dfs.core.windows.net/p"}})
 
 
 @pytest.mark.parametrize("place", ["s3://id:hunter2@bucket/p", "abfs://c@a/p?client_secret=hunter2"])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 from aion.errors import CorruptState, StorageError
 from state_backends.files.names import Doomed
-from state_backends.files.remote import Remote, RemoteUpload, pyarrow_uri
+from state_backends.files.remote import Remote, pyarrow_uri
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.store.backends import STORES, keyed_store
 from state_backends.store.io_thread import IoThread, Priority
@@ -257,23 +259,50 @@ def test_what_cannot_be_written_takes_nothing_of_another_host(
     other.save("0000000001-taken", b"manifest", first=True)
     other.claim(b"the other's", first=True)
     there = bucket.objects()
-    discard = RemoteUpload.discard
     for write in (
         lambda: one.save("0000000001-taken", b"manifest", first=True),
         lambda: one.claim(b"one's", first=True),
     ):
-        denied = bucket.denied()
-
-        def discarded(upload: RemoteUpload, denied: Any = denied) -> None:
-            denied.__exit__(None, None, None)  # the next request would succeed
-            discard(upload)
-
-        monkeypatch.setattr(RemoteUpload, "discard", discarded)
         remotes[0].connect()
-        denied.__enter__()
-        with pytest.raises(StorageError):
+        with bucket.denied(), pytest.raises(StorageError):
             write()
     assert len(there) == 2 and bucket.objects() == there
+    for remote in remotes:
+        remote.close()
+
+
+@pytest.mark.parametrize("boto3", [True, False], ids=["boto3", "without boto3"])
+def test_what_another_host_wrote_first_stays(
+    bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boto3: bool
+) -> None:
+    if not boto3:
+        monkeypatch.setitem(sys.modules, "boto3", None)
+    remotes = [Remote(bucket.uri("state")) for _ in range(2)]
+    one, other = (RemoteStorage(r, "query/tolls/shard-00003", tmp_path / str(i)) for i, r in enumerate(remotes))
+    assert other.claim(b"the other's", first=True) == b"the other's"
+    assert one.claim(b"one's", first=True) == b"the other's" == one.owner()
+    other.save("0000000001-taken", b"the other's", first=True)
+    one.save("0000000001-taken", b"the other's", first=True)
+    with pytest.raises(CorruptState, match=r"0000000001-taken\.json is there already, and is not what"):
+        one.save("0000000001-taken", b"one's", first=True)
+    assert one.load("0000000001-taken") == b"the other's"
+    for remote in remotes:
+        remote.close()
+
+
+def test_of_hosts_that_write_at_the_same_moment_one_is_first(bucket: ObjectStore, tmp_path: Path) -> None:
+    remotes = [Remote(bucket.uri("state")) for _ in range(4)]
+    storages = [RemoteStorage(r, "query/tolls/shard-00003", tmp_path / str(i)) for i, r in enumerate(remotes)]
+    started = threading.Barrier(len(storages))
+
+    def claims(number: int) -> bytes:
+        remotes[number].connect()
+        started.wait(60)
+        return storages[number].claim(b"%d" % number, first=True)
+
+    with ThreadPoolExecutor(len(storages)) as pool:
+        claimed = set(pool.map(claims, range(len(storages))))
+    assert claimed == {storages[0].owner()}
     for remote in remotes:
         remote.close()
 

@@ -166,6 +166,37 @@ def test_manifests_are_what_was_saved(place: Place) -> None:
     assert manifests(place.storage()) == manifests(storage) == ["0002.b.json"]
 
 
+def test_what_another_host_wrote_first_stays(place: Place) -> None:
+    """Hosts write ``operator.json``, and the manifests that a copy takes, at the same time."""
+    one, other = place.storage(), place.storage()
+    assert other.claim(b"the other's", first=True) == b"the other's"
+    assert one.claim(b"one's", first=True) == b"the other's" == one.owner()
+    other.save("0000000001-taken", b"the other's", first=True)
+    one.save("0000000001-taken", b"the other's", first=True)
+    with pytest.raises(CorruptState, match=r"0000000001-taken\.json is there already, and is not what"):
+        one.save("0000000001-taken", b"one's", first=True)
+    assert one.load("0000000001-taken") == b"the other's"
+    assert one.claim(b"changed", first=False) == b"changed" == other.owner()
+    assert manifests(one) == ["0000000001-taken.json"], "and nothing is left beside it"
+
+
+def test_two_hosts_that_write_one_file_at_a_time_do_not_share_its_unfinished_name(place: Place) -> None:
+    storages = [place.storage() for _ in range(2)]
+    started = threading.Barrier(2)
+
+    def claims(storage: Any) -> set[bytes]:
+        found = set()
+        for number in range(50):
+            started.wait(PATIENCE)
+            found.add(storage.claim(b"%d" % number * 1000, first=False))
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        for claimed in pool.map(claims, storages):
+            assert len(claimed) == 50
+    assert storages[0].owner() == b"49" * 1000
+
+
 def test_files_are_what_was_published(place: Place) -> None:
     storage = place.storage()
     several = [write(storage, f"000{i}-t.sst", os.urandom(1000 * i + 1)) for i in range(3)]

@@ -36,7 +36,7 @@ _SIZE_UNITS = {"": 1, "b": 1} | {
     for base, tail in ((1024, "ib"), (1000, "b"))
     for power, letter in enumerate("kmgt", start=1)
 }
-_SCHEMES = ("file", "s3", "s3a", "gs", "abfs", "abfss", "hdfs", "viewfs")
+_SCHEMES = ("file", "s3", "s3a", "gs", "hdfs", "viewfs")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters: one would be a drive
 _SECRET = re.compile(r"secret|token|password|key|sig", re.IGNORECASE)
 _repr = reprlib.Repr()
@@ -304,6 +304,11 @@ def location(text: str) -> str:
             "environment or the instance's credentials, where pyarrow looks for it (AWS_ACCESS_KEY_ID, ...)"
         )
     scheme = parts.scheme
+    if scheme in ("abfs", "abfss"):
+        raise ConfigError(
+            f"{show(text)}: state cannot be kept on Azure, because pyarrow shows an empty object before the bytes are "
+            f"written; use one of {', '.join(_SCHEMES)}"
+        )
     if scheme not in _SCHEMES and not scheme.startswith("fsspec+"):
         raise ConfigError(f"{show(text)}: pyarrow cannot open such a file system; use one of {', '.join(_SCHEMES)}")
     if scheme != "file" and not text[uri.end() :].startswith("/"):

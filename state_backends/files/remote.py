@@ -1,4 +1,4 @@
-"""Stores versions on any file system that ``pyarrow.fs`` reaches: S3, Google Cloud Storage, Azure, HDFS, ...
+"""Stores versions on any file system that ``pyarrow.fs`` reaches: S3, Google Cloud Storage, HDFS, ...
 
 RocksDB reads local files only, so every file in use has a copy on the host, in a folder that the server deletes when it
 ends. A new file is written there, and uploaded before a version names it. Files of other hosts are downloaded when the
@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -21,7 +23,7 @@ import pyarrow.fs as pafs
 from aion.core.checksum import crc32
 from aion.errors import StorageError
 from aion.thresholds import threshold
-from state_backends.files import bulk_delete
+from state_backends.files import s3
 from state_backends.files.faults import disk_errors
 from state_backends.files.names import PART
 from state_backends.files.storage import private
@@ -30,7 +32,7 @@ THREADS = 8
 _THREADS_AHEAD = 4
 _CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
 _UNCONFIRMED_BYTES = threshold(32 << 20, 512)  # an upload sends its parts in the background; this limits their memory
-WHOLE_PUTS = frozenset({"s3", "gcs", "abfs"})
+WHOLE_PUTS = frozenset({"s3", "gcs"})
 """File systems on which a file appears only when it is complete. On others it is written as ``.part`` and renamed."""
 
 log = logging.getLogger(__name__)
@@ -52,7 +54,6 @@ class Remote:
         # Downloads ahead and deletions have their own pools, so that no task waits for them.
         self.ahead = ThreadPoolExecutor(_THREADS_AHEAD, thread_name_prefix="aion-remote-ahead")
         self.cleaning = ThreadPoolExecutor(1, thread_name_prefix="aion-remote-delete")
-        self._bulk: Callable[[Sequence[str]], None] | None = None
 
     def connect(self) -> tuple[Any, str]:
         """pyarrow's file system, and the path in it. Raises StorageError naming the URI."""
@@ -68,18 +69,51 @@ class Remote:
                     self._connected = fs, path
             return self._connected
 
+    @cached_property
+    def _s3(self) -> s3.S3 | None:
+        """A client for what pyarrow cannot do. It is made when it is first needed: most workers never need it."""
+        fs, _ = self.connect()
+        return s3.client_of(self.uri, fs.region) if fs.type_name == "s3" else None
+
+    def put_once(self, path: str, data: bytes, where: str) -> bytes:
+        """Writes a small file unless there is one. Returns what is there afterwards: it may be another host's.
+
+        On S3 with boto3 the server decides who is first. Elsewhere a file that is there already stays, and of two
+        hosts that write at the same moment one is overwritten, and may not see it. Raises StorageError.
+        """
+        fs, _ = self.connect()
+        with storage_errors(where):
+            if self._s3 is not None:
+                with contextlib.suppress(NotImplementedError):
+                    if self._s3.put_once(path, data):
+                        return data
+            with contextlib.suppress(FileNotFoundError):
+                return b"".join(chunks_of(fs, path, where))
+        upload = RemoteUpload(self, path, where, f".{uuid4().hex}{PART}", alone=False)
+        try:
+            upload.write(data)
+            upload.finish()
+        except BaseException:
+            upload.discard()
+            raise
+        return b"".join(chunks_of(fs, path, where))
+
     def delete(self, paths: Sequence[str]) -> None:
         """Deletes files, if they exist. Raises StorageError."""
         fs, _ = self.connect()
-        if self._bulk is None and fs.type_name == "s3":
-            self._bulk = bulk_delete.on_s3(self.uri, fs.region)
         with storage_errors(self.uri):
-            if self._bulk is not None:
-                self._bulk(paths)
+            if self._s3 is not None:
+                self._s3.delete(paths)
                 return
             for path in paths:
                 with contextlib.suppress(FileNotFoundError):
                     fs.delete_file(path)
+
+    def end_uploads(self, prefix: str) -> None:
+        """Ends uploads below a path that died long ago, if it is S3 and boto3 is installed. Raises StorageError."""
+        with storage_errors(self.uri):
+            if self._s3 is not None:
+                self._s3.end_uploads(prefix)
 
     def close(self) -> None:
         """Waits for requests under way, and drops others. Files that were to be deleted are found again later."""

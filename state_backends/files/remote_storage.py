@@ -21,7 +21,7 @@ from state_backends.files.bodies import Footer, Places, advise, by_file, find, f
 from state_backends.files.handed_remote import HandedPlace, bring
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, PART, Doomed, SstFile
 from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, chunks_of, keep, storage_errors
-from state_backends.files.storage import link_or_copy, make_folder
+from state_backends.files.storage import check_same, link_or_copy, make_folder
 
 _CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
 
@@ -189,8 +189,11 @@ class RemoteStorage:
         self._in_parallel(copy, names)
 
     def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
-        part = f".{uuid4().hex}{PART}" if first else PART
-        self._write(self._at("manifests", token + MANIFEST)[1], self.where(token), [manifest], part, alone=not first)
+        path, where = self._at("manifests", token + MANIFEST)[1], self.where(token)
+        if first:
+            check_same(self._remote.put_once(path, manifest, where), manifest, where)
+        else:
+            self._write(path, where, [manifest])
 
     def load(self, token: str) -> bytes:
         fs, path = self._at("manifests", token + MANIFEST)
@@ -214,10 +217,11 @@ class RemoteStorage:
         return None
 
     def claim(self, owner: bytes, *, first: bool) -> bytes:
-        """If two hosts write at the same time, both read the file afterwards, to see whose it is."""
         path, where = self._operator()
-        self._write(path, where, [owner], f".{self._folder.rpartition('/')[2]}{PART}", alone=False)
-        return (self.owner() if first else None) or owner
+        if first:
+            return self._remote.put_once(path, owner, where)
+        self._write(path, where, [owner], alone=False)
+        return owner
 
     def close(self) -> None:
         """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""
@@ -266,8 +270,8 @@ class RemoteStorage:
         _, path = self._at(kind, name)
         self._write(path, self._uri(kind, name), chunks)
 
-    def _write(self, path: str, where: str, chunks: Iterable[bytes], part: str = PART, *, alone: bool = True) -> None:
-        upload = RemoteUpload(self._remote, path, where, part, alone=alone)
+    def _write(self, path: str, where: str, chunks: Iterable[bytes], *, alone: bool = True) -> None:
+        upload = RemoteUpload(self._remote, path, where, f".{uuid4().hex}{PART}", alone=alone)
         try:
             for chunk in chunks:
                 upload.write(chunk)

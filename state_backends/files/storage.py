@@ -88,6 +88,7 @@ class Storage(Protocol):
         """Writes a manifest. It becomes visible when it is complete, and is durable when this returns.
 
         ``first``: another host may write the same manifest at the same time, and one that is there already stays.
+        Raises CorruptState if that is not the same.
         """
 
     def load(self, token: str) -> bytes:
@@ -191,10 +192,11 @@ class LocalStorage:
     def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
         path = self._path(token)
         if first:
-            self._write(path, path.with_suffix(f".{uuid4().hex}{PART}"), manifest, overwrite=False)
+            self._write(path, manifest, overwrite=False)
+            check_same(self.load(token), manifest, str(path))
             return
         try:
-            self._write(path, path.with_suffix(PART), manifest)
+            self._write(path, manifest)
         except BaseException:
             with contextlib.suppress(OSError):  # the commit fails, so its version must not be visible
                 path.unlink()
@@ -219,7 +221,7 @@ class LocalStorage:
 
     def claim(self, owner: bytes, *, first: bool) -> bytes:
         path = self.folder.parent / OPERATOR
-        self._write(path, path.with_name(f"{OPERATOR}.{self.folder.name}{PART}"), owner, overwrite=not first)
+        self._write(path, owner, overwrite=not first)
         return self.owner() or owner
 
     def siblings(self) -> list[str]:
@@ -229,8 +231,9 @@ class LocalStorage:
     def close(self) -> None:
         """Does nothing: there are no copies."""
 
-    def _write(self, path: Path, part: Path, data: bytes, *, overwrite: bool = True) -> None:
+    def _write(self, path: Path, data: bytes, *, overwrite: bool = True) -> None:
         """Writes a file that is complete and durable, or does not appear. ``overwrite``: replaces an existing file."""
+        part = path.with_name(f"{path.name}.{uuid4().hex}{PART}")  # another host may write the same file
         try:
             with disk_errors("writing a version", path.parent):
                 make_folder(path.parent)
@@ -272,6 +275,12 @@ def make_folder(path: Path) -> None:
     make_folder(path.parent)
     path.mkdir(mode=0o700, exist_ok=True)
     sync(path.parent)
+
+
+def check_same(found: bytes, wanted: bytes, where: str) -> None:
+    """Raises CorruptState if a file that should be written was there already, and is not the same."""
+    if found != wanted:
+        raise CorruptState(f"{where} is there already, and is not what this task would write; it was left as it is")
 
 
 def private(path: str, flags: int) -> int:
