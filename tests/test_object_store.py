@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 import sys
@@ -13,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from aion.errors import CorruptState, StorageError
+from state_backends.files import s3
 from state_backends.files.names import Doomed
 from state_backends.files.remote import Remote, pyarrow_uri
 from state_backends.files.remote_storage import RemoteStorage
@@ -29,6 +32,7 @@ from state_backends.versions.manifest import Identity, load
 from state_backends.versions.shard import Shard
 from tests.object_store import CREDENTIALS, ObjectStore, serving
 from tests.stores.rig import make_block, nothing
+from tests.test_storage import Hooked
 
 IDENTITY = Identity("query", "tolls", 3, 8, {"key": ["k"]})
 BLOCK_BYTES = 3000
@@ -307,6 +311,57 @@ def test_of_hosts_that_write_at_the_same_moment_one_is_first(bucket: ObjectStore
         remote.close()
 
 
+@pytest.mark.parametrize("boto3", [True, False], ids=["boto3", "without boto3"])
+def test_an_object_that_s3_does_not_copy_at_once_is_copied_in_parts(
+    bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boto3: bool
+) -> None:
+    """S3 copies nothing above 5 GiB at once. This server has no such limit, so it is refused in front of it."""
+    monkeypatch.setattr(s3, "LARGEST_COPY", 1 << 20)
+    if not boto3:
+        monkeypatch.setitem(sys.modules, "boto3", None)
+
+    def refuse(call: str, path: str) -> None:
+        if call == "copy_file":
+            raise OSError("InvalidRequest: the copy source is larger than the maximum allowable size")
+
+    remote = Remote(bucket.uri("state"), (Hooked(bucket.fs, refuse), f"{bucket.bucket}/state"))
+    one, other = (RemoteStorage(remote, f"query/tolls/shard-{i}", tmp_path / str(i)) for i in range(2))
+    sizes = {"0001-t.sst": 1 << 20, "0002-t.sst": (1 << 20) + 1}
+    for name, size in sizes.items():
+        one.files.mkdir(exist_ok=True)
+        (one.files / name).write_bytes(os.urandom(size))
+    one.publish(list(sizes), list(sizes))
+    with pytest.raises(StorageError, match=r"0001-t\.sst: InvalidRequest"):
+        other.take(one, ["0001-t.sst"])
+    if boto3:
+        other.take(one, ["0002-t.sst"])
+        copies = [data for path, data in bucket.objects().items() if path.endswith("shard-1/files/0002-t.sst")]
+        assert copies == [(one.files / "0002-t.sst").read_bytes()]
+    else:
+        with pytest.raises(StorageError, match=r"0002-t\.sst: S3 copies no object above .*pip install aion\[s3\]"):
+            other.take(one, ["0002-t.sst"])
+    remote.close()
+
+
+def test_uploads_that_died_are_ended_when_their_shard_is_opened(bucket: ObjectStore, hosts: Any) -> None:
+    """In parts, before the last one: the store keeps the parts, and no listing of objects shows them."""
+    client = boto3.client("s3", region_name="us-east-1", endpoint_url=f"http://127.0.0.1:{bucket.port}")
+
+    def begun() -> list[str]:
+        return [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket.bucket).get("Uploads", ())]
+
+    host = hosts()
+    token = host.commit(None, "1", (0, 0))
+    folder = next(path for path in bucket.objects() if "/files/" in path).rpartition("/")[0]
+    for key in (f"{folder}/0000000002-0000000002-a.sst", "of-others/file"):
+        client.create_multipart_upload(Bucket=bucket.bucket, Key=key)
+    assert len(begun()) == 2
+    other = hosts()
+    assert other.seqs(token, 0) == [0]
+    other.storage.settle()
+    assert begun() == ["of-others/file"]
+
+
 def test_a_place_that_is_not_there_or_not_ours_is_named(bucket: ObjectStore, hosts: Any) -> None:
     nowhere = hosts(bucket.uri("state", bucket="no-such-bucket"))
     with pytest.raises(
@@ -398,6 +453,7 @@ def test_a_version_costs_two_requests_and_what_goes_goes_behind_it(bucket: Objec
         host.shard.open(token, "0000000006-a", IDENTITY)
     assert opening.count()["LIST"] == 1 and not opening.count()["PUT"], opening.seen
     host.shard.abort("0000000006-a")
+    host.storage.settle()  # it looks for uploads that died, behind the opening
     with Requests() as working:
         for i in range(6, 16):
             token = host.commit(token, f"{i}", (i, i), purge=[i - 1])

@@ -109,6 +109,19 @@ class Remote:
                 with contextlib.suppress(FileNotFoundError):
                     fs.delete_file(path)
 
+    def copied_in_parts(self, source: str, target: str) -> bool:
+        """Copies a file if it is too large for S3 to copy at once. Returns whether it was. Raises OSError.
+
+        Call it when a copy has failed: how large a file is takes a request, and hardly any is so large.
+        """
+        fs, _ = self.connect()
+        if fs.type_name != "s3" or (fs.get_file_info(source).size or 0) <= s3.LARGEST_COPY:
+            return False
+        if self._s3 is None:
+            raise OSError(f"S3 copies no object above {s3.LARGEST_COPY:,} bytes at once; pip install aion[s3]")
+        self._s3.copy(source, target)
+        return True
+
     def end_uploads(self, prefix: str) -> None:
         """Ends uploads below a path that died long ago, if it is S3 and boto3 is installed. Raises StorageError."""
         with storage_errors(self.uri):

@@ -24,7 +24,6 @@ from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, chunks
 from state_backends.files.storage import check_same, link_or_copy, make_folder
 
 _CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
-
 log = logging.getLogger(__name__)
 
 
@@ -149,13 +148,12 @@ class RemoteStorage:
                     self._adopted += adopted
                     self._failed = Doomed(self._failed.manifests + doomed.manifests, self._failed.files + doomed.files)
 
-        with contextlib.suppress(RuntimeError):  # the connection is closed; the files are found again later
-            future = self._remote.cleaning.submit(delete)
-            self._deleting.add(future)
-            future.add_done_callback(self._deleting.discard)
+        self._in_background(delete)  # what it does not come to is found again later
         return failed
 
     def listing(self) -> tuple[list[str], list[str]]:
+        """Also ends uploads that died, in the background: the object store keeps their parts, and nobody sees them."""
+        self._in_background(self._end_uploads)
         fs, path = self._at()
         found: dict[str, list[str]] = {"manifests": [], "files": []}
         with storage_errors(self._uri()):
@@ -264,7 +262,13 @@ class RemoteStorage:
         with storage_errors(where, may_be_missing=True):
             if fs.type_name not in WHOLE_PUTS:
                 fs.create_dir(target.rpartition("/")[0], recursive=True)
-            fs.copy_file(source, target)
+            try:
+                fs.copy_file(source, target)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                if not self._remote.copied_in_parts(source, target):
+                    raise
 
     def _put(self, kind: str, name: str, chunks: Iterable[bytes]) -> None:
         _, path = self._at(kind, name)
@@ -281,6 +285,21 @@ class RemoteStorage:
             raise
 
     # -- helpers ------------------------------------------------------------------------------------------
+
+    def _in_background(self, function: Callable[[], None]) -> None:
+        """Calls the function later, unless the connection is closed before."""
+        with contextlib.suppress(RuntimeError):
+            future = self._remote.cleaning.submit(function)
+            self._deleting.add(future)
+            future.add_done_callback(self._deleting.discard)
+
+    def _end_uploads(self) -> None:
+        try:
+            for path in (self._at("")[1], self._left("")):
+                if path is not None:
+                    self._remote.end_uploads(path)
+        except StorageError as error:
+            log.warning("uploads that died could not be ended; the next opening tries again: %s", error)
 
     def _in_parallel(self, function: Callable[[Any], None], arguments: Sequence[Any]) -> None:
         """Calls the function for all arguments in parallel, because the calls wait for the network.

@@ -3,6 +3,7 @@
 Deleting: for each object pyarrow makes three requests: it looks for the object, deletes it, and writes an empty object
 with the name of its folder. Here one request deletes a thousand objects. Writing: pyarrow replaces an object that is
 there already. Uploads in parts: pyarrow cannot end one that was not completed, and S3 keeps its parts.
+Copying: pyarrow copies no object above 5 GiB.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from aion.thresholds import threshold
 
+LARGEST_COPY = threshold(5 << 30, 256)
+"""The largest object that S3 copies at once."""
+_PART_BYTES = 512 << 20
 _AT_ONCE = threshold(1000, 2)  # S3's limit
 _ABANDONED = timedelta(days=1)  # no upload takes as long
 log = logging.getLogger(__name__)
@@ -55,6 +59,15 @@ class S3:
                         raise NotImplementedError from error
                 raise
         return True
+
+    def copy(self, source: str, target: str) -> None:
+        """Copies an object in parts. It appears when it is complete. S3 does it: no bytes pass through this host."""
+        from boto3.s3.transfer import TransferConfig
+
+        (source_bucket, _, source_key), (bucket, _, key) = source.partition("/"), target.partition("/")
+        how = TransferConfig(multipart_threshold=LARGEST_COPY, multipart_chunksize=_PART_BYTES)
+        with _errors("it cannot be copied"):
+            self._client.copy({"Bucket": source_bucket, "Key": source_key}, bucket, key, Config=how)
 
     def end_uploads(self, prefix: str) -> None:
         """Ends uploads in parts that were begun a day ago or earlier, and not completed: their task has died."""
