@@ -11,8 +11,7 @@ import contextlib
 import errno
 import logging
 import os
-import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -20,12 +19,15 @@ from uuid import uuid4
 
 from aion.core.ingest.block import Block
 from aion.errors import CorruptState
+from aion.thresholds import threshold
 from state_backends.files.bodies import Footer, Places, advise, by_file, find, read_footer
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
 
 # The target is on another file system, or the file system has no hard links, or the file has too many.
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+COPY_BYTES = threshold(4 << 20, 64)
+"""The bytes of one step of a copy."""
 log = logging.getLogger(__name__)
 
 
@@ -294,23 +296,32 @@ def link_or_copy(source: Path, target: Path) -> None:
     Raises FileExistsError if the target exists, or another OSError. A copy appears when it is complete, and may replace
     one that another process makes at the same moment.
     """
+    for _ in linking(source, target):
+        pass
+
+
+def linking(source: Path, target: Path) -> Generator[int, None, None]:
+    """:func:`link_or_copy` in steps: yields the bytes of each block that is copied. A link takes no step."""
     try:
         os.link(source, target)
+        return
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise
-        if target.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
-        part = target.with_name(f"{target.name}.{uuid4().hex}{PART}")
-        try:
-            with source.open("rb") as read, open(part, "xb", opener=private) as out:
-                shutil.copyfileobj(read, out)
-                out.flush()
-                os.fsync(out.fileno())
-            part.rename(target)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+    if target.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+    part = target.with_name(f"{target.name}.{uuid4().hex}{PART}")
+    try:
+        with source.open("rb") as read, open(part, "xb", opener=private) as out:
+            while block := read.read(COPY_BYTES):
+                out.write(block)
+                yield len(block)
+            out.flush()
+            os.fsync(out.fileno())
+        part.rename(target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def sync(path: Path) -> None:

@@ -26,7 +26,7 @@ from aion.errors import CorruptBlock, CorruptState, StateError
 from aion.thresholds import threshold
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import MERGED, PART, SST, SstFile, is_merged
-from state_backends.files.storage import link_or_copy, make_folder, sync
+from state_backends.files.storage import link_or_copy, linking, make_folder, sync
 from state_backends.store.io import Steps
 from state_backends.store.sst_file import Indexed, NewFile, block_key, checksum, index_key, read_index, rocksdb_options
 
@@ -195,13 +195,13 @@ class PBucket:
             yield 0
             batch = files[begin : begin + _FILES_AT_ONCE]
             try:
-                found = self._ingest_existing(batch)
+                found = yield from self._ingest_existing(batch)
             except CorruptState:
                 if len(batch) == 1:
                     raise
                 for file in batch:  # finds the bad one; ingesting a good one twice does no harm
                     yield 0
-                    self._ingest_existing([file])
+                    yield from self._ingest_existing([file])
                 raise
             for file, index in zip(batch, found, strict=True):
                 if index is None or crc32(index) != file.index_crc:
@@ -216,8 +216,8 @@ class PBucket:
                 self.next_file_no = max(self.next_file_no, file.file_no + 1)
         return indexes
 
-    def _ingest_existing(self, files: Sequence[SstFile]) -> list[bytes | None]:
-        """Ingests files; returns the bytes of their indexes. Raises CorruptState, DiskError."""
+    def _ingest_existing(self, files: Sequence[SstFile]) -> Steps[list[bytes | None]]:
+        """Steps that ingest files. Returns the bytes of their indexes. Raises CorruptState, DiskError."""
         names = f"file {files[0].name}" if len(files) == 1 else f"{len(files)} files"
         try:
             for file in files:
@@ -225,6 +225,9 @@ class PBucket:
                     raise CorruptState(
                         f"file {file.name}: it does not have the {file.size_bytes} bytes of its manifest"
                     )
+            self._open()  # which makes the folder
+            for file in files:
+                yield from linked(self.live, file)
             self._ingest(files)
             found: list[bytes | None] = self._open().get([index_key(file.file_no) for file in files])
             return found
@@ -337,14 +340,28 @@ class PBucket:
         return runs
 
 
+def linked(folder: Path, file: SstFile) -> Steps[None]:
+    """Steps that bring a file to a folder for :func:`ingest`: by a link, which takes no step, or by a copy."""
+    with contextlib.suppress(FileExistsError):
+        yield from linking(Path(file.path), link_of(folder, file))
+
+
+def link_of(folder: Path, file: SstFile) -> Path:
+    return folder / f"{file.file_no}.ingest"
+
+
 def ingest(db: Rdict, folder: Path, files: Sequence[SstFile]) -> None:
-    """Ingests all files or none, by links in ``folder``. Where two files have the same key, the later one counts."""
+    """Ingests all files or none, by links in ``folder``. Where two files have the same key, the later one counts.
+
+    A file that :func:`linked` has brought there already is taken.
+    """
     if not files:
         return
-    links = {folder / f"{file.file_no}.ingest": file.path for file in files}
+    links = [link_of(folder, file) for file in files]
     try:
-        for link, path in links.items():
-            link_or_copy(Path(path), link)
+        for link, file in zip(links, files, strict=True):
+            with contextlib.suppress(FileExistsError):
+                link_or_copy(Path(file.path), link)
         how = IngestExternalFileOptions()
         how.set_move_files(True)
         db.ingest_external_file([str(link) for link in links], how)

@@ -22,7 +22,7 @@ from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, i
 from state_backends.files.names import SstFile
 from state_backends.store.io import Steps
 from state_backends.store.keyed.run_file import STEP_BYTES, VALUES, NewRun, name_key, run_options
-from state_backends.store.p_bucket import PBucket, close_db, ingest
+from state_backends.store.p_bucket import PBucket, close_db, ingest, link_of, linked
 from state_backends.store.sst_file import checksum
 
 _FIRST_KEYS, _MOST_KEYS = threshold(64, 1), threshold(1024, 2)  # of one step of a get
@@ -70,6 +70,7 @@ class RunFiles:
         count, total = _FIRST_KEYS, 0
         while len(values) < len(keys) and total < most_bytes:
             part = keys[len(values) : len(values) + count]
+            yield from self._ready()
             with self._reading() as db:
                 found = db.get([VALUES + key for key in part])
             size = sum(map(len, filter(None, found)))
@@ -89,6 +90,7 @@ class RunFiles:
         upto = _END if end is None else VALUES + end
         at: bytes | None = VALUES + begin
         while at is not None:
+            yield from self._ready()
             with self._reading() as db:
                 size, at = _read(db, at, upto, entries)
             yield size
@@ -108,6 +110,7 @@ class RunFiles:
             if size != run.size_bytes:
                 raise CorruptState(f"file {run.name}: it does not have the {run.size_bytes} bytes of its manifest")
         yield 0
+        yield from self._ready()
         runs = self.runs
         with self._reading() as db:
             names = db.get([name_key(run.file_no) for run in runs]) if runs else []
@@ -118,7 +121,9 @@ class RunFiles:
                 raise CorruptState(f"file {bad.name}: it is not the file that the manifest names")
 
     def refresh(self) -> Steps[None]:
-        """One step that brings RocksDB up to date. Then the next read need not do it."""
+        """Steps that bring RocksDB up to date. Then the next read need not do it."""
+        if not self._closed:
+            yield from self._ready()
         if not self._closed:
             with self._reading():
                 pass
@@ -134,6 +139,8 @@ class RunFiles:
         try:
             with self._errors():
                 db = self._make_db(path)
+                for run in runs:
+                    yield from linked(path, run)
                 ingest(db, path, runs)
             yield 0
             return (yield from self.write(self._merged(db, oldest), mark))
@@ -178,6 +185,30 @@ class RunFiles:
                 raise
             yield db
 
+    def _ready(self) -> Steps[None]:
+        """Steps that copy the runs that RocksDB has not ingested yet, if the file system has no links.
+
+        Between two steps, other requests may do the same, or change :attr:`runs`.
+        """
+        if self._closed:
+            return  # the reader says so
+        with self._errors():
+            for run in self._missing():
+                if run in self._missing():
+                    self._live.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    yield from linked(self._live, run)
+                    if run not in self._missing():
+                        link_of(self._live, run).unlink(missing_ok=True)
+
+    def _missing(self) -> tuple[SstFile, ...]:
+        """The runs that RocksDB has not ingested yet."""
+        return self.runs[len(self._ingested) :] if self._goes_on() else self.runs
+
+    def _goes_on(self) -> bool:
+        """Whether RocksDB has the first of the runs, and nothing else."""
+        old = self._ingested
+        return self._db is not None and [r.file_no for r in old] == [r.file_no for r in self.runs[: len(old)]]
+
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         """Turns errors into DiskError, or into CorruptState naming the damaged run."""
@@ -206,14 +237,11 @@ class RunFiles:
         if self._closed:
             raise StateError(f"the keyed values in {self._live} are closed")
         runs = self.runs
-        known = len(self._ingested)
-        if self._db is None or [r.file_no for r in self._ingested] != [r.file_no for r in runs[:known]]:
+        if self._db is None or not self._goes_on():
             self._drop_db()
             self._db_path = self._new_path()
             self._db = self._make_db(self._db_path)
-            known = 0
-        if known < len(runs):
-            ingest(self._db, self._db_path, runs[known:])
+        ingest(self._db, self._live, runs[len(self._ingested) :])
         self._ingested = runs
         return self._db
 
