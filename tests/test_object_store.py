@@ -20,7 +20,7 @@ import pytest
 from aion.errors import CorruptState, StorageError
 from state_backends.files import s3
 from state_backends.files.names import Doomed
-from state_backends.files.remote import Remote, pyarrow_uri
+from state_backends.files.remote import Remote, RemoteUpload, pyarrow_uri
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.store.backends import STORES, keyed_store
 from state_backends.store.io_thread import IoThread, Priority
@@ -309,6 +309,24 @@ def test_of_hosts_that_write_at_the_same_moment_one_is_first(bucket: ObjectStore
     assert claimed == {storages[0].owner()}
     for remote in remotes:
         remote.close()
+
+
+def test_an_upload_that_fails_between_two_parts_is_ended(bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTO_S3_DEFAULT_KEY_BUFFER_SIZE", str(64 << 20))  # the server keeps parts in memory
+    client = boto3.client("s3", region_name="us-east-1", endpoint_url=f"http://127.0.0.1:{bucket.port}")
+    remote = Remote(bucket.uri("state"))
+    upload = RemoteUpload(remote, f"{bucket.bucket}/state/file")
+    for _ in range(4):
+        upload.write(os.urandom(10 << 20))
+    assert len(client.list_multipart_uploads(Bucket=bucket.bucket)["Uploads"]) == 1
+    with bucket.denied(), pytest.raises(StorageError):
+        for _ in range(4):
+            upload.write(os.urandom(10 << 20))
+        upload.finish()
+    upload.discard()
+    assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket.bucket)
+    assert bucket.objects() == {}
+    remote.close()
 
 
 @pytest.mark.parametrize("boto3", [True, False], ids=["boto3", "without boto3"])

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -122,11 +123,14 @@ class Remote:
         self._s3.copy(source, target)
         return True
 
-    def end_uploads(self, prefix: str) -> None:
-        """Ends uploads below a path that died long ago, if it is S3 and boto3 is installed. Raises StorageError."""
+    def end_uploads(self, prefix: str, age: timedelta = s3.ABANDONED) -> None:
+        """Ends uploads whose paths begin with ``prefix``, if it is S3 and boto3 is installed. Raises StorageError.
+
+        ``age``: only those that began so long ago. By default they have died.
+        """
         with storage_errors(self.uri):
             if self._s3 is not None:
-                self._s3.end_uploads(prefix)
+                self._s3.end_uploads(prefix, age)
 
     def close(self) -> None:
         """Waits for requests under way, and drops others. Files that were to be deleted are found again later."""
@@ -178,9 +182,12 @@ class RemoteUpload:
             return
         if self._is_whole and not self._alone:
             return  # what has the name now may be another's
+        if self._is_whole:
+            with contextlib.suppress(StorageError):
+                self._remote.end_uploads(self._path, timedelta())
         with contextlib.suppress(StorageError), storage_errors(self._where):
-            # Only a stream that is closed can be deleted.
-            self._out.close()
+            self._out.close()  # only a stream that is closed can be deleted
+        with contextlib.suppress(StorageError):
             self._remote.delete([self._path if self._is_whole else self._path + self._part])
 
     @property

@@ -22,7 +22,7 @@ LARGEST_COPY = threshold(5 << 30, 256)
 """The largest object that S3 copies at once."""
 _PART_BYTES = 512 << 20
 _AT_ONCE = threshold(1000, 2)  # S3's limit
-_ABANDONED = timedelta(days=1)  # no upload takes as long
+ABANDONED = timedelta(days=1)  # no upload takes as long
 log = logging.getLogger(__name__)
 
 
@@ -69,14 +69,14 @@ class S3:
         with _errors("it cannot be copied"):
             self._client.copy({"Bucket": source_bucket, "Key": source_key}, bucket, key, Config=how)
 
-    def end_uploads(self, prefix: str) -> None:
-        """Ends uploads in parts that were begun a day ago or earlier, and not completed: their task has died."""
+    def end_uploads(self, prefix: str, age: timedelta = ABANDONED) -> None:
+        """Ends uploads in parts that were not completed, and began at least ``age`` ago. By default their task died."""
         bucket, _, key = prefix.partition("/")
-        before = datetime.now(UTC) - _ABANDONED
+        before = datetime.now(UTC) - age
         with _errors("unfinished uploads cannot be ended"):
             for page in self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=key):
                 for upload in page.get("Uploads", ()):
-                    if upload["Initiated"] < before:
+                    if not age or upload["Initiated"] < before:
                         self._client.abort_multipart_upload(
                             Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                         )
