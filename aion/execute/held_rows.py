@@ -17,7 +17,7 @@ from aion.aggregates.values import as_batch
 from aion.core.operator.keyed.table import Ints, Table
 from aion.thresholds import threshold
 
-MOST_BYTES = 1 << 30
+ARRAY_BYTES = threshold(1 << 30, 512)
 """The most bytes that are copied at once, estimated from the sizes of batches: half of what fits into an array."""
 CHUNK_BYTES = threshold(8 << 20, 256)
 """A window that is too large to be copied as a whole is read in chunks of about this size."""
@@ -98,7 +98,7 @@ class Located(NamedTuple):
 
 def stretches(located: Located, held: HeldRows, limit_bytes: int) -> Iterator[Located]:
     """Splits windows into stretches, each with its rows: at most ``limit_bytes`` of them, or those of one window."""
-    limit = min(limit_bytes, MOST_BYTES)
+    limit = min(limit_bytes, ARRAY_BYTES)
     windows, rows, begins, lengths = located
     upto = np.concatenate(([0], np.cumsum(held.weights(rows))))
     if int(upto[-1]) > limit and bool((begins[1:] < begins[:-1]).any()):
