@@ -144,7 +144,7 @@ class RemoteStorage:
                 left = [self._left(name) for name in doomed.files if name.endswith(HANDED)]
                 self._remote.delete([*paths, *adopted, *filter(None, left)])
             except StorageError as error:
-                log.warning("old files could not be deleted; a later commit tries again: %s", error)
+                log.warning("a later commit tries again, because old files could not be deleted: %s", error)
                 with self._lock:
                     self._adopted += adopted
                     self._failed = Doomed(self._failed.manifests + doomed.manifests, self._failed.files + doomed.files)

@@ -313,7 +313,8 @@ class RemoteAttempt:
                 raise ServerUnreachable(
                     f"the state server was lost {MOST_SERVERS} times in one task; the last time: {lost}"
                 ) from lost
-            log.warning("attempt %s continues on another server: %s", self.makes, lost)
+            self._rename()
+            log.warning("attempt %s continues on another server as %s: %s", self.makes, self._name, lost)
             try:
                 self._client.reconnect(seen)
                 seen = self._client.generation
@@ -327,16 +328,19 @@ class RemoteAttempt:
         if self._made_anew or self._sent is None:
             raise damage
         self._made_anew = True
-        log.warning("attempt %s opens its shard again: %s", self.makes, damage)
+        self._rename()
+        log.warning("attempt %s opens its shard again as %s: %s", self.makes, self._name, damage)
         seen = self._client.generation
         try:
             self._open_again(self._sent)
         except ServerUnreachable as error:
             self._resume(error, seen)
 
-    def _open_again(self, to_send: Sequence[_Sent]) -> None:
+    def _rename(self) -> None:
         self.servers += 1
         self._name = f"{self.makes}.{self.servers}"
+
+    def _open_again(self, to_send: Sequence[_Sent]) -> None:
         self._open()
         for sent in to_send:
             self._client.call(sent.name, {**self._me, **sent.request}, sent.content)
