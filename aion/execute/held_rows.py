@@ -54,6 +54,8 @@ class HeldRows:
         """A copy of some rows, in the order asked for. Rows of one batch that follow each other are not copied."""
         if not len(rows):
             return as_batch(self.schema.empty_table())
+        if 2 * len(rows) >= self._edges[-1] and sum(batch.nbytes for batch in self._batches) <= ARRAY_BYTES:
+            return as_batch(self.table).take(pa.array(rows))  # two copies; what follows may make three
         of_batch = np.searchsorted(self._edges, rows, side="right")
         order = None if bool((of_batch[1:] >= of_batch[:-1]).all()) else np.argsort(of_batch, kind="stable")
         if order is not None:
