@@ -103,7 +103,11 @@ def stretches(located: Located, held: HeldRows, limit_bytes: int) -> Iterator[Lo
     limit = min(limit_bytes, ARRAY_BYTES)
     windows, rows, begins, lengths = located
     upto = np.concatenate(([0], np.cumsum(held.weights(rows))))
-    if int(upto[-1]) > limit and bool((begins[1:] < begins[:-1]).any()):
+    if int(upto[-1]) <= limit:
+        if len(begins):
+            yield located
+        return
+    if bool((begins[1:] < begins[:-1]).any()):
         order = np.argsort(begins, kind="stable")
         windows, begins, lengths = windows.take(order), begins[order], lengths[order]
     ends = begins + lengths
