@@ -5,6 +5,11 @@ export PYTHONDONTWRITEBYTECODE =
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Tests of behaviour that also run with tiny thresholds (aion/thresholds.py), where a few events cross each one.
+TINY := $(addprefix tests/, local/test_restarts.py local/test_all_windows.py local/test_parts_of_a_batch.py \
+	local/test_large_windows.py test_scenarios.py test_keyed_windows.py test_keyed_index.py test_operator_any_order.py \
+	stores/test_any_order.py versions/test_any_order.py versions/test_keyed_any_order.py stateful/test_states.py)
+
 .PHONY: demo test proof check format clean setup
 
 setup: $(VENV)/.ready
@@ -25,10 +30,13 @@ test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "not proof"
+	AION_THRESHOLDS=tiny $(BIN)/python -m pytest -n 2 -q -m "not proof" $(TINY)
 
 proof: setup
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --timeout 3600 \
 		-m "proof or hypothesis"
+	AION_THRESHOLDS=tiny $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --timeout 3600 -m "not proof"
+	AION_THRESHOLDS=tiny HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -q --timeout 3600 -m "not proof" $(TINY)
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.aggregates.groups import number
-from aion.aggregates.values import combined
+from aion.aggregates.values import as_batch, combined
 from aion.core.compaction.blocks import Compact
 from aion.core.ingest.block import Block, Codec, Compacted, Compression
 from aion.core.ingest.builder import encode_rows, parts_of
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.operator.keyed.table import Ints, Table
 from aion.core.plan import SLICE, Plan
+from aion.execute.held_rows import ARRAY_BYTES, at_once
 from aion.thresholds import threshold
 
 if TYPE_CHECKING:
@@ -68,10 +69,18 @@ class BlockCompactor:
         ``compactions``: by slice. ``blocks``: of these slices, in the order of arrival. ``owners``: the sessions that
         rows belong to. Rows of different sessions are not combined. If the compaction sweeps, rows without a session
         are left out.
+
+        A single key may have more rows than an array holds. Then they are compacted some at a time, and the new blocks
+        of a slice have the same key more than once, in the order of arrival.
         """
-        batches = [d.batch for d in blocks if d.batch.num_rows]
-        if not batches:
-            return
+        there = [d for d in blocks if d.batch.num_rows]
+        for some in at_once([d.batch.nbytes for d in there], ARRAY_BYTES):
+            yield from self._compacted(compactions, there[some], owners)
+
+    def _compacted(
+        self, compactions: Mapping[int, Compact], blocks: Sequence[Decoded], owners: Owners | None
+    ) -> Iterator[tuple[Compact, Block]]:
+        batches = [d.batch for d in blocks]
         slices = np.repeat([d.slice_us for d in blocks], [d.batch.num_rows for d in blocks])
         table = pa.Table.from_batches(batches).append_column(_COMPACT, pa.array(slices))
         if owners is not None:
@@ -93,7 +102,7 @@ class BlockCompactor:
             compaction = compactions[int(slices[begin])]
             for first, last in self._pieces(table, begin, end):
                 compacted = Compacted(compaction.until, int(hashes[first]), int(hashes[last - 1]))
-                (rows,) = table.slice(first, last - first).to_batches()
+                rows = as_batch(table.slice(first, last - first))
                 block = encode_rows(
                     self._plan,
                     rows,

@@ -17,7 +17,7 @@ from aion.aggregates.values import as_batch
 from aion.core.operator.keyed.table import Ints, Table
 from aion.thresholds import threshold
 
-MOST_BYTES = 1 << 30
+ARRAY_BYTES = threshold(1 << 30, 512)
 """The most bytes that are copied at once, estimated from the sizes of batches: half of what fits into an array."""
 CHUNK_BYTES = threshold(8 << 20, 256)
 """A window that is too large to be copied as a whole is read in chunks of about this size."""
@@ -54,6 +54,8 @@ class HeldRows:
         """A copy of some rows, in the order asked for. Rows of one batch that follow each other are not copied."""
         if not len(rows):
             return as_batch(self.schema.empty_table())
+        if 2 * len(rows) >= self._edges[-1] and sum(batch.nbytes for batch in self._batches) <= ARRAY_BYTES:
+            return as_batch(self.table).take(pa.array(rows))  # two copies; what follows may make three
         of_batch = np.searchsorted(self._edges, rows, side="right")
         order = None if bool((of_batch[1:] >= of_batch[:-1]).all()) else np.argsort(of_batch, kind="stable")
         if order is not None:
@@ -98,10 +100,14 @@ class Located(NamedTuple):
 
 def stretches(located: Located, held: HeldRows, limit_bytes: int) -> Iterator[Located]:
     """Splits windows into stretches, each with its rows: at most ``limit_bytes`` of them, or those of one window."""
-    limit = min(limit_bytes, MOST_BYTES)
+    limit = min(limit_bytes, ARRAY_BYTES)
     windows, rows, begins, lengths = located
     upto = np.concatenate(([0], np.cumsum(held.weights(rows))))
-    if int(upto[-1]) > limit and bool((begins[1:] < begins[:-1]).any()):
+    if int(upto[-1]) <= limit:
+        if len(begins):
+            yield located
+        return
+    if bool((begins[1:] < begins[:-1]).any()):
         order = np.argsort(begins, kind="stable")
         windows, begins, lengths = windows.take(order), begins[order], lengths[order]
     ends = begins + lengths

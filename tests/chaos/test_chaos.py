@@ -15,14 +15,15 @@ from typer.testing import CliRunner
 
 from aion.cli import app
 from experiments.chaos import run
-from experiments.chaos_faults import FAULTS, KILLS, KILLS_OF_HOSTS
+from experiments.chaos_faults import FAULTS, FAULTS_OF_BUCKETS, KILLS, KILLS_OF_HOSTS
 from experiments.chaos_result import Result, Settings, summary
 from experiments.chaos_workloads import WORKLOADS
 from experiments.host_cluster import is_possible
 
 # In an order in which each meets a query at work: after a JVM was killed it takes a while until there is one.
 KINDS = (
-    "server", "worker", "full disk", "hung server", "pause", "no descriptors", "JVM", "socket gone", "daemon",
+    "server", "worker", "full disk", "hung server", "pause", "no descriptors", "JVM", "socket gone", "live folder",
+    "daemon",
 )  # fmt: skip
 
 
@@ -53,6 +54,22 @@ def test_every_row_is_that_of_an_undisturbed_run_and_of_the_events(tmp_path: Pat
 
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_bucket_may_be_busy_slow_or_silent(tmp_path: Path, workload: str) -> None:
+    kinds = ("server", *FAULTS_OF_BUCKETS, "live folder", "worker", "damaged copy", "server")
+    kills = sum(kind in KILLS for kind in kinds)
+    small: dict[str, Any] = {"files_of_a_kill": 1.0, "more_files": 12, "events_of_a_file": 80}
+    settings = Settings(kills, seed=11, kinds=kinds, workload=workload, store="s3", **small)
+    result = Result()
+    run(settings, tmp_path, result, Console(file=io.StringIO()))
+    assert result.differences == []
+    assert [fault.kind for fault in result.faults] == list(kinds)
+    assert result.copies == 2 and result.rows > 50
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not is_possible(), reason="hosts are network namespaces: needs Linux, root and `ip`")
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_executors_and_hosts_may_die_too(tmp_path: Path, workload: str) -> None:
@@ -70,7 +87,14 @@ def test_executors_and_hosts_may_die_too(tmp_path: Path, workload: str) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--hosts", "1"), ("--seed", "2"), ("--events", "90"), ("--payload", "5"), ("--workload", "stateful")],
+    [
+        ("--hosts", "1"),
+        ("--seed", "2"),
+        ("--events", "90"),
+        ("--payload", "5"),
+        ("--workload", "stateful"),
+        ("--store", "s3"),
+    ],
 )
 def test_another_run_than_the_one_that_was_cut_off_is_refused(tmp_path: Path, option: str, value: str) -> None:
     begun = {"settings": asdict(Settings(20, seed=1)), "seconds": 5.0, "result": asdict(Result(rounds=1))}
