@@ -190,10 +190,11 @@ class RunFiles:
 
         Between two steps, other requests may do the same, or change :attr:`runs`.
         """
-        if self._closed:
-            return  # the reader says so
+        missing = self._missing()
+        if self._closed or not missing:
+            return  # who reads what is closed gets an error
         with self._errors():
-            for run in self._missing():
+            for run in missing:
                 if run in self._missing():
                     self._live.mkdir(parents=True, exist_ok=True, mode=0o700)
                     yield from linked(self._live, run)
