@@ -3,7 +3,7 @@
 A small test never sees what happens after 65,536 rows or 1,024 versions. So each such size is written as
 ``threshold(65_536)``. In a process with the environment variable ``AION_THRESHOLDS=tiny``, all of them are tiny, and a
 few events cross every one. Spark's workers and the state server inherit the variable. It is for tests: results are the
-same, and everything is slow.
+same (but for the last digits of variances), and everything is slow.
 """
 
 from __future__ import annotations
