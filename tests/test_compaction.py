@@ -212,7 +212,7 @@ class Folder:
         history = self.retention.history(past)
         token = parent.token if parent else None
         manifest = Manifest(
-            f"{number:010d}-t", token, number + 1, IDENTITY, files, (), self.next_file_no, {}, history=history
+            f"{number:010d}-t", token, number + 1, IDENTITY, files, self.next_file_no, {}, history=history
         )
         self.chain.append(manifest)
         self.manifests[manifest_name(manifest.token)] = manifest
@@ -326,7 +326,7 @@ def test_crashes_leave_nothing_for_good(seed: int, window: int, retain: int) -> 
 
 def manifest(version: int, *files: str) -> Manifest:
     entries = tuple(FileEntry(int(name[:10]), name, 10, 0, 0, 1) for name in files)
-    return Manifest(f"{version:010d}-v", None, version, IDENTITY, entries, (), 100, {})
+    return Manifest(f"{version:010d}-v", None, version, IDENTITY, entries, 100, {})
 
 
 def of(number: int, batch: int, mark: str = "", attempt: str = "v") -> str:

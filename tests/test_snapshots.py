@@ -45,7 +45,7 @@ def written(snapshot: dict[str, Any]) -> dict[str, Any]:
     taken = request_of("commit", dumps(request), Way.JSON)
     assert isinstance(taken, requests.CommitRequest)
     identity = Identity("q", "o", 0, 1, {})
-    found = load(dump(Manifest("t", None, 1, identity, (), (), 0, taken.snapshot)), "t").snapshot
+    found = load(dump(Manifest("t", None, 1, identity, (), 0, taken.snapshot)), "t").snapshot
     assert found == json.loads(json.dumps(snapshot)), "every number is read as it was"
     return found
 
@@ -273,7 +273,7 @@ def test_no_integer_stops_the_encoder() -> None:
     value = {"a": [1, 2**64, {"b": -(2**100)}], "c": 10**400, "d": (2**63, True, None, "x", 0.5)}
     found = json.loads(dumps(value))
     assert found == {"a": [1, 2.0**64, {"b": -(2.0**100)}], "c": 2.0**1000, "d": [2**63, True, None, "x", 0.5]}
-    manifest = Manifest("t", None, 1, Identity("q", "o", 0, 1, {}), (), (), 0, {"next_seq": 1, "odd": 2**64})
+    manifest = Manifest("t", None, 1, Identity("q", "o", 0, 1, {}), (), 0, {"next_seq": 1, "odd": 2**64})
     assert load(dump(manifest), "t").snapshot == {"next_seq": 1, "odd": 2.0**64}
 
 
