@@ -58,7 +58,7 @@ def test_every_row_is_that_of_an_undisturbed_run_and_of_the_events(tmp_path: Pat
 def test_a_bucket_may_be_busy_slow_or_silent(tmp_path: Path, workload: str) -> None:
     kinds = ("server", *FAULTS_OF_BUCKETS, "live folder", "worker", "damaged copy", "server")
     kills = sum(kind in KILLS for kind in kinds)
-    small: dict[str, Any] = {"files_of_a_kill": 1.0, "more_files": 12, "events_of_a_file": 80}
+    small: dict[str, Any] = {"files_of_a_kill": 1.0, "more_files": 30, "events_of_a_file": 80}
     settings = Settings(kills, seed=11, kinds=kinds, workload=workload, store="s3", **small)
     result = Result()
     run(settings, tmp_path, result, Console(file=io.StringIO()))
