@@ -149,8 +149,8 @@ def wait_for_moment(
 ) -> str:
     """Waits for a random kind of moment, and returns its name.
 
-    ``state``: the folder of the versions. None: they are in a bucket, where nobody watches for new files. ``moments``:
-    the weight of each kind. At ``any`` time; just after a child began a file of blocks that it hands over
+    ``state``: the folder of the versions, or None if they are in a bucket, where nobody watches for new files.
+    ``moments``: the weight of each kind. At ``any`` time; just after a child began a file of blocks that it hands over
     (``hand-over``); just after the server got blocks or values (``append``); just after a version got a new file
     (``commit``).
     """
