@@ -31,6 +31,8 @@ from state_backends.server.machine import memory_limit_bytes, memory_share_used
 from state_backends.store.attempt import StoreAttempt
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoStats
+from state_backends.store.keyed.local import LocalValues
+from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket, cache_bytes
 from state_backends.store.pressure import PressureManager
@@ -85,8 +87,10 @@ class LocalOperator:
         self._budget.reserve(size)
         cache = Cache(size)
         p_bucket = PBucket(folder / "files", folder / "live", durable=False, cache=cache)
-        self._store = config.make_store(p_bucket, self._io.of_shard(), self._budget)
-        self._attempt = StoreAttempt(self._store)
+        io = self._io.of_shard()
+        self._store = config.make_store(p_bucket, io, self._budget)
+        self._values = LocalValues(config.make_keyed(RunFiles(p_bucket, folder / "keyed"), io, self._budget))
+        self._attempt = StoreAttempt(self._store, self._values.store)
         self._codec = CodecPool(self.policy.io.codec_threads)
         self._pressure = PressureManager(self._budget, config.make_destage(), memory_share_used)
         self._executor: Executor | None = None
@@ -199,6 +203,8 @@ class LocalOperator:
         self._attempt.begin(executor.operator.next_seq)
         try:
             rows = self._carry_out(executor, table, watermark_us, last=last)
+            executor.save()
+            self._values.settle()
         finally:
             # The operator keeps what it decided, even if a user's function fails. So the store keeps its part too.
             self._attempt.end()
@@ -244,6 +250,7 @@ class LocalOperator:
 
     def _let_go(self) -> None:
         self._store.close()
+        self._values.close()
         self._codec.close()
         self._io.close()
         self._folder.cleanup()

@@ -92,6 +92,15 @@ class CountedAttempt:
     def abandon(self, from_seq: int) -> None:
         pass
 
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [value for page in self.shard.get(self.attempt, keys) for value in page]
+
+    def put(self, values: Sequence[tuple[bytes, bytes | None, int | None]]) -> None:
+        self.shard.put(self.attempt, values)
+
+    def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        return self.shard.scan(self.attempt, begin, end)
+
     def release(self, destage: Any, purge: Any) -> None:
         self.shard.release(self.attempt, destage, purge)
 

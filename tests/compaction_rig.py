@@ -16,13 +16,14 @@ from aion import aggregates as A
 from aion.config import Policy, load_policy
 from aion.core.ingest.block import Block
 from aion.core.ingest.hashing import ShardOfKeys
+from aion.core.operator.keyed.values import MemoryValues
 from aion.core.operator.operator import Operator
 from aion.core.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from state_backends.files.storage import LocalStorage
-from state_backends.store.backends import STORES
+from state_backends.store.backends import STORES, keyed_store
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
@@ -30,6 +31,7 @@ from state_backends.store.protocol import Only, StoredBlock
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.examples import some
+from tests.versions.keyed_attempt import LocalKeyedAttempt
 
 SECOND = 1_000_000
 few = some(1 / 5)
@@ -74,10 +76,11 @@ def table_of(events: Sequence[tuple[int, str | None, int]]) -> pa.RecordBatch:
     return pa.record_batch([[t * SECOND for t in times], keys, values, floats], schema=SCHEMA)
 
 
-class AsTheyCame:
+class AsTheyCame(MemoryValues):
     """An attempt that keeps blocks as they came. Compaction must not change the output."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.blocks: dict[int, Block] = {}
 
     def append(self, blocks: Any) -> None:
@@ -101,10 +104,11 @@ class AsTheyCame:
         self.blocks = {seq: b for seq, b in self.blocks.items() if b.header.slice_us not in purge}
 
 
-class OfShard:
+class OfShard(LocalKeyedAttempt):
     """An attempt on a shard. It counts what is read."""
 
     def __init__(self, shard: Shard, attempt: str) -> None:
+        super().__init__(shard, attempt)
         self.shard, self.attempt = shard, attempt
         self.read_bytes = self.replacings = 0
 
@@ -151,6 +155,7 @@ class Rig:
         self.shard = Shard(
             Identity("q", "o", 0, 1, {}), LocalStorage(self.folder / "state"), self.folder / "live",
             lambda p: STORES[self.kind](p, self.io, self.memory, bucket_limit_bytes=self.budget // 2), retain=3,
+            make_keyed=lambda files: keyed_store(self.kind, files, self.io, self.memory),
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -173,7 +178,6 @@ class Rig:
         self.operator = make_operator(self.plan, self.policy, snapshot)
         self.attempt = OfShard(self.shard, attempt)
         executor = make_executor(self.plan, self.operator, self.attempt, self.pool, self.policy)
-        executor.load()
         rows = run_batch(executor, self.policy, events, watermark)
         self.operator.validate()
         executor.save()

@@ -110,7 +110,6 @@ class Changing(Rig):
             files.check(snapshot)
         operator = make_operator(plan, self.policy, snapshot)
         executor = make_executor(plan, operator, OfShard(self.shard, attempt), self.pool, self.policy)
-        executor.load()
         batches = list(executor.advance(watermark)) if watermark is not None else []
         batches += [*executor.arrive(blocks), *executor.end_batch()]
         operator.validate()

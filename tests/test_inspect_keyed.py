@@ -20,7 +20,7 @@ from aion.core.operator.overview import KeyedWindow, keyed_windows
 from aion.core.plan import make_plan
 from aion.execute.assembly import make_builder, make_executor, make_operator
 from state_backends.files.storage import LocalStorage
-from state_backends.store.backends import STORES
+from state_backends.store.backends import STORES, keyed_store
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
@@ -58,6 +58,7 @@ def version(
         live / str(shard),
         lambda p: STORES["tiered"](p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
         retain=10,
+        make_keyed=lambda files: keyed_store("tiered", files, io, MemoryBudget(1 << 20)),
     )
     token = None
     try:
@@ -65,7 +66,6 @@ def version(
             attempt = f"{number:010d}-a"
             operator = make_operator(PLAN, policy, kept.open(token, attempt, identity))
             executor = make_executor(PLAN, operator, OfShard(kept, attempt), pool, policy)
-            executor.load()
             if number:
                 list(executor.advance(watermark_s * SECOND))
             else:

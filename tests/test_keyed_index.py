@@ -1,7 +1,8 @@
-"""The index of keyed windows: kept by what changed, and the same after a restart; named cases of the slicer."""
+"""Windows of keys in pages: a version costs what changed, and restarts change nothing; named cases of the slicer."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 import aion
 from aion.core.lateness.observe import Lateness
+from aion.core.operator.keyed.kept import ROWS
 from aion.core.operator.keyed.kinds import shape_of
-from aion.core.operator.keyed.saving import Keeper
-from aion.core.operator.keyed.table import Table
+from aion.core.operator.keyed.table import Table, hashes_of
+from aion.core.operator.keyed.values import Change, MemoryValues
 from aion.core.operator.keyed.windows import KeyedWindows
+from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
 
 DEFINITIONS = [
@@ -58,21 +61,37 @@ def make(definition: Any, bound_us: int, snapshot: dict[str, Any] | None = None)
         bound=Fixed(bound_us),
         trigger=EveryBatchTrigger(),
         on_arrival=isinstance(definition, aion.PerRecord) and definition.emit_on == "arrival",
+        bins=SliceGrid([definition]).bins,
         snapshot=snapshot,
     )
 
 
+class CountedValues(MemoryValues):
+    """Counts the pages that are read, and the bytes that are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = self.written_bytes = 0
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self.read += len(keys)
+        return super().get(keys)
+
+    def put(self, values: Sequence[Change]) -> None:
+        self.written_bytes += sum(len(key) + len(value or b"") for key, value, _ in values)
+        super().put(values)
+
+
 class Shard:
-    """One definition's windows, and the blocks that their index is kept in."""
+    """One definition's windows, and the map that they are kept in."""
 
     def __init__(self, definition: Any, bound_us: int) -> None:
         self.definition, self.bound_us = definition, bound_us
         self.windows = make(definition, bound_us)
-        self.keeper = Keeper(self.windows, 1)
-        self.blocks: dict[int, list[pa.RecordBatch]] = {}
+        self.values = CountedValues()
+        self.windows.kept.values = self.values
         self.watermark: int | None = None
         self.seq = 0
-        self.written = 0
 
     def do(self, step: Sequence[tuple[str | None, int, int]] | int) -> list[Any]:
         if isinstance(step, int):
@@ -94,24 +113,14 @@ class Shard:
         if isinstance(self.definition, aion.Session) and self.definition.gap_column is not None:
             marks = np.where(marks > 0, 40, 3)  # the gaps of the events
         columns = {"first": times, "last": times, "events": np.ones_like(times), "row": np.arange(len(step))}
-        return Table([pa.array([e[0] for e in step], pa.string())], {**columns, "mark": marks})
-
-    def save(self) -> None:
-        save = self.keeper.save()
-        if save is None:
-            return
-        for gone in save.replaces:
-            del self.blocks[gone]
-        self.blocks.setdefault(save.slice_us, []).append(save.rows)
-        self.written += save.rows.num_rows
+        rows = Table([pa.array([e[0] for e in step], pa.string())], {**columns, "mark": marks})
+        return rows.replaced(hash=hashes_of(rows))
 
     def restart(self) -> None:
-        """As from a checkpoint: of this object nothing is left but the blocks and two snapshots."""
-        snapshot, kept = self.windows.snapshot(), self.keeper.snapshot()
-        self.windows = make(self.definition, self.bound_us, snapshot)
-        self.keeper = Keeper(self.windows, 1, kept)
-        if self.keeper.slices:
-            self.keeper.load(batch for s in self.keeper.slices for batch in self.blocks[s])
+        """As from a checkpoint: of this object nothing is left but the map and a snapshot."""
+        self.windows.write()
+        self.windows = make(self.definition, self.bound_us, json.loads(json.dumps(self.windows.snapshot())))
+        self.windows.kept.values = self.values
 
 
 def told(orders: Sequence[Any]) -> list[Any]:
@@ -132,26 +141,72 @@ def test_a_restart_changes_nothing(definition: Any, script: list[Any], bound_us:
     straight, restarted = Shard(definition, bound_us), Shard(definition, bound_us)
     for i, step in enumerate(script):
         assert told(straight.do(step)) == told(restarted.do(step))
-        if isinstance(definition, aion.Session) and not definition.by_event:
-            assert (np.diff(straight.windows.index["id"]) > 0).all(), "so that little is sorted to compare it"
-        restarted.save()
         if i % every == 0:
             restarted.restart()
+        elif i % 2:
+            restarted.windows.write()
 
 
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=str)
+@given(script=steps, bound_us=st.sampled_from([0, 10, 1000]))
+def test_sums_over_pages_are_those_of_their_rows(definition: Any, script: list[Any], bound_us: int) -> None:
+    """What is not in memory is only known by sums. They never drift from what the pages hold."""
+    shard = Shard(definition, bound_us)
+    for step in script:
+        shard.do(step)
+        shard.windows.write()
+        sums = json.loads(json.dumps(shard.windows.kept.rest.to_json()))
+        shard.windows._read(np.arange(shard.windows.kept.pages))
+        assert not any(shard.windows.kept.rest.sums.values()) and not shard.windows.kept.rest.waiting
+        for bins in (shard.windows.kept.rest.firsts, shard.windows.kept.rest.lasts, shard.windows.kept.rest.opens):
+            assert not bins
+        shard.windows.write()
+        assert shard.windows.kept.rest.to_json() == sums
+
+
+def test_pages_follow_the_rows() -> None:
+    """They are split as keys come, and put together as keys go. Nothing is left of what is gone."""
+    shard = Shard(aion.Session(5), 0)
+    for begin in range(0, 3000, 500):
+        shard.do([(f"k{i}", begin, 0) for i in range(begin, begin + 500)])
+        shard.windows.write()
+    kept = shard.windows.kept
+    assert 3000 // (2 * ROWS) <= kept.pages <= 3000 // ROWS
+    for at in range(2010, 8000, 500):
+        shard.do(at)
+        shard.windows.write()
+    for at in range(8000, 80_000, 10):
+        if kept.pages > 1:
+            shard.do([("one", at, 0)])
+            shard.do(at + 6)
+            shard.windows.write()
+    assert kept.pages == 1 and not shard.values.values and not kept.rest.sums["rows"]
+
+
+@pytest.mark.usual_sizes
 def test_a_version_costs_what_changed() -> None:
-    """Many open sessions, of which a few change in each version: not all of them are written each time."""
+    """Many open sessions, of which a few change in each version: neither read nor written are the others."""
     shard = Shard(aion.Session(1000), 10_000)
-    shard.do([(f"k{i}", 0, 0) for i in range(2000)])
-    shard.save()
-    assert shard.written == 2000
-    for i in range(200):
+    shard.do([(f"k{i}", 0, 0) for i in range(20_000)])
+    shard.windows.write()
+    all_bytes, shard.values.read, shard.values.written_bytes = shard.values.written_bytes, 0, 0
+    for i in range(20):
         shard.do([(f"k{j}", i, 0) for j in range(50)])
-        shard.save()
-        kept = sum(batch.num_rows for batches in shard.blocks.values() for batch in batches)
-        assert kept <= 3 * 2000, "at most twice the index, and what a version adds"
-    assert shard.written < 2000 + 200 * 50 + 200 * 50 + 2000, "all is written anew only when as much was written since"
-    assert len(shard.blocks) == 1
+        shard.windows.write()
+    assert shard.values.read <= 20 * 50
+    assert shard.values.written_bytes < 20 * all_bytes * (50 / (20_000 / ROWS)) * 1.5
+
+
+@pytest.mark.usual_sizes
+def test_a_watermark_costs_what_is_due() -> None:
+    shard = Shard(aion.Session(10), 0)
+    shard.do([(f"k{i}", i, 0) for i in range(20_000)])
+    shard.windows.write()
+    shard.do(5)
+    shard.windows.write()
+    shard.values.read = 0
+    assert len(panes(shard.do(10 + 50))) == 51
+    assert shard.values.read <= 51
 
 
 # -- where the original slicer goes wrong -----------------------------------------------------------

@@ -22,8 +22,8 @@ from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, sum_of, sums_by
 from aion.core.operator.actions import Arrived, BatchEnded, Event, SliceFacts, WatermarkAdvanced
 from aion.core.operator.keyed.orders import Arrivals
-from aion.core.operator.keyed.saving import Save
 from aion.core.operator.keyed.table import Table
+from aion.core.operator.keyed.values import MemoryValues
 from aion.core.operator.operator import Operator
 from aion.core.packing import table, untable
 from aion.core.plan import Plan, make_plan
@@ -71,7 +71,8 @@ class Life:
         self.policy = load_policy(policy)
         self.straight = make_operator(self.plan, self.policy, None)
         self.restarted = make_operator(self.plan, self.policy, None)
-        self.index: dict[int, list[pa.RecordBatch]] = {}
+        self.values = MemoryValues()
+        self.restarted.keyed.keep_in(self.values)
 
     def tell(self, event: Event) -> None:
         assert self.handle(self.straight, event) == self.handle(self.restarted, event)
@@ -101,22 +102,13 @@ class Life:
 
     def commit(self) -> None:
         """A version, from which one of the two starts again."""
-        self.straight.keyed.save()
-        for save in self.restarted.keyed.save():
-            self.keep(save)
         snapshot = self.restarted.snapshot()
         assert all(-(2**63) <= n < 2**63 if isinstance(n, int) else math.isfinite(n) for n in numbers_of(snapshot))
         assert snapshot == self.straight.snapshot()
         again = make_operator(self.plan, self.policy, written(snapshot))
-        for keeper in again.keyed.kept:
-            keeper.load(batch for s in keeper.slices for batch in self.index[s])
+        again.keyed.keep_in(self.values)
         assert again.snapshot() == snapshot
         self.restarted = again
-
-    def keep(self, save: Save) -> None:
-        for gone in save.replaces:
-            del self.index[gone]
-        self.index.setdefault(save.slice_us, []).append(save.rows)
 
 
 COUNTS = st.integers(1, 9) | st.integers(1, 2**62)

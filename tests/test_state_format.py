@@ -31,12 +31,13 @@ from aion.core.plan import Plan, make_plan
 from aion.errors import FormatError
 from aion.execute.assembly import make_builder, make_executor, make_operator
 from state_backends.files.storage import LocalStorage
-from state_backends.store.backends import STORES
+from state_backends.store.backends import STORES, keyed_store
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity, dump, load
 from state_backends.versions.shard import Shard
+from tests.versions.keyed_attempt import LocalKeyedAttempt
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "state-format.md").read_text()
@@ -208,6 +209,7 @@ class Rig:
             folder / "live",
             lambda p: STORES["tiered"](p, self.io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
             retain=100,
+            make_keyed=lambda files: keyed_store("tiered", files, self.io, MemoryBudget(1 << 20)),
         )
 
     def close(self) -> None:
@@ -228,10 +230,11 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
         rig.close()
 
 
-class OfShard:
+class OfShard(LocalKeyedAttempt):
     """What an executor needs of an attempt."""
 
     def __init__(self, shard: Shard, attempt: str) -> None:
+        super().__init__(shard, attempt)
         self.shard, self.attempt = shard, attempt
 
     def append(self, blocks: Any) -> None:
@@ -473,8 +476,11 @@ def test_a_newer_snapshot_is_refused(make: Callable[..., Rig]) -> None:
     snapshot = read_manifest(rig.folder / "state" / "manifests" / f"{token}.json")["snapshot"]
     policy = load_policy({"lateness": {"initial_bound": "20s"}})
     assert make_operator(plan, policy, snapshot).snapshot() == snapshot
-    with pytest.raises(FormatError, match=r"snapshot was written in format 7; this Aion reads format 6"):
-        make_operator(plan, policy, {**snapshot, "version": 7})
+    with pytest.raises(FormatError, match=r"snapshot was written in format 8; this Aion reads format 7"):
+        make_operator(plan, policy, {**snapshot, "version": 8})
+    assert make_operator(plan, policy, {**snapshot, "version": 6}).snapshot() == snapshot, "the same but for sessions"
+    with pytest.raises(FormatError, match=r"format 6 only without sessions.*go on with the Aion that wrote it"):
+        make_operator(plan, policy, {**snapshot, "version": 6, "keyed": [{}]})
 
 
 PICKLES = re.compile(

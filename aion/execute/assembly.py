@@ -20,7 +20,7 @@ from aion.core.operator.keyed.kinds import shape_of
 from aion.core.operator.keyed.shard import KeyedPart, KeyedShard
 from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.operator.late_work import LateWork
-from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
+from aion.core.operator.operator import SNAPSHOT_VERSION, WITHOUT_PAGES, Operator
 from aion.core.operator.rules import Own, Rules
 from aion.core.plan import Plan
 from aion.core.slicing.grid import slices_from_json
@@ -44,11 +44,8 @@ def make_operator(
 
     ``bound``: made by :func:`make_bound`, if the caller also hands it what other shards observed.
     """
-    if snapshot is not None and snapshot["version"] != SNAPSHOT_VERSION:
-        raise FormatError(
-            f"the operator's snapshot was written in format {snapshot['version']}; "
-            f"this Aion reads format {SNAPSHOT_VERSION}"
-        )
+    if snapshot is not None:
+        _check_version(snapshot["version"], has_keyed=bool(snapshot["keyed"]))
     bound = make_bound(plan, policy, snapshot) if bound is None else bound
     trigger = make_trigger(policy, Expected(bound))
     staleness_bound = _staleness_bound(policy.trigger)
@@ -75,6 +72,7 @@ def make_operator(
                     staleness_bound=rules.staleness_bound(number), early=early,
                     final_only=plan.final_only,
                     on_arrival=isinstance(window, PerRecord) and window.emit_on == "arrival",
+                    bins=part.grid.bins,
                     snapshot=before.get(number),
                 )
                 for number, window in part.keyed.items()
@@ -102,12 +100,24 @@ def make_operator(
                 if isinstance(w, Periodic) and plan.layout is not None
             },
         ),
-        keyed=KeyedShard(parts, known),
+        keyed=KeyedShard(parts),
         event_grid=None if plan.event_rows is None else plan.event_rows.grid,
         compaction=make_compaction(plan, policy, snapshot),
         completeness=make_completeness(plan, policy, snapshot),
         snapshot=snapshot,
     )
+
+
+def _check_version(version: int, *, has_keyed: bool) -> None:
+    if version == SNAPSHOT_VERSION or (version == WITHOUT_PAGES and not has_keyed):
+        return
+    text = f"the operator's snapshot was written in format {version}; this Aion reads format {SNAPSHOT_VERSION}"
+    if version == WITHOUT_PAGES:
+        text += (
+            ", and format 6 only without sessions, counts, windows per record and punctuated windows, which it kept in "
+            "another way: go on with the Aion that wrote it, or begin with a new checkpoint"
+        )
+    raise FormatError(text)
 
 
 def make_completeness(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> Completeness | None:

@@ -61,6 +61,8 @@ class Executor:
         self.operator = operator
         self.attempt = attempt
         self._contents: Contents = RowContents(plan) if contents is None else contents
+        if operator.keyed:
+            operator.keyed.keep_in(attempt)
         self._seeks = self._contents.compacts and bool(plan.key)
         self._keyed = [self._contents.keyed(part, attempt, self._timed) for part in plan.parts]
         self._keyed_of = {
@@ -97,13 +99,9 @@ class Executor:
         """The late executions that the trigger asks for. With ``last``, all windows with pending events."""
         yield from self._carry_out(self.operator.handle(BatchEnded(last)), ())
 
-    def load(self) -> None:
-        """After a restart: reads what the operator keeps beside its snapshot."""
-        self._keyed[0].load(self.operator.keyed.kept)
-
     def save(self) -> None:
-        """Before the operator's snapshot is taken: writes what the operator keeps beside it."""
-        self.operator.next_seq += self._keyed[0].save(self.operator.keyed.save(), self.operator.next_seq)
+        """At the end of a batch: writes what the operator keeps in the attempt's map."""
+        self.operator.keyed.write()
 
     def due_next(self, watermark_us: int | None) -> tuple[int, ...]:
         """The slices of the windows that are executed when the watermark gets there."""

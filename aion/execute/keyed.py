@@ -1,4 +1,4 @@
-"""Carries out the orders for windows of single keys: reads rows, computes panes, and stores the index."""
+"""Carries out the orders for windows of single keys: reads rows, and computes panes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from aion.core.ingest.block import Block, BlockKind, Codec, Compression, decode, encode
+from aion.core.ingest.block import Block, decode
 from aion.core.ingest.key_ranges import Keys, row_hashes
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract, gap_name
-from aion.core.operator.keyed.saving import Keeper, Save
 from aion.core.operator.keyed.table import Table
 from aion.core.plan import Plan
 from aion.core.slicing.grid import is_timed
@@ -138,29 +137,3 @@ class KeyedExecutor:
     def _keys_of(self, windows: Table) -> Keys:
         keys = pa.Table.from_arrays(windows.keys, self._plan.block_keys)
         return Keys(row_hashes(self._plan, keys))
-
-    # -- the index ----------------------------------------------------------------------------------------
-
-    def load(self, kept: Sequence[Keeper]) -> None:
-        """Loads the index of the version that was opened."""
-        for keeper in kept:
-            stored = self._attempt.read(keeper.slices, blocking=True)
-            keeper.load(decode(block, keeper.schema) for _, block in stored)
-
-    def save(self, keeper_saves: Sequence[Save], next_seq: int) -> int:
-        """Writes the changes of the index as blocks, numbered from ``next_seq`` on. Returns how many blocks."""
-        for i, (slice_us, rows, replaces) in enumerate(keeper_saves):
-            block = encode(
-                rows,
-                kind=BlockKind.PARTIALS,
-                slice_us=slice_us,
-                events=0,
-                min_us=slice_us,
-                max_us=slice_us,
-                compression=Compression.NONE,
-                codec=Codec.ARROW,
-            )
-            self._attempt.append([(next_seq + i, False, block)])
-            if replaces:
-                self._attempt.release([], replaces)
-        return len(keeper_saves)

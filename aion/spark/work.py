@@ -82,7 +82,6 @@ class ShardWork:
             self.bound.receive(*attempt.others)
         self.operator: Operator = make_operator(plan, policy, attempt.snapshot, self.bound)
         self.executor = make_executor(plan, self.operator, attempt, codec, policy)
-        self.executor.load()
         self._recorder: Recorder | None = None
         if config.record is not None:
             self._recorder = Recorder(Path(config.record), Definition.of(config.plan, commits=True), shard)
@@ -131,6 +130,7 @@ class ShardWork:
 
     def begin_commit(self) -> None:
         """Commits in another thread. Meanwhile the task goes on with what does not need this shard."""
+        next_slices = self._next_slices()
         self.executor.save()
         if self._recorder is not None:
             try:
@@ -138,7 +138,7 @@ class ShardWork:
             except OSError as error:
                 # A query does not fail because its trace cannot be written.
                 log.warning("a batch was not recorded: %s", error)
-        made = self.operator.snapshot(), self._next_slices(), self.executor.executions
+        made = self.operator.snapshot(), next_slices, self.executor.executions
         self._commit = in_background(self.attempt.commit, *made)
 
     def committed(self) -> None:

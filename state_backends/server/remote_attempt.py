@@ -29,7 +29,6 @@ from policies.sizing import Execution
 from state_backends.files.bodies import Bodies, Places
 from state_backends.server import wire
 from state_backends.server.verbs import VERBS
-from state_backends.store.keyed.protocol import KeyedValue
 from state_backends.store.protocol import Only, StoredBlock
 
 REPLAY_BYTES = 64 << 20
@@ -39,7 +38,7 @@ ABORT_SECONDS = 10.0
 log = logging.getLogger(__name__)
 BlocksToAppend = Sequence[tuple[int, bool, Block]]
 """(seq, late, block)."""
-ToSend = BlocksToAppend | Sequence[KeyedValue]
+ToSend = BlocksToAppend | Sequence[tuple[bytes, bytes | None, int | None]]
 _DAMAGE = CorruptBlock, CorruptState
 _KEYS_AT_ONCE = threshold(1 << 16, 2)  # keys of one request
 _VALUE_BYTES = 128  # what a value that is kept takes besides key and value
@@ -209,7 +208,7 @@ class RemoteAttempt:
                 done += 1
                 yield value
 
-    def put(self, values: Sequence[KeyedValue]) -> None:
+    def put(self, values: Sequence[tuple[bytes, bytes | None, int | None]]) -> None:
         if values:
             sent = list(values)
             size = sum(len(value[0]) + len(value[1] or b"") + _VALUE_BYTES for value in sent)

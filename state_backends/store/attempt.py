@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
 
 from aion.core.ingest.block import Block
-from aion.errors import RequestError
+from aion.errors import RequestError, StateError
+from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.protocol import BlockStore, Only, StoredBlock
 
 
@@ -32,6 +34,13 @@ class ShardAttempt(Protocol):
     def abandon(self, from_seq: int) -> None:
         """After a failure: forgets the blocks numbered from there on. What they replaced is visible again."""
 
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See :class:`state_backends.store.keyed.protocol.KeyedAttempt` for this and the next two."""
+
+    def put(self, values: Sequence[tuple[bytes, bytes | None, int | None]]) -> None: ...
+
+    def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]: ...
+
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         """Memory may let go of the slices ``destage``. Nobody needs the slices ``purge`` any longer.
 
@@ -47,8 +56,9 @@ class StoreAttempt:
     and purges wait for the end. To make a version of the attempt, do it before :meth:`end`.
     """
 
-    def __init__(self, store: BlockStore) -> None:
+    def __init__(self, store: BlockStore, keyed: KeyedStore | None = None) -> None:
         self.store = store
+        self.keyed = keyed
         self._first_seq = 0
         self._last_seq = -1
         self._purging: list[int] = []
@@ -96,6 +106,21 @@ class StoreAttempt:
 
     def abandon(self, from_seq: int) -> None:
         self.store.rollback(from_seq)
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return list(chain.from_iterable(self._values.get(keys)))
+
+    def put(self, values: Sequence[tuple[bytes, bytes | None, int | None]]) -> None:
+        self._values.put(values)
+
+    def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        return self._values.scan(begin, end)
+
+    @property
+    def _values(self) -> KeyedStore:
+        if self.keyed is None:
+            raise StateError("this attempt has no store for keyed values")
+        return self.keyed
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         self.store.destage(destage)

@@ -37,10 +37,7 @@ def restart(operator: aion.LocalOperator) -> None:
     attempt.end()
     snapshot = json.loads(json.dumps(before.operator.snapshot()))
     again = make_operator(before.plan, operator.policy, snapshot)
-    attempt.begin(again.next_seq)
     operator._executor = make_executor(before.plan, again, attempt, operator._codec, operator.policy)
-    operator._executor.load()
-    attempt.end()
 
 
 def panes(windows: list[Any], kind: str, script: list[Step], *, restarts: bool) -> list[list[str]]:

@@ -58,7 +58,9 @@ from aion.thresholds import threshold
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-SNAPSHOT_VERSION = 6
+SNAPSHOT_VERSION = 7
+WITHOUT_PAGES = 6
+"""The version of snapshots that only differs in how windows of keys are kept."""
 FEW_PENDING = threshold(16, 2)
 """If less than one in this many of a window's events are pending, they likely have few keys, and lie in few blocks."""
 

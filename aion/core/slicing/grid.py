@@ -119,6 +119,20 @@ class SliceGrid:
         found[timed] = self._segment.floors(slices_us[timed])
         return found
 
+    @cached_property
+    def _bins(self) -> EdgeSet:
+        # Rules of a zone may change while rows are counted in bins, so no bin depends on them.
+        families = (self._segment or self.edges).families
+        return EdgeSet(families or self.edges.families)
+
+    def bins(self, times_us: Micros) -> tuple[Micros, Micros]:
+        """The start and the end of the stretch in which rows that begin or end at these times are counted.
+
+        It is a segment, unless calendars have edges of their own.
+        """
+        starts = self._bins.floors(times_us)
+        return starts, self._bins.afters(starts)
+
     def ends(self, segments_us: Micros) -> Micros:
         """The exclusive end of each segment."""
         return (self._segment or self.edges).afters(segments_us)

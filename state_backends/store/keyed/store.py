@@ -36,6 +36,7 @@ _EXPECTED_KEYS = threshold(1 << 10, 2)  # come to memory between two looks at wh
 _EXPECTED_SHARE = 2  # expected values take this part of a shard's memory: the rest is for what it has already
 _OVERLAY_SHARE = 4  # an attempt's changes may take this part of the budget,
 _LEAST_SHARE = 32  # and this part even if memory is full
+_LARGE_SHARE = 8  # without versions, they go to disk when they take this part
 
 
 class KeyedStore:
@@ -154,6 +155,12 @@ class KeyedStore:
         for key, value in mine[used:]:
             if value is not None:
                 yield key, value
+
+    @property
+    def is_large(self) -> bool:
+        """Whether what was put since the last version takes much memory, or is on disk partly."""
+        with self._lock:
+            return bool(self._spilled) or self._overlay.size_bytes > self._budget.limit_bytes // _LARGE_SHARE
 
     @property
     def on_disk(self) -> bool:

@@ -34,8 +34,12 @@ class Closing:
         Promises that come true now are remembered until the next time: the last panes of their windows follow.
         """
         self._promised = [promise for promise in self._promised if promise[1] > self.closed_us]
+        self.closed_us = self.closed_at(to_us, bound_us)
+
+    def closed_at(self, to_us: int, bound_us: int) -> int:
+        """``closed_us`` when the watermark gets there."""
         kept = [min(to_us - bound, until_us) for bound, until_us in self._promised]
-        self.closed_us = max(self.closed_us, to_us - bound_us, *kept)
+        return max(self.closed_us, to_us - bound_us, *kept)
 
     def closes(self, ends_us: Ints, bound_us: int) -> Ints:
         """The watermarks at which windows with these ends will be closed, if bounds do not become shorter.

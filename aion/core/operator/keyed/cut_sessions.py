@@ -185,6 +185,10 @@ class CutSessions(ByEvent):
         needed[ranges(windows.begins[gone], (windows.ends - windows.begins)[gone])] = False
         return needed
 
+    def kept_until(self, index: Table, windows: Windows, closed_us: int) -> tuple[Ints, Ints]:
+        gone = np.flatnonzero((windows.over_us <= closed_us) & self._were_cut(windows))
+        return windows.begins[gone], windows.ends_us[gone] + self.reach_us
+
     def _were_cut(self, windows: Windows) -> Flags:
         if self._most_us is None:
             return np.zeros(len(windows.begins), np.bool_)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from aion.core.operator.actions import PaneKind
-from aion.core.operator.keyed.table import Ints, Table
+from aion.core.operator.keyed.table import Ints, Table, stacked
 
 
 def gap_name(definition: int) -> str:
@@ -82,3 +85,36 @@ class EmitDroppedRows:
 
 
 Order: TypeAlias = ExecuteKeyed | Retract | EmitDroppedRows
+
+
+def joined(parts: Sequence[Sequence[ExecuteKeyed | Retract]]) -> list[ExecuteKeyed | Retract]:
+    """The orders for several parts of the keys of one definition, as if they had been decided together.
+
+    Orders of one kind become one, so that blocks are read once. The orders of a part keep their order, because a pane
+    comes after the retraction of those that it replaces. Keys of different parts have nothing to do with each other.
+    """
+    found: dict[tuple[int, bool], list[ExecuteKeyed | Retract]] = {}
+    for orders in parts:
+        for at, order in enumerate(orders):
+            following = orders[at + 1] if at + 1 < len(orders) else None
+            of = order if isinstance(order, ExecuteKeyed) else following
+            kind = of.kind if isinstance(of, ExecuteKeyed) else _LAST
+            found.setdefault((_RANKS[kind], isinstance(order, ExecuteKeyed)), []).append(order)
+    return [_one(found[place]) for place in sorted(found)]
+
+
+_LAST = "retract only"
+_RANKS = {kind: rank for rank, kind in enumerate([*PaneKind, _LAST])}
+
+
+def _one(orders: Sequence[Any]) -> ExecuteKeyed | Retract:
+    """Orders of one kind as one."""
+    windows = stacked([order.windows for order in orders])
+    first: ExecuteKeyed | Retract = orders[0]
+    if not isinstance(first, ExecuteKeyed) or first.members is None:
+        return replace(first, windows=windows)
+    members = [order.members for order in orders]
+    offsets = np.cumsum([0, *(len(m.seqs) for m in members)])
+    begins = [m.begins + offset for m, offset in zip(members, offsets.tolist(), strict=False)]
+    rest = (np.concatenate([getattr(m, name) for m in members]) for name in ("lengths", "seqs", "rows"))
+    return replace(first, windows=windows, members=Members(np.concatenate(begins), *rest))

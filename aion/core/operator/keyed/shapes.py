@@ -1,6 +1,7 @@
 """Which windows the events of each key make: one shape for each kind of definition. Pure.
 
-A shape works on the *index* of its definition: rows with ``first, last, events, late_events, seq, row, mark``. For
+A shape works on the *index* of its definition, as far as it is in memory, with all rows of a key or none: rows with
+``first, last, events, late_events, seq, row, mark``, and ``hash``, that of the key. For
 sessions, a row is a session, in the order of ``id``. For the others, a row is a row of a block (an event), in the order
 of (key, first, arrival). There ``first`` and ``last`` are the same instant, and ``seq`` and ``row`` say in which block
 the event is, and where in it.
@@ -29,7 +30,14 @@ Flags = npt.NDArray[np.bool_]
 
 LEAST_CELL_US = 1_000_000
 """Windows that end within the same second always wait together for the trigger."""
-INDEX = ("id", "first", "last", "events", "late_events", "seq", "row", "mark")
+INDEX = ("id", "first", "last", "events", "late_events", "seq", "row", "mark", "hash")
+
+
+def completed(index: Table) -> Table:
+    """Rows with the columns that their shape does not store. An event happens at an instant."""
+    nothing = np.zeros(len(index), np.int64)
+    missing = {name: index["first"] if name == "last" else nothing for name in INDEX if name not in index.columns}
+    return Table(index.keys, {name: (index.columns | missing)[name] for name in INDEX})
 
 
 class Windows(NamedTuple):
@@ -74,6 +82,8 @@ class Shape(Protocol):
     """Whether events of a window that is gone are kept for later windows. The gone window must not run again."""
     arrives_closed: bool
     """Whether the event that completes a window may arrive when that window is already closed."""
+    stored: tuple[str, ...]
+    """The columns of the index that must be kept. The others follow from them."""
 
     def alone(self, new: Table) -> tuple[Ints, Ints]:
         """The start and end of the window that each row would be alone in, as a pane shows them."""
@@ -102,6 +112,12 @@ class Shape(Protocol):
     def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
         """A mask of the rows of the index that are still needed after some windows are gone. ``gone``: their mask."""
 
+    def kept_until(self, index: Table, windows: Windows, closed_us: int) -> tuple[Ints, Ints]:
+        """The rows that are needed only as long as a window might have been: what ``needed`` keeps after all is gone.
+
+        Returns them, and for each the closed instant from which on it is not needed.
+        """
+
     def lasts(self, index: Table) -> Ints:
         """For each row of the index, the instant up to which it makes the operator accept and keep events.
 
@@ -128,11 +144,18 @@ class _Plain:
     def reaches(self, new: Table) -> int:
         return self.reach_us
 
+    def kept_until(self, index: Table, windows: Windows, closed_us: int) -> tuple[Ints, Ints]:
+        return _NONE, _NONE
+
+
+_NONE = np.empty(0, np.int64)
+
 
 class Sessions(_Plain):
     """Sessions of one gap. A row of the index is a session."""
 
     by_event = False
+    stored: tuple[str, ...] = ("id", "first", "last", "events", "late_events", "seq", "hash")
 
     def __init__(self, gap_us: int) -> None:
         self.reach_us = self._gap_us = gap_us
@@ -242,6 +265,7 @@ class ByEvent(_Plain):
 
     by_event = True
     cell_us = LEAST_CELL_US
+    stored: tuple[str, ...] = ("id", "first", "events", "late_events", "seq", "row", "mark", "hash")
 
     def alone(self, new: Table) -> tuple[Ints, Ints]:
         return new["first"], new["last"] + 1
@@ -340,6 +364,9 @@ class Records(ByEvent):
 
     def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
         return np.asarray(index["first"] >= closed_us - self._size_us)
+
+    def kept_until(self, index: Table, windows: Windows, closed_us: int) -> tuple[Ints, Ints]:
+        return np.arange(len(index)), index["first"] + (self._size_us + 1)
 
 
 class Punctuations(ByEvent):

@@ -9,10 +9,10 @@ import numpy as np
 
 from aion.core.numbers import NEVER, sum_of
 from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, gap_name
-from aion.core.operator.keyed.saving import Keeper, Save
 from aion.core.operator.keyed.shapes import Flags
 from aion.core.operator.keyed.summary import summary
-from aion.core.operator.keyed.table import Ints, Table
+from aion.core.operator.keyed.table import Ints, Table, hashes_of
+from aion.core.operator.keyed.values import Values
 from aion.core.operator.keyed.windows import KeyedWindows, Orders, overlapping
 from aion.core.operator.late_work import LateWork
 from aion.core.operator.lifecycle import StalenessKept
@@ -75,6 +75,7 @@ class KeyedPart:
 
     def judge(self, arrivals: Arrivals, now_us: int | None, verdict: Verdict) -> frozenset[int]:
         """Adds the decision about these rows to the verdict. Returns the blocks that any definition takes rows from."""
+        arrivals = arrivals._replace(table=arrivals.table.replaced(hash=hashes_of(arrivals.table)))
         accepted = []
         for windows in self.windows:
             rows = _marked(arrivals.table, windows)
@@ -160,12 +161,9 @@ class KeyedPart:
 class KeyedShard:
     """The windows of single keys of all parts of a plan. False if there are none."""
 
-    def __init__(self, parts: Sequence[KeyedPart] = (KeyedPart(),), snapshot: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, parts: Sequence[KeyedPart] = (KeyedPart(),)) -> None:
         self.parts = tuple(parts)
         self.windows = tuple(sorted((w for part in parts for w in part.windows), key=lambda w: w.definition))
-        kept = [s["kept"] for s in snapshot] or [None] * len(self.windows)
-        definitions = 1 + max((w.definition for w in self.windows), default=0)
-        self._keepers = [Keeper(w, definitions, k) for w, k in zip(self.windows, kept, strict=True)]
 
     def __bool__(self) -> bool:
         return bool(self.windows)
@@ -217,21 +215,22 @@ class KeyedShard:
         dues = [windows.next_due_us(now_us, step_us) for windows in self.windows]
         return min((due for due in dues if due is not None), default=None)
 
-    # -- snapshot -----------------------------------------------------------------------------------------
+    # -- where they are kept -------------------------------------------------------------------------------
+
+    def keep_in(self, values: Values) -> None:
+        """Sets the map in which the windows are kept, before any event. Without it they are kept in a dict."""
+        for windows in self.windows:
+            windows.kept.values = values
+
+    def write(self) -> None:
+        """Writes what changed to the map. Call it at the end of a batch."""
+        for windows in self.windows:
+            windows.write()
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """JSON values, as of the last :meth:`save`."""
-        both = zip(self.windows, self._keepers, strict=True)
-        return [{**w.snapshot(), "kept": k.snapshot(), "live": summary(w)} for w, k in both]
-
-    def save(self) -> list[Save]:
-        """What to store with the next version, as blocks."""
-        return [save for keeper in self._keepers if (save := keeper.save()) is not None]
-
-    @property
-    def kept(self) -> list[Keeper]:
-        """The keepers that have an index to load after a restart."""
-        return [keeper for keeper in self._keepers if keeper.slices]
+        """JSON values. What the map holds belongs to them."""
+        self.write()
+        return [{**windows.snapshot(), "live": summary(windows)} for windows in self.windows]
 
 
 def _marked(table: Table, windows: KeyedWindows) -> Table:
@@ -244,4 +243,4 @@ def _marked(table: Table, windows: KeyedWindows) -> Table:
     return Table(table.keys, {name: table[name] for name in _SEEN} | {"mark": marks})
 
 
-_SEEN = ("first", "last", "events", "row")
+_SEEN = ("first", "last", "events", "row", "hash")

@@ -1,6 +1,6 @@
-"""A summary of the live windows of single keys, for people: totals, and the windows that end first. Pure.
+"""A summary of the windows of keys, for people: totals, and the windows that end first. Pure.
 
-It is stored with the snapshot, so that nobody has to read the index to see it. Nothing is restored from it.
+It is stored with the snapshot, so that nobody has to read pages to see it. Nothing is restored from it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aion.core.numbers import NEVER, sum_of
+from aion.core.numbers import NEVER
 from aion.core.operator.keyed.shapes import total
 from aion.core.operator.keyed.windows import KeyedWindows
 
@@ -18,28 +18,25 @@ LISTED = 20
 
 
 def summary(keyed: KeyedWindows) -> dict[str, Any]:
-    """JSON values. ``events``: all events that are kept for the definition, also those that are in no window yet.
+    """JSON values, when no page is in memory.
 
-    ``executed``: how many windows have run before. ``first_end_us``, ``last_end_us``: of complete windows, None if
-    there are none. A punctuated window is not complete until the next punctuation. Its end is None, and it is listed
-    after the others.
+    ``events``: all events that are kept for the definition, also those that are in no window yet. ``executed``: how
+    many windows have run before. ``first_end_us``: of complete windows, None if there are none. ``last_end_us``: no
+    window ends later, None if there are none. A punctuated window is not complete until the next punctuation. Its end
+    is None, and it is listed after the others.
     """
-    index, (windows, live, executed) = keyed.index, keyed.live()
+    index, windows, live, executed = keyed.first_to_end(LISTED)
     rows = np.flatnonzero(live)
-    complete = windows.over_us[rows] < NEVER
-    ends = np.where(complete, windows.ends_us[rows], NEVER)
-    known = ends[complete]
-    if len(rows) > LISTED:
-        first = ends <= np.partition(ends, LISTED - 1)[LISTED - 1]
-        rows, ends = rows[first], ends[first]
+    ends = np.where(windows.over_us[rows] < NEVER, windows.ends_us[rows], NEVER)
     order = rows[np.lexsort((windows.starts_us[rows], ends))[:LISTED]]
     keys = index.take(windows.begins[order]).keys
+    sums, first_us = keyed.kept.rest.sums, int(ends.min(initial=NEVER))
     return {
-        "windows": int(live.sum()),
-        "executed": int((executed & live).sum()),
-        "events": sum_of(index["events"]),
-        "first_end_us": int(known.min()) if len(known) else None,
-        "last_end_us": int(known.max()) if len(known) else None,
+        "windows": sums["live"],
+        "executed": sums["executed"],
+        "events": sums["events"],
+        "first_end_us": first_us if first_us < NEVER else None,
+        "last_end_us": keyed.last_end_us if first_us < NEVER else None,
         "listed": {
             "key": [[str(value) for value in row] for row in zip(*(key.to_pylist() for key in keys), strict=True)]
             or [[] for _ in order],

@@ -11,31 +11,43 @@ goes back, so a window that is gone does not return when bounds get longer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from aion.core.lateness.observe import NewBounds, observe_late
-from aion.core.numbers import NEVER, sum_of, sums_by
+from aion.core.numbers import NEVER, plus, sum_of, sums_by
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.cells import Cells
 from aion.core.operator.keyed.closing import BEFORE_ALL, Closing
+from aion.core.operator.keyed.kept import (
+    CLOSED,
+    EARLY,
+    KEPT,
+    OPEN,
+    PAGES_AT_ONCE,
+    WAITING,
+    Bins,
+    Facts,
+    KeptPages,
+)
 from aion.core.operator.keyed.now import Now, look, orphans, replaced
-from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
+from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract, joined
+from aion.core.operator.keyed.pages import PageFormat
 from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, total
-from aion.core.operator.keyed.table import Ints, Table, stacked
+from aion.core.operator.keyed.table import Ints, Table, hashes_of, stacked
 from aion.core.operator.late_work import LateWork
 from aion.core.operator.lifecycle import StalenessKept
 from aion.core.operator.rules import EarlyClock
 from aion.core.operator.window_table import WindowTable
 from aion.core.trigger.triggers import Trigger
 
-YIELDED = ("id", "start", "end", "number", "pane", "seq", "early")
+YIELDED = ("start", "end", "number", "pane", "seq", "early", "hash")
 """The columns for each executed window: its interval, the number of its last pane, and the newest block in that pane.
 
-``number`` distinguishes windows with the same key and interval.
+``number`` distinguishes windows with the same key and interval. ``hash``: of the key.
 """
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
@@ -68,6 +80,7 @@ class KeyedWindows:
         early: EarlyClock | None = None,
         final_only: bool = False,
         on_arrival: bool = False,
+        bins: Bins,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         self.definition = definition
@@ -80,8 +93,14 @@ class KeyedWindows:
         self._early_owed = 0  # as "owed" of a window, for all early executions of the definition together
         self._final_only = final_only
         self._on_arrival = on_arrival
+        # The rows of the pages that are in memory.
         self.index = Table.empty(key_types, INDEX)
         self.yielded = Table.empty(key_types, YIELDED)
+        format_ = PageFormat(key_types, shape.stored, YIELDED)
+        self.kept = KeptPages(definition, format_, shape.lasts, bins, None if snapshot is None else snapshot["kept"])
+        self._bins = bins
+        self._at_us: int | None = None  # the watermark
+        self.last_end_us = BEFORE_ALL  # no complete window has ended later, or will
         self._closing = Closing()
         self._new: list[Table] = []  # rows of the batch at work, which are not in the index yet
         self.reach_us = shape.reach_us
@@ -98,9 +117,76 @@ class KeyedWindows:
         if snapshot is not None:
             self._restore(snapshot)
 
-    def load(self, index: Table, yielded: Table) -> None:
-        """Restores the rows that belong to the snapshot. :mod:`aion.core.operator.keyed.saving` stores them."""
-        self.index, self.yielded, self._known = index, yielded, None
+    # -- pages --------------------------------------------------------------------------------------------
+
+    def touch(self, hashes: Ints) -> None:
+        """Brings the pages of the keys with these hashes into memory."""
+        self._read(self.kept.of(hashes))
+
+    def _read(self, pages: Ints) -> None:
+        if not len(pages):
+            return
+        index, yielded = self.kept.read(pages)
+        if len(index):
+            self.index = self.shape.sorted(stacked([self.index, index]))
+        self.yielded, self._known = stacked([self.yielded, yielded]), None
+
+    def write(self) -> None:
+        """Writes the pages that changed, and keeps none in memory. All rows of a batch must have joined."""
+        assert not self._new, "rows join their windows before these are written"
+        if self.kept.held:
+            pages, needed = self.kept.resize(len(self.index) + len(self.yielded))
+            self._read(needed)
+            self._let_pages_go(pages)
+
+    def _let_pages_go(self, pages: int) -> None:
+        if self.kept.held:
+            self.kept.write(pages, self.index, self.yielded, self._facts())
+            self.index, self.yielded = Table.empty(self.key_types, INDEX), Table.empty(self.key_types, YIELDED)
+            self._known = None
+
+    def _facts(self) -> Facts:
+        """What the due index says about the windows in memory, and the sums over all pages."""
+        now, index = self._now(), self.index
+        windows, over = now.windows, now.windows.over_us
+        there = self._there(over, self.closed_us)
+        open_ = np.ones(len(over), np.bool_) if self._at_us is None else over > self._at_us
+        events = total(index["events"], windows)
+        early = open_ & now.news & (self._early is not None)
+        waiting = ~open_ & there & (now.news | now.early)
+        lost = self._lost()
+        kept, until = self.shape.kept_until(index, windows, self.closed_us)
+        # What is closed already goes with the next watermark, unless it is kept to be recognised.
+        closing = ~open_ & ((over > self.closed_us) | ~np.isin(windows.begins, kept))
+        if (over < NEVER).any():
+            self.last_end_us = max(self.last_end_us, int(windows.ends_us[over < NEVER].max()))
+        cells = self._cells.of(over[waiting])
+        parts = [
+            (OPEN, over[open_], None, windows.begins[open_]),
+            (CLOSED, over[closing], None, windows.begins[closing]),
+            (CLOSED, self.yielded["end"][lost], None, -1 - lost),
+            (KEPT, until, None, kept),
+            (EARLY, index["first"][windows.begins[early]], None, windows.begins[early]),
+            (WAITING, cells, events[waiting], windows.begins[waiting]),
+        ]
+        entries = [
+            np.column_stack([np.full(len(t), kind), t, np.zeros(len(t), np.int64) if e is None else e])
+            for kind, t, e, _ in parts
+        ]
+        rows = np.concatenate([rows for *_, rows in parts])
+        return Facts(windows.begins, there, now.at >= 0, open_, early, events, np.concatenate(entries), rows)
+
+    def _in_parts(self, pages: Ints, act: Callable[[], Orders]) -> Orders:
+        """What ``act`` orders for the windows in memory and those of these pages: in one go, or some at a time."""
+        if len(pages) <= PAGES_AT_ONCE:
+            self._read(pages)
+            return act() if len(self.index) or len(self.yielded) else []
+        orders: list[Orders] = []
+        for begin in range(0, len(pages), PAGES_AT_ONCE):
+            self._read(pages[begin : begin + PAGES_AT_ONCE])
+            orders.append(act())
+            self._let_pages_go(self.kept.pages)  # with other pages, these numbers would mean nothing
+        return joined(orders)
 
     @property
     def closed_us(self) -> int:
@@ -113,6 +199,7 @@ class KeyedWindows:
         """A mask of the rows of an arrival that do not come too late."""
         if self.closed_us == BEFORE_ALL:
             return np.ones(len(new), np.bool_)
+        self.touch(new["hash"])
         return self.shape.accepted(self.index, new, self.closed_us, self.settled_us)
 
     def misses_own(self, new: Table) -> Flags:
@@ -121,6 +208,7 @@ class KeyedWindows:
 
     def add(self, new: Table, seqs: Ints) -> None:
         """Adds rows to those of the batch. ``seqs``: of each row's block."""
+        self.touch(new["hash"])
         ids = np.arange(self.next_id, self.next_id + len(new))
         self.next_id += len(new)
         zeros = np.zeros(len(new), np.int64)
@@ -132,6 +220,7 @@ class KeyedWindows:
         Not before all are there: whether an event is late or too late must not depend on the order in which the parts
         of a batch come, because Spark's shuffle changes it when a task runs again.
         """
+        self._at_us = now_us
         if not self._new:
             return 0
         rows, self._new = stacked(self._new), []
@@ -158,12 +247,17 @@ class KeyedWindows:
         Final executions never wait: a closed session that is kept would take events that come too late.
         """
         late_work = late_work or LateWork()
-        was_closed_us = self.closed_us
+        self._at_us, was_closed_us = to_us, self.closed_us
         self._closing.advance(to_us, self._bound.bound_for_new_window())
         self.settled_us = max(self.settled_us, self.closed_us - self.reach_us)
         if self._early is not None and self._early.advance(to_us):
             self._early_owed = max(self._early_owed, 1)
-        orders = self._ended(before_us, to_us, was_closed_us, late_work) if len(self.index) else []
+        due = [
+            self.kept.due(kind, upto)
+            for kind, upto in ((OPEN, to_us), (CLOSED, self.closed_us), (KEPT, self.closed_us))
+        ]
+        pages = np.unique(np.concatenate(due))
+        orders = self._in_parts(pages, lambda: self._ended(before_us, to_us, was_closed_us, late_work))
         self._forget_cells()
         self.gone, self._gone_since = self._gone_since, _NOTHING
         return orders
@@ -213,6 +307,7 @@ class KeyedWindows:
         """
         late_work = late_work or LateWork()
         orders: Orders = []
+        self._at_us = now_us
         if now_us is not None and self.shape.arrives_closed and len(self.index):
             over = self._now().windows.over_us
             closed = over[over <= self.closed_us]
@@ -220,7 +315,7 @@ class KeyedWindows:
                 # If they waited for the next watermark, they could change after the instant that their panes promise.
                 self._cells.table.executed(self._cells.rows(np.unique(self._cells.of(closed))), now_us, 0)
                 orders = self._close(self.closed_us, late_work)
-        if not len(self.index) or self._final_only:
+        if self._final_only:
             self._early_owed = 0
             return orders
         if self._on_arrival:
@@ -237,14 +332,8 @@ class KeyedWindows:
         return orders + self._execute(new & ended & (now.at < 0), PaneKind.LATE)
 
     def _late(self, now_us: int, step_us: int, late_work: LateWork, *, last: bool) -> Orders:
-        now = self._now()
-        over = now.windows.over_us
-        ended = over <= now_us
-        changed = ended & (now.news | now.early) & self._there(over, self.closed_us)
-        events = total(self.index["events"], now.windows)
-        cells = self._cells.of(over)
-        waiting, cell_of = np.unique(cells[changed], return_inverse=True)
-        rows = self._cells.rows(waiting)
+        cells, events = self._waiting(now_us)
+        rows = self._cells.rows(cells)
         self._cells.table["pending"][rows] = np.maximum(self._cells.table["pending"][rows], 1)
         due = np.ones(len(rows), np.bool_)
         if not last:
@@ -253,23 +342,52 @@ class KeyedWindows:
             )
         self._cells.table.owe(rows[due])
         waited = self._cells.table["owed"][rows[due]]
-        size = sums_by(cell_of, events[changed], len(waiting))[due]
         runs = np.zeros(len(rows), np.bool_)
         at_once = last or late_work.is_idle
-        runs[due] = late_work.take(size, waited, all_=at_once)
+        runs[due] = late_work.take(events[due], waited, all_=at_once)
         self._cells.table["owed"][rows[due & ~runs]] += 1
         self._cells.table.executed(rows[runs], now_us, 0)
         self._cells.table.look(rows[~runs], now_us)
-        early = ~ended & now.news
-        orders = self._execute(changed & np.isin(cells, waiting[runs]), PaneKind.LATE)
+        orders: Orders = []
+        if runs.any():
+            orders += self._in_parts(self.kept.waiting(cells[runs]), lambda: self._execute_late(now_us, cells[runs]))
         if self._early_owed:
-            size, waited = np.array([sum_of(events[early])]), np.array([self._early_owed])
-            if late_work.take(size, waited, all_=at_once)[0]:
-                orders += self._execute(early, PaneKind.EARLY)
+            size = np.array([plus(self.kept.rest.sums["early_events"], sum_of(self._open_news(now_us)[1]))])
+            if late_work.take(size, np.array([self._early_owed]), all_=at_once)[0]:
+                orders += self._in_parts(self.kept.early(), lambda: self._execute_early(now_us))
                 self._early_owed = 0
             else:
                 self._early_owed += 1
         return orders
+
+    def _waiting(self, now_us: int) -> tuple[Ints, Ints]:
+        """The cells with windows that wait for the trigger, and the events of these windows."""
+        waiting = self._changed(now_us)
+        events = total(self.index["events"], self._now().windows)[waiting]
+        rest = self.kept.rest.waiting
+        cells = np.concatenate((self._cells.of(self._now().windows.over_us[waiting]), np.array([*rest], np.int64)))
+        events = np.concatenate((events, np.array([more for _, more in rest.values()], np.int64)))
+        distinct, cell_of = np.unique(cells, return_inverse=True)
+        return distinct, sums_by(cell_of, events, len(distinct))
+
+    def _changed(self, now_us: int) -> Flags:
+        """A mask of the windows in memory that have ended, and whose last pane shows less than they hold."""
+        now = self._now()
+        over = now.windows.over_us
+        return (over <= now_us) & (now.news | now.early) & self._there(over, self.closed_us)
+
+    def _execute_late(self, now_us: int, cells_us: Ints) -> Orders:
+        runs = np.isin(self._cells.of(self._now().windows.over_us), cells_us)
+        return self._execute(self._changed(now_us) & runs, PaneKind.LATE)
+
+    def _open_news(self, now_us: int) -> tuple[Flags, Ints]:
+        """A mask of the windows in memory that have not ended and have news, and the events of these windows."""
+        now = self._now()
+        news = (now.windows.over_us > now_us) & now.news
+        return news, total(self.index["events"], now.windows)[news]
+
+    def _execute_early(self, now_us: int) -> Orders:
+        return self._execute(self._open_news(now_us)[0], PaneKind.EARLY)
 
     @property
     def waits(self) -> bool:
@@ -343,21 +461,18 @@ class KeyedWindows:
         kept = np.ones(len(self.yielded), np.bool_)
         kept[retracted] = False
         again = now.at[rows]
-        ids = np.where(again >= 0, self.yielded["id"][again] if len(self.yielded) else 0, -1)
         kept[again[again >= 0]] = False
-        new = np.flatnonzero(ids < 0)
-        ids[new] = np.arange(self.next_id, self.next_id + len(new))
-        self.next_id += len(new)
+        firsts = self.index.take(windows.begins[rows])
         fresh = Table(
-            self.index.take(windows.begins[rows]).keys,
+            firsts.keys,
             {
-                "id": ids,
                 "start": windows.starts_us[rows],
                 "end": windows.ends_us[rows],
                 "number": windows.numbers[rows],
                 "pane": now.pane[rows],
                 "seq": now.newest[rows],
                 "early": np.full(len(rows), kind is PaneKind.EARLY, np.int64),
+                "hash": firsts["hash"],
             },
         )
         self.yielded = stacked([self.yielded.take(kept), fresh])
@@ -384,29 +499,47 @@ class KeyedWindows:
 
         If none does, none ever will.
         """
-        return overlapping(self.index["first"], self.shape.lasts(self.index), starts_us, ends_us)
+        rest = self.kept.rest.overlapping(starts_us, ends_us, self._bins)
+        return rest + overlapping(self.index["first"], self.shape.lasts(self.index), starts_us, ends_us)
 
     def owners(self, rows: Table) -> Ints:
         """The id of the session that each row of a block belongs to, by its key and ``first``. -1: no live session."""
         assert isinstance(self.shape, Sessions), "only a session owns its rows; other windows may share them"
+        self.touch(hashes_of(rows))
         return self.shape.owners(self.index, rows)
 
-    def live(self) -> tuple[Windows, Flags, Flags]:
-        """The windows of the index, a mask of those that are not gone, and a mask of those that have run before."""
-        now = self._now()
-        return now.windows, self._there(now.windows.over_us, self.closed_us), now.at >= 0
+    def first_to_end(self, most: int) -> tuple[Table, Windows, Flags, Flags]:
+        """Some windows, and among them the ``most`` that end first. Call it when no page is in memory.
+
+        Returns their rows, the windows, a mask of those that are not gone, and a mask of those that have run before.
+        """
+        index, yielded = self.kept.peek(self.kept.soonest(most))
+        index = self.shape.sorted(index)
+        now = look(self.shape, index, yielded)
+        return index, now.windows, self._there(now.windows.over_us, self.closed_us), now.at >= 0
 
     def active_from_us(self, now_us: int | None) -> int:
-        """Events from then on may be in windows that have not ended. In microseconds."""
+        """Events from then on may be in windows that have not ended. In microseconds. It may be somewhat earlier."""
         if now_us is None:
             return BEFORE_ALL
         now = self._now()
         open_ = now.windows.over_us > now_us
         firsts = self.index["first"][now.windows.begins[open_]]
-        return int(min(firsts.min(initial=NEVER), now_us - self.reach_us))
+        return int(min(firsts.min(initial=NEVER), self.kept.rest.first_open_us, now_us - self.reach_us))
 
     def due_by(self, now_us: int | None, watermark_us: int) -> tuple[Ints, Ints]:
-        """The first and last events of the windows that run when the watermark reaches ``watermark_us``."""
+        """The first and last events of the windows that run when the watermark reaches ``watermark_us``.
+
+        If they are in many pages, it is one pair that spans all of them.
+        """
+        shows_early = self._early is not None and self._early.next_us <= watermark_us
+        closed_us = self._closing.closed_at(watermark_us, self._bound.bound_for_new_window())
+        pages = [self.kept.due(OPEN, watermark_us), self.kept.due(CLOSED, closed_us)]
+        pages += [self.kept.early()] if shows_early else []
+        due_pages = np.unique(np.concatenate(pages))
+        if len(due_pages) > PAGES_AT_ONCE:
+            return np.array([self.kept.rest.first_us]), np.array([watermark_us])
+        self._read(due_pages)
         now = self._now()
         over = now.windows.over_us
         ended = over <= watermark_us
@@ -415,26 +548,26 @@ class KeyedWindows:
             due &= self._closes(over) <= watermark_us
         elif now_us is not None:
             due &= (over > now_us) | (self._closes(over) <= watermark_us)
-        if self._early is not None and self._early.next_us <= watermark_us:
+        if shows_early:
             due |= ~ended & now.news
         rows = np.flatnonzero(due)
         return self.index["first"][now.windows.begins[rows]], self.index["last"][now.windows.ends[rows] - 1]
 
     def next_due_us(self, now_us: int | None, step_us: int) -> int | None:
         """The next watermark at which something happens even if no event comes. None if there is none."""
-        if not len(self.index):
-            return None
-        now = self._now()
-        over, closes = now.windows.over_us, self._closes(now.windows.over_us)
+        self.write()
+        open_us, closed_us = self.kept.first[OPEN], self.kept.first[CLOSED]
+        candidates = [] if open_us is None or open_us == NEVER else [open_us]
+        news_us = self.kept.first[EARLY]
         if now_us is None:
-            candidates = over[over < NEVER].tolist()
-            if self._early is not None and now.news.any():
-                # The first watermark makes them run, whatever it is. It is likely past the start of the first window.
-                candidates.append(int(self.index["first"][now.windows.begins[now.news]].min()))
+            # The first watermark makes early ones run, whatever it is. It is likely past the start of the first window.
+            candidates += [] if news_us is None else [news_us]
             return min(candidates, default=None)
-        dues = np.concatenate((np.where(over > now_us, over, closes), self._closes(self.yielded["end"][self._lost()])))
-        candidates = dues[(dues > now_us) & (dues < NEVER)].tolist()
-        if self._early is not None and (now.news & (over > now_us)).any():
+        if closed_us is not None:
+            closes_us = int(self._closes(np.array([closed_us], np.int64))[0])
+            candidates += [max(closes_us, now_us + 1)] if closes_us < NEVER else []
+        if news_us is not None:
+            assert self._early is not None, "no other windows have news that may be shown early"
             candidates.append(max(self._early.next_us, now_us + 1))
         rows = np.flatnonzero(self._cells.table["pending"] > 0)
         waits_us = self._cells.table.dues_us(rows, self._trigger, now_us, step_us)
@@ -454,7 +587,7 @@ class KeyedWindows:
     # -- snapshot -----------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What a restart needs besides the rows of ``index`` and ``yielded``, as JSON values."""
+        """What a restart needs besides the pages, as JSON values. Call it when no page is in memory."""
         return {
             "closed_us": self.closed_us,
             "promised": self._closing.to_json(),
@@ -463,12 +596,14 @@ class KeyedWindows:
             "settled_us": self.settled_us,
             "reach_us": self.reach_us,
             "next_id": self.next_id,
+            "last_end_us": self.last_end_us,
+            "kept": self.kept.to_json(),
             "cells": self._cells.table.to_json(),
         }
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
         self._closing = Closing(snapshot["closed_us"], snapshot["promised"])
-        self.next_id = snapshot["next_id"]
+        self.next_id, self.last_end_us = snapshot["next_id"], snapshot["last_end_us"]
         self._early_owed = snapshot["early_owed"]
         if self._early is not None:
             self._early.last_us = snapshot["early_us"]

@@ -1,0 +1,401 @@
+"""Where the windows of keys are kept between batches: in pages of a map, with an index of what is due. Pure.
+
+A page has the windows of some keys. The hash of a key says in which page it is, by linear hashing (Litwin 1980): with
+n pages, the lowest bits of the hash. Pages are split one after the other as rows come, and put together again as rows
+go, so a page has about :data:`ROWS` rows however many there are. Other pages than those that a batch touches are
+neither read nor written.
+
+The *due index* says which pages a batch must touch although no event of their keys came. Its entries are keys of the
+map, (kind, time, page), so they are read in the order of time. A page names its own entries, so that they can be
+deleted with it.
+
+What the operator asks about all windows is answered by what it has in memory, and by :class:`Rest`: sums over the
+pages that are not in memory. A page that is read leaves these sums, and joins them again when it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aion.core.numbers import NEVER, plus, sum_of
+from aion.core.operator.keyed.pages import HEAD, PageFormat, Pages
+from aion.core.operator.keyed.shapes import Flags, completed
+from aion.core.operator.keyed.table import Ints, Table
+from aion.core.operator.keyed.values import Change, MemoryValues, Values
+from aion.core.packing import table, untable
+from aion.thresholds import threshold
+
+ROWS = threshold(16, 1)
+"""About how many rows a page has. Fewer make a batch of few keys cheaper, more a batch that touches all."""
+_SPARSE = threshold(4, 1)  # pages are put together if they have fewer rows on average
+_SHRINKS = threshold(1024, 2)  # pages that are put together in one batch
+PAGES_AT_ONCE = threshold(1 << 13, 2)
+"""So many pages are in memory at once when more than these are due."""
+OPEN, CLOSED, KEPT, EARLY, WAITING = range(1, 6)
+"""Kinds of entries, and their times.
+
+``OPEN``: the first end of the page's windows that have not ended. ``CLOSED``: of those that have ended and are not
+closed, and of those that no longer exist and must be retracted. ``KEPT``: the closed instant from which on the page
+needs fewer rows. ``EARLY``: the first event of open windows that have news and may run early. ``WAITING``: a cell with
+late windows that wait for the trigger.
+"""
+_PAGE = 0
+_KEY = np.dtype([("space", "S1"), ("definition", ">u2"), ("kind", "u1"), ("time", ">u8"), ("page", ">u8")])
+_PAGE_KEY = np.dtype([("space", "S1"), ("definition", ">u2"), ("kind", "u1"), ("page", ">u8")])
+_SPACE = b"w"
+_SIGN = 1 << 63
+_SCAN_ONLY = (1 << 63) - 1  # state_backends.store.keyed.protocol.NEVER_MS
+_PRESENT = b"\1"
+
+Bins = Callable[[Ints], tuple[Ints, Ints]]
+"""The bin that each instant lies in: its start, and its end."""
+
+
+class Facts(NamedTuple):
+    """What the pages in memory say about themselves, by window or by row of the index.
+
+    ``begins``: the first row of each window. ``live``, ``executed``, ``open_``, ``early``: masks of the windows that
+    are not gone, that have run, that have not ended, and that have not ended and have news. ``events``: of each window.
+    ``entries``: (kind, time, events) of each entry in the due index. ``entry_row``: a row of the index whose page has
+    that entry, or -1 - a row of what was yielded.
+    """
+
+    begins: Ints
+    live: Flags
+    executed: Flags
+    open_: Flags
+    early: Flags
+    events: Ints
+    entries: Ints
+    entry_row: Ints
+
+
+class Rest:
+    """Sums over the pages that are not in memory.
+
+    ``rows``: of both tables. ``waiting``: for each cell, how many pages have late windows in it that wait, and the
+    events of these windows. ``firsts`` and ``lasts``: how many rows begin and end in each bin. ``opens``: how many
+    pages have their first open event in each bin.
+    """
+
+    def __init__(self, snapshot: Mapping[str, Any] | None = None) -> None:
+        state = dict.fromkeys(_SUMS, 0) if snapshot is None else snapshot
+        self.sums: dict[str, int] = {name: state[name] for name in _SUMS}
+        self.waiting: dict[int, tuple[int, int]] = {}
+        self.firsts: dict[int, int] = {}
+        self.lasts: dict[int, int] = {}
+        self.opens: dict[int, int] = {}
+        if snapshot is not None:
+            cells = untable(snapshot["waiting"])
+            pairs = zip(cells["pages"], cells["events"], strict=True)
+            self.waiting = dict(zip(cells["cell"], pairs, strict=True))
+            for name in _BINS:
+                bins = untable(snapshot[name])
+                setattr(self, name, dict(zip(bins["bin"], bins["count"], strict=True)))
+
+    def add(self, pages: Pages, lasts: Ints, bins: Bins, sign: int) -> None:
+        """Adds the sums of pages, or with ``sign`` -1 takes them away."""
+        heads = dict(zip(HEAD, pages.heads.T, strict=True))
+        self.sums["rows"] += sign * int(heads["rows"].sum() + heads["yielded"].sum())
+        for name in _SUMS[1:]:
+            # Sums of events may have saturated. What is taken away from such a sum leaves too much, never too little.
+            self.sums[name] = max(0, plus(self.sums[name], sign * sum_of(heads[name])))
+        _count(self.firsts, bins(pages.index["first"])[0], sign)
+        _count(self.lasts, bins(lasts[lasts < NEVER])[0], sign)
+        _count(self.opens, bins(heads["open_first"][heads["open_first"] < NEVER])[0], sign)
+        kinds, cells, events = pages.entries.T
+        for cell, more in zip(cells[kinds == WAITING].tolist(), events[kinds == WAITING].tolist(), strict=True):
+            before = self.waiting.get(cell, (0, 0))
+            after = before[0] + sign, max(0, plus(before[1], sign * more))
+            if after[0]:
+                self.waiting[cell] = after
+            else:
+                del self.waiting[cell]
+
+    def overlapping(self, starts_us: Ints, ends_us: Ints, bins: Bins) -> Ints:
+        """How many rows overlap each stretch, or a few more: see :func:`aion.core.operator.keyed.windows.overlapping`.
+
+        Exact if each stretch begins and ends where bins do.
+        """
+        firsts, counts = _sorted(self.firsts)
+        begun = np.concatenate(([0], np.cumsum(counts)))[np.searchsorted(firsts, ends_us)]
+        lasts, counts = _sorted(self.lasts)
+        ended = np.concatenate(([0], np.cumsum(counts)))[np.searchsorted(bins(lasts)[1], starts_us, side="right")]
+        return np.asarray(begun - ended)
+
+    @property
+    def first_us(self) -> int:
+        """No row begins before then. NEVER: there is none."""
+        return min(self.firsts, default=NEVER)
+
+    @property
+    def first_open_us(self) -> int:
+        """No open window begins before then. NEVER: there is none."""
+        return min(self.opens, default=NEVER)
+
+    def to_json(self) -> dict[str, Any]:
+        waiting = sorted(self.waiting.items())
+        packed = {
+            name: table({"bin": bins.tolist(), "count": counts.tolist()})
+            for name in _BINS
+            for bins, counts in [_sorted(getattr(self, name))]
+        }
+        cells = {"cell": [c for c, _ in waiting], "pages": [v[0] for _, v in waiting]}
+        return {**self.sums, **packed, "waiting": table({**cells, "events": [v[1] for _, v in waiting]})}
+
+
+_SUMS = ("rows", "live", "executed", "early_events", "events")
+_BINS = ("firsts", "lasts", "opens")
+
+
+class KeptPages:
+    """The pages of one definition. ``definition``: its number. ``bins``: of its part's segments.
+
+    ``values``: the map. ``lasts``: see Shape.lasts. ``snapshot``: from :meth:`to_json`.
+    """
+
+    def __init__(
+        self,
+        definition: int,
+        format_: PageFormat,
+        lasts: Callable[[Table], Ints],
+        bins: Bins,
+        snapshot: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._definition = definition
+        self._format = format_
+        self._lasts = lasts
+        self._bins = bins
+        self.values: Values = MemoryValues()
+        self.pages: int = 1 if snapshot is None else snapshot["pages"]
+        self.rest = Rest(None if snapshot is None else snapshot["rest"])
+        self.first: dict[int, int | None] = dict.fromkeys((OPEN, CLOSED, KEPT, EARLY))
+        """For these kinds, the time of the first entry, as of the last :meth:`write`."""
+        if snapshot is not None:
+            self.first = dict(zip(self.first, snapshot["first"], strict=True))
+        self._held: dict[int, bytes | None] = {}  # the pages in memory, as they are in the map
+        self._entries: set[bytes] = set()  # and their entries
+
+    @property
+    def held(self) -> int:
+        """How many pages are in memory."""
+        return len(self._held)
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def of(self, hashes: Ints) -> Ints:
+        """The pages of keys with these hashes that are not in memory."""
+        return self._missing(_place(hashes, self.pages))
+
+    def _missing(self, pages: Ints) -> Ints:
+        """The pages, out of these, that are not in memory, each once."""
+        distinct = _distinct(pages)
+        if not self._held or not len(distinct):
+            return distinct
+        return distinct[[page not in self._held for page in distinct.tolist()]]
+
+    def due(self, kind: int, upto: int) -> Ints:
+        """The pages with an entry of this kind up to this time that are not in memory."""
+        first = self.first[kind]
+        if first is None or first > upto:
+            return np.empty(0, np.int64)
+        return self._pages_between(self._prefix(kind), self._prefix(kind, upto + 1))
+
+    def early(self) -> Ints:
+        """The pages that are not in memory and have open windows with news."""
+        return self.due(EARLY, NEVER - 1)
+
+    def waiting(self, cells_us: Ints) -> Ints:
+        """The pages that are not in memory and have late windows in these cells that wait."""
+        cells = [cell for cell in cells_us.tolist() if cell in self.rest.waiting]
+        found = [self._pages_between(self._prefix(WAITING, c), self._prefix(WAITING, c + 1)) for c in cells]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+
+    def soonest(self, most: int) -> Ints:
+        """The pages with the ``most`` windows that end first: closed ones first. There may be more of them."""
+        kinds = (CLOSED, OPEN) if self.rest.sums["live"] else ()
+        scans = (self.values.scan(self._prefix(kind), self._prefix(kind + 1)) for kind in kinds)
+        return np.unique(_pages_of([key for scan in scans for key, _ in islice(scan, most)]))
+
+    def read(self, numbers: Ints) -> tuple[Table, Table]:
+        """Brings pages into memory. Returns their rows, and the windows in them that were executed."""
+        stored = self.values.get(self._page_keys(numbers))
+        self._held.update(zip(numbers.tolist(), stored, strict=True))
+        there = [i for i, page in enumerate(stored) if page is not None]
+        pages = self._decoded(stored)
+        self.rest.add(pages, self._lasts(pages.index), self._bins, -1)
+        kinds, times, _ = pages.entries.T
+        self._entries.update(self._entry_keys(kinds, times, numbers[there][pages.entry_place]))
+        return pages.index, pages.yielded
+
+    def peek(self, numbers: Ints) -> tuple[Table, Table]:
+        """The same rows, but the pages are not in memory afterwards."""
+        pages = self._decoded(self.values.get(self._page_keys(numbers)))
+        return pages.index, pages.yielded
+
+    def _decoded(self, stored: Sequence[bytes | None]) -> Pages:
+        pages = self._format.decode([page for page in stored if page is not None])
+        return replace(pages, index=completed(pages.index))
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def resize(self, rows: int) -> tuple[int, Ints]:
+        """How many pages there will be, and the pages that must be in memory for that. ``rows``: in memory."""
+        total, n = self.rest.sums["rows"] + rows, self.pages
+        m = n
+        if total > ROWS * n:
+            m = max(total // ROWS, 1)
+            return m, self._missing(_place(np.arange(n, m), n))
+        if total < _SPARSE * n:
+            m = max(total // _SPARSE, n - _SHRINKS, 1)
+            gone = np.arange(m, n)
+            return m, self._missing(np.concatenate((gone, _place(gone, m))))
+        return m, np.empty(0, np.int64)
+
+    def write(self, pages: int, index: Table, yielded: Table, facts: Facts) -> None:
+        """Writes what changed of the pages in memory, and forgets them. ``pages``: their number from now on."""
+        if not self._held and not len(index):
+            return
+        self.pages = pages
+        of_rows, of_yielded = _place(index["hash"], pages), _place(yielded["hash"], pages)
+        held = np.fromiter((page for page in self._held if page < pages), np.int64)
+        numbers = _distinct(np.concatenate((held, of_rows, of_yielded)))
+        places = np.searchsorted(numbers, of_rows), np.searchsorted(numbers, of_yielded)
+        entries, entry_place = _entries(facts, places)
+        heads = self._heads(len(numbers), index, facts, places[0])
+        encoded, heads = self._format.encode(heads, (index, yielded), places, entries, entry_place)
+        written = zip(numbers.tolist(), self._page_keys(numbers), encoded, heads[:, 0] + heads[:, 1], strict=True)
+        changes: list[Change] = []
+        for page, key, data, rows in written:
+            after, before = data if rows else None, self._held.get(page)
+            if after != before:
+                changes.append((key, after, None))
+        gone = [page for page, before in self._held.items() if page >= pages and before is not None]
+        changes += [(key, None, None) for key in self._page_keys(np.array(gone, np.int64))]
+        kinds, times, _ = entries.T
+        entry_keys = set(self._entry_keys(kinds, times, numbers[entry_place]))
+        deleted = list(self._entries - entry_keys)
+        changes += [(key, None, None) for key in deleted]
+        changes += [(key, _PRESENT, _SCAN_ONLY) for key in entry_keys - self._entries]
+        if changes:
+            self.values.put(changes)
+        made = Pages(heads, index, yielded, entries, entry_place)
+        self.rest.add(made, self._lasts(index), self._bins, 1)
+        self._note_first(kinds, times, deleted)
+        self._held, self._entries = {}, set()
+
+    def _heads(self, pages: int, index: Table, facts: Facts, place: Ints) -> Ints:
+        of_window = place[facts.begins]
+        opens = np.full(pages, NEVER, np.int64)
+        np.minimum.at(opens, of_window[facts.open_], index["first"][facts.begins[facts.open_]])
+
+        def count(which: Any) -> Ints:
+            return np.bincount(of_window[which], minlength=pages)
+
+        early, events = np.zeros(pages, np.int64), np.zeros(pages, np.int64)
+        np.add.at(early, of_window[facts.early], facts.events[facts.early])
+        np.add.at(events, place, index["events"])
+        return np.column_stack([count(facts.live), count(facts.executed & facts.live), opens, early, events])
+
+    def _note_first(self, kinds: Ints, times: Ints, deleted: Sequence[bytes]) -> None:
+        gone = np.frombuffer(b"".join(deleted), _KEY)
+        gone_us = (gone["time"] ^ np.uint64(_SIGN)).astype(np.int64)
+        for kind, before in self.first.items():
+            if before is not None and bool(((gone["kind"] == kind) & (gone_us == before)).any()):
+                # Only the map knows which entry is the first one now.
+                found = next(iter(self.values.scan(self._prefix(kind), self._prefix(kind + 1))), None)
+                self.first[kind] = None if found is None else int.from_bytes(found[0][-16:-8], "big") - _SIGN
+            else:
+                added = int(times[kinds == kind].min(initial=NEVER if before is None else before))
+                self.first[kind] = added if (kinds == kind).any() or before is not None else None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, as of the last :meth:`write`."""
+        return {"pages": self.pages, "rest": self.rest.to_json(), "first": list(self.first.values())}
+
+    # -- keys of the map ----------------------------------------------------------------------------------
+
+    def _pages_between(self, begin: bytes, end: bytes) -> Ints:
+        return self._missing(_pages_of([key for key, _ in self.values.scan(begin, end)]))
+
+    def _prefix(self, kind: int, time_us: int | None = None) -> bytes:
+        prefix = _SPACE + self._definition.to_bytes(2, "big") + kind.to_bytes(1, "big")
+        return prefix if time_us is None else prefix + (min(time_us, NEVER) + _SIGN).to_bytes(8, "big")
+
+    def _page_keys(self, numbers: Ints) -> list[bytes]:
+        keys = np.zeros(len(numbers), _PAGE_KEY)
+        keys["space"], keys["definition"], keys["page"] = _SPACE, self._definition, numbers
+        return _split(keys.tobytes(), _PAGE_KEY.itemsize)
+
+    def _entry_keys(self, kinds: Ints, times_us: Ints, numbers: Ints) -> list[bytes]:
+        keys = np.zeros(len(kinds), _KEY)
+        keys["space"], keys["definition"], keys["kind"] = _SPACE, self._definition, kinds
+        keys["time"], keys["page"] = times_us.astype(np.uint64) ^ np.uint64(_SIGN), numbers
+        return _split(keys.tobytes(), _KEY.itemsize)
+
+
+def _place(hashes: Ints, pages: int) -> Ints:
+    """The page of each hash, if there are so many pages."""
+    low = 1 << (pages.bit_length() - 1)
+    place: Ints = hashes & (2 * low - 1)
+    return np.where(place < pages, place, place & (low - 1))
+
+
+def _distinct(pages: Ints) -> Ints:
+    """The different numbers, sorted."""
+    most = int(pages.max(initial=0))
+    if most > _MASKED * len(pages):
+        return np.unique(pages)
+    mask = np.zeros(most + 1, np.bool_)
+    mask[pages] = True
+    return np.flatnonzero(mask)
+
+
+_MASKED = threshold(16, 1)  # up to so many possible numbers for each, a mask is faster than to sort
+
+
+def _entries(facts: Facts, places: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """The entries of each page: one for each kind, with the first time, and one for each waiting cell.
+
+    Also the place of each entry's page.
+    """
+    rows = facts.entry_row
+    place = np.empty(len(rows), np.int64)
+    of_index = rows >= 0
+    place[of_index], place[~of_index] = places[0][rows[of_index]], places[1][-1 - rows[~of_index]]
+    kinds, times, events = facts.entries.T
+    order = np.lexsort((times, kinds, place))
+    place, kinds, times, events = place[order], kinds[order], times[order], events[order]
+    begins = np.ones(len(rows), np.bool_)
+    begins[1:] = (np.diff(place) != 0) | (np.diff(kinds) != 0) | ((kinds[1:] == WAITING) & (np.diff(times) != 0))
+    at = np.flatnonzero(begins)
+    sums = np.add.reduceat(events, at) if len(at) else events
+    return np.column_stack([kinds[at], times[at], sums]), place[at]
+
+
+def _pages_of(keys: Sequence[bytes]) -> Ints:
+    return np.frombuffer(b"".join(keys), _KEY)["page"].astype(np.int64)
+
+
+def _split(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def _sorted(counts: Mapping[int, int]) -> tuple[Ints, Ints]:
+    bins = np.array(sorted(counts), np.int64)
+    return bins, np.array([counts[at] for at in bins.tolist()], np.int64)
+
+
+def _count(counts: dict[int, int], bins: Ints, sign: int) -> None:
+    distinct, found = np.unique(bins, return_counts=True) if len(bins) else (bins, bins)
+    for at, n in zip(distinct.tolist(), found.tolist(), strict=True):
+        left = counts.get(at, 0) + sign * n
+        if left:
+            counts[at] = left
+        else:
+            del counts[at]
