@@ -17,9 +17,9 @@ from rocksdict import Cache
 
 from aion.config import load_policy
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
+from aion.core.query.spec import Keywords, Spec, spec_of
 from aion.core.schema import parse_schema
-from aion.core.spec import Keywords, Spec, spec_of
 from aion.core.time import instant_us
 from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError

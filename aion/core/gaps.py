@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aion.core.numbers import LONGEST_US, NEVER
-from aion.core.time import duration_us, short_duration
+from aion.core.time import duration_us
 from aion.errors import ConfigError
+from policies.durations import short_duration
 
 Micros = npt.NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from aion.config import Policy
 from aion.config.model import TriggerPolicy
 from aion.config.values import format_bytes
 from aion.core.calendars import Steps
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.core.slicing.grid import SliceGrid
 from aion.core.time import format_duration
 from aion.core.topology import MergingDecision, Strategy, Tree

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from aion.core.plan import Window
+from aion.core.query.plan import Window
 from aion.core.schema import parse_schema
 from experiments.workloads.model import Probe
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from aion.core.ingest.block import Block
-from aion.errors import RequestError
+from state_backends.format.block import Block
+from state_backends.format.errors import RequestError
 from state_backends.store.protocol import BlockStore, Only, StoredBlock
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.compaction.blocks import BlockFact, Compact, CompactionDone
+from aion.core.compaction import BlockFact, Compact, CompactionDone
 from aion.core.numbers import NEVER
 
 Ints: TypeAlias = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.compaction.blocks import BlockCompaction, BlockFact, CompactionDone
+from aion.core.compaction import BlockCompaction, BlockFact, CompactionDone
 from aion.core.lateness.completeness import Completeness
 from aion.core.lateness.observe import Lateness, NewBounds, observe_late
 from aion.core.numbers import NEVER, within
@@ -53,7 +53,7 @@ from aion.core.operator.window_table import WindowTable
 from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.grid import SliceGrid, has_event_rows, slices_to_json
 from aion.core.trigger.triggers import Trigger
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -18,7 +18,7 @@ from aion.core.numbers import NEVER
 from aion.core.operator.gone import Gone
 from aion.core.operator.window_table import WindowTable
 from aion.core.packing import table, untable
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.core.slicing.grid import SliceGrid
 from aion.core.windows import Calendar
 

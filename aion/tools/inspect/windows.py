@@ -9,8 +9,9 @@ from rich.console import Console
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.operator.keyed.summary import LISTED
 from aion.core.operator.overview import REASONS, KeyedOutlook, WindowOutlook, keyed_windows, windows
-from aion.core.time import format_instant, short_duration
+from aion.core.time import format_instant
 from aion.tools.inspect import tables
+from policies.durations import short_duration
 from state_backends.store.counting import judged
 from state_backends.versions.audit import ShardFinding
 

@@ -21,7 +21,7 @@ from aion.core.operator.keyed.shapes import INDEX
 from aion.core.operator.keyed.table import Ints, Table
 from aion.core.operator.keyed.windows import YIELDED, KeyedWindows
 from aion.core.slicing.grid import NO_SLICE
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 ROLES = {0: INDEX[1:], 1: YIELDED[1:]}
 _VALUES = max(map(len, ROLES.values()))
