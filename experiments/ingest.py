@@ -246,7 +246,7 @@ def overlap(slide: str | None) -> float:
     """The number of windows that hold an event; 1 for tumbling windows."""
     if slide is None:
         return 1.0
-    from aion.core.time import duration_us
+    from aion.base.time import duration_us
 
     try:
         slide_us = duration_us(slide, what="--slide")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.time import EPOCH, duration_us, format_duration, format_instant, instant_us
+from aion.base.time import EPOCH, duration_us, format_duration, format_instant, instant_us
 from aion.errors import ConfigError
 from policies.durations import short_duration
 

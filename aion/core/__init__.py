@@ -1,7 +1,7 @@
 """The core decides: it gets facts with their times and sizes, and returns what to do next. The whole folder is pure.
 
 No module here reads a clock, starts a thread, opens a file or draws a random number; a test enforces this.
-``windows`` and ``schema`` describe what a user asked for, and the folder ``query`` puts it together. The others decide:
+``windows`` and the folder ``query`` describe what a user asked for. The other folders decide:
 
 - ``operator``: the life of windows; ``operator/keyed``: the same for windows that belong to single keys
 - ``slicing``: edges, slices, and trees of slices

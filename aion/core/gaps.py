@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from aion.core.numbers import LONGEST_US, NEVER
-from aion.core.time import duration_us
+from aion.base.numbers import LONGEST_US, NEVER
+from aion.base.time import duration_us
 from aion.errors import ConfigError
 from policies.durations import short_duration
 

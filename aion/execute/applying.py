@@ -12,13 +12,13 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from aion.base.numbers import sum_of
+from aion.base.time import format_instant
 from aion.core.ingest.encoding import decode, is_mapped, is_quick
 from aion.core.ingest.key_ranges import Keys, row_hashes
-from aion.core.numbers import sum_of
 from aion.core.operator.actions import Execution, PaneKind, WindowRef
 from aion.core.operator.keyed.orders import ExecuteKeyed
 from aion.core.query.plan import Key, Plan, Window
-from aion.core.time import format_instant
 from aion.errors import ApplyError
 from aion.execute.grouping import Piece, keys_of
 from aion.execute.held_rows import HeldRows, stretches

@@ -16,7 +16,7 @@ from aion.aggregates import EVENTS
 from aion.aggregates.groups import Groups, Numbered, Part, number, pack
 from aion.aggregates.partial import Partial
 from aion.aggregates.values import Ints, Mask, combined
-from aion.core.numbers import sums_by
+from aion.base.numbers import sums_by
 from aion.core.operator.actions import Execute
 from aion.core.query.plan import Plan
 from aion.core.slicing.tree import Aggregation, Rows, SliceTree, ranges, spans, trees_for

@@ -11,10 +11,10 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from aion.base.numbers import sums_by
 from aion.core.compaction import Compact
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.key_ranges import Keys, key_names, row_hashes
-from aion.core.numbers import sums_by
 from aion.core.operator.actions import EmitDropped, EmitUntimed, Execute, SliceFacts
 from aion.core.query.plan import Plan
 from aion.core.slicing.tree import Aggregation

@@ -14,9 +14,9 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from aion.base.numbers import NEVER, within
 from aion.core.compaction import BlockFact, Compact
 from aion.core.ingest.key_ranges import Keys
-from aion.core.numbers import NEVER, within
 from aion.core.operator.actions import (
     Action,
     Append,

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aion.aggregates.values import combined
+from aion.base.row_hash import hash_rows
 from aion.core.query.plan import Key
-from aion.core.row_hash import hash_rows
 from aion.errors import ApplyError
 from state_backends.thresholds import threshold
 

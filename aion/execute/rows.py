@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from aion.core.numbers import NEVER
+from aion.base.numbers import NEVER
 from aion.core.operator.actions import WindowRef
 from aion.core.query.plan import Plan
 

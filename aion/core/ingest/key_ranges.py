@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from aion.aggregates.values import Ints, Mask, combined
+from aion.base.row_hash import hash_rows
 from aion.core.query.plan import Plan
-from aion.core.row_hash import hash_rows
 from state_backends.thresholds import threshold
 
 MOST_KEYS = threshold(4096, 2)

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aion.base.numbers import NEVER, within
 from aion.core.compaction import BlockCompaction, BlockFact, CompactionDone
 from aion.core.lateness.completeness import Completeness
 from aion.core.lateness.observe import Lateness, NewBounds, observe_late
-from aion.core.numbers import NEVER, within
 from aion.core.operator.actions import (
     Action,
     Append,

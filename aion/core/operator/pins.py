@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from aion.base.numbers import NEVER
 from aion.core.calendars import CalendarEdges, Ints
-from aion.core.numbers import NEVER
 from aion.core.operator.gone import Gone
 from aion.core.operator.window_table import WindowTable
 from aion.core.packing import table, untable

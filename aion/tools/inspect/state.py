@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
+from aion.base.time import format_instant
 from aion.config.values import about_bytes
 from aion.core.lateness.observe import Lateness
 from aion.core.lateness.sketch import LatenessSketch
 from aion.core.operator.overview import by_status
-from aion.core.time import format_instant
 from aion.errors import ConfigError
 from aion.tools.inspect import tables
 from aion.tools.inspect.windows import show_windows

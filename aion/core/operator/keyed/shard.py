@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aion.core.numbers import NEVER, sum_of
+from aion.base.numbers import NEVER, sum_of
 from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, gap_name
 from aion.core.operator.keyed.saving import Keeper, Save
 from aion.core.operator.keyed.shapes import Flags

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from aion.base.numbers import NEVER, sum_of, sums_by
 from aion.core.lateness.observe import NewBounds, observe_late
-from aion.core.numbers import NEVER, sum_of, sums_by
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.cells import Cells
 from aion.core.operator.keyed.closing import BEFORE_ALL, Closing
