@@ -172,13 +172,14 @@ def from_body(
     compacted: Compacted | None = None,
 ) -> Block:
     """A block with this body. ``raw_bytes``: the size of the body before it was compressed."""
-    buffer = pa.py_buffer(body)
-    raw = buffer.size if raw_bytes is None else raw_bytes
+    size = len(body)
     header = Header(
-        kind, codec, compression, slice_us, rows, events, min_us, max_us, raw, buffer.size, crc32(buffer), compacted
-    )
-    if buffer.size < _LEAST_APART:
-        return Block(header, b"".join((_pack(header), buffer)))
+        kind, codec, compression, slice_us, rows, events, min_us, max_us,
+        size if raw_bytes is None else raw_bytes, size, crc32(body), compacted,
+    )  # fmt: skip
+    if size < _LEAST_APART:
+        return Block(header, b"".join((_pack(header), body)))
+    buffer = pa.py_buffer(body)
     return Block(header, b"", None, lambda: buffer)
 
 
