@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from aion.installation import check_packages
 
 # First, because the imports below need these packages, and others of the same names would fail in a confusing way.
-check_packages("policies", "state_backends")
+check_packages("state_backends", "policies")
 
 from aion import aggregates, errors  # noqa: E402
-from aion.core.plan import Window  # noqa: E402
-from aion.core.spec import Spec  # noqa: E402
+from aion.core.query.plan import Window  # noqa: E402
+from aion.core.query.spec import Spec  # noqa: E402
 from aion.core.windows import (  # noqa: E402
     Count,
     PerRecord,

@@ -6,20 +6,21 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from aion.errors import EXTRAS, ShadowedPackage, needs_extra
-
 HOME = Path(__file__).parent.parent
 """The folder of all our packages. They are side by side in a checkout, in an installation, and in a zip file."""
 
 
 def check_packages(*names: str) -> None:
-    """Raises ShadowedPackage, an ImportError, if one of our packages is missing or another module hides it."""
+    """Raises ShadowedPackage, an ImportError, if one of our packages is missing or another module hides it.
+
+    If that package is ``state_backends``, it is a plain ImportError: all errors of Aion have their base there.
+    """
     for name in names:
         ours, found = HOME / name / "__init__.py", _place(name)
         if found is None:
-            raise ShadowedPackage(f"{ours} is missing: Aion is not installed completely; install it again")
+            raise _import_error(f"{ours} is missing: Aion is not installed completely; install it again")
         if found != ours and found.resolve() != ours.resolve():
-            raise ShadowedPackage(
+            raise _import_error(
                 f"{found} shadows Aion's own package {name!r} ({ours}), because Python finds it first: "
                 "rename it, or remove its folder from sys.path (PYTHONPATH)"
             )
@@ -30,10 +31,20 @@ def require_extra(extra: str, what: str) -> None:
 
     Imports nothing, because some packages are slow to import.
     """
+    from aion.errors import EXTRAS, needs_extra
+
     with needs_extra(extra, what):
         for module in EXTRAS[extra]:
             if find_spec(module) is None:
                 raise ModuleNotFoundError(name=module)
+
+
+def _import_error(message: str) -> ImportError:
+    try:
+        from aion.errors import ShadowedPackage
+    except ImportError:
+        return ImportError(message)
+    return ShadowedPackage(message)
 
 
 def _place(name: str) -> Path | None:

@@ -15,12 +15,12 @@ from typing import Any, Unpack
 import pyarrow as pa
 from rocksdict import Cache
 
+from aion.base.schema import parse_schema
+from aion.base.time import instant_us
 from aion.config import load_policy
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.plan import Plan
-from aion.core.schema import parse_schema
-from aion.core.spec import Keywords, Spec, spec_of
-from aion.core.time import instant_us
+from aion.core.query.plan import Plan
+from aion.core.query.spec import Keywords, Spec, spec_of
 from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError
 from aion.execute.assembly import make_builder, make_executor, make_operator, own_triggers, predicts, store_config

@@ -19,6 +19,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -449,6 +450,6 @@ def _cause(failure: str) -> str:
     """Aion's error in the message of a failed query, or else the beginning of the message."""
     text = str(json.loads(failure)["error"])
     for line in text.splitlines():
-        if "aion.errors." in line:
+        if re.search(r"\b(aion|state_backends\.format)\.errors\.", line):
             return line.strip()[:200]
     return text[:200]

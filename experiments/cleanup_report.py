@@ -14,7 +14,7 @@ from experiments import bench
 from experiments.cleanup_runs import HALF_A_POINT
 
 if TYPE_CHECKING:
-    from experiments.cleanup import Settings
+    from experiments.cleanup_settings import Settings
 
 BYTES_AT_MOST = 1.15
 CHANCE = 0.05

@@ -28,7 +28,7 @@ from experiments.cleanup_streams import (
 from policies.cleanup import Cleanup
 
 if TYPE_CHECKING:
-    from experiments.cleanup import Leg, Settings
+    from experiments.cleanup_settings import Leg, Settings
 
 Mask = npt.NDArray[np.bool_]
 POINTS = 400

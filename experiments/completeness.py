@@ -6,11 +6,13 @@ key's window had when it closed. Only rows of at least 50 events in the end are 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from experiments.completeness_settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,24 +24,6 @@ STREAMS = ("log-normal", "pareto", "keys differ", "drift", "daily", "storms")
 FLIGHTS = ("flights 1h", "flights 6h", "flights 1d")
 FEW_EVENTS = 50
 MOST_ERROR, MOST_GAP, LEAST_KNOWN = 0.02, 0.15, 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """``windows``: of five minutes each. ``events``: of each key in each window. ``warm_up``: the windows before those
-    that are judged. ``flights``: how many, from April on; the first 25 days are the warm-up.
-    """
-
-    windows: int = 288
-    events: int = 60
-    keys: int = 5
-    warm_up: int = 72
-    flights: int = 70_000
-    confidence: float = 0.95
-    seed: int = 1
-
-
-DEFAULTS = Settings()
 
 
 def completeness(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import aion
 
 if TYPE_CHECKING:
-    from experiments.completeness import Settings
+    from experiments.completeness_settings import Settings
 
 Ints = npt.NDArray[np.int64]
 MINUTE_US = 60_000_000

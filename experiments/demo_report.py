@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from aion.core.time import format_instant
+from aion.base.time import format_instant
 
 KINDS = ("on_time", "late", "final")
 WINDOW = ("window_start_us", "window_end_us")

@@ -13,12 +13,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
+
+from experiments.ingest_settings import SCHEMA, WINDOW, WINDOW_MS, Settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
     from experiments.ingest_stream import Run
 
 R = TypeVar("R")
-WINDOW = "20 seconds"
-WINDOW_MS = 20_000
-SCHEMA = "key bigint, ts timestamp, value double"
 PACKAGES = ("aion", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
 # The target ratios, by setting. For other settings the ratio is reported without a target.
 KEPT_OVER_LIST_STATE = {0: 12.0, 2304: 2.0}  # by payload bytes
@@ -42,37 +41,6 @@ KEPT_OVER_SCAN = {2304: 0.45}
 KEPT_OVER_FLINK_HEAP = {(2304, 200_000): 0.8, (0, 2_000_000): 1.2}
 KEPT_OVER_FLINK_ROCKSDB = {(2304, 100_000): 2.0}
 PARTIALS_OVER_WINDOW = {1.0: 0.7, 20.0: 2.0}  # by overlap: the number of windows that hold an event
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The options of one run of the experiment. ``batches``: by contender; the rest is the same for all."""
-
-    events_per_batch: int
-    batches: dict[str, int]
-    runs: int
-    warm_ups: int
-    payload_bytes: int
-    slide: str | None
-    policy: str
-    cores: int
-    window: str = WINDOW
-
-    @property
-    def stem(self) -> str:
-        """The file name of the results. It differs for settings whose results cannot be compared."""
-        payload = f"-payload{self.payload_bytes}" if self.payload_bytes else ""
-        return "ingest" + payload + (f"-slide-{self.slide.replace(' ', '-')}" if self.slide else "")
-
-    @property
-    def headline(self) -> str:
-        """The settings in one line."""
-        size = f" of {self.payload_bytes:,} B" if self.payload_bytes else ""
-        sliding = f" by {self.slide}" if self.slide else " tumbling"
-        return (
-            f"batches of {self.events_per_batch:,} events{size}, 100 keys, 5 % late, "
-            f"windows of {self.window}{sliding}, {self.cores} cores"
-        )
 
 
 def ingest(
@@ -278,7 +246,7 @@ def overlap(slide: str | None) -> float:
     """The number of windows that hold an event; 1 for tumbling windows."""
     if slide is None:
         return 1.0
-    from aion.core.time import duration_us
+    from aion.base.time import duration_us
 
     try:
         slide_us = duration_us(slide, what="--slide")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from experiments.bench import Target, Turn
-    from experiments.ingest import Settings
     from experiments.ingest_contenders import Contender
+    from experiments.ingest_settings import Settings
     from experiments.ingest_stream import Run
 
 SIZES = (1_000_000, 16_000_000)
@@ -151,8 +151,8 @@ def _take_turns(
 ) -> list[tuple[Turn, float, Run]]:
     """All runs, and the load of the machine before each."""
     from experiments import bench
-    from experiments.ingest import SCHEMA, WINDOW, WINDOW_MS
     from experiments.ingest_contenders import Shape
+    from experiments.ingest_settings import SCHEMA, WINDOW, WINDOW_MS
     from experiments.ingest_stream import file_stream, files_stream, run_to_end, session, spark_settings
 
     shape = Shape(WINDOW, WINDOW_MS, None, settings.payload_bytes > 0)

@@ -146,8 +146,8 @@ def _take_turns(
 ) -> dict[tuple[str, int], list[Run]]:
     """The measured runs of each contender with each number of partitions."""
     from experiments import bench
-    from experiments.ingest import SCHEMA, WINDOW, WINDOW_MS
     from experiments.ingest_contenders import Shape
+    from experiments.ingest_settings import SCHEMA, WINDOW, WINDOW_MS
     from experiments.ingest_stream import file_stream, run_to_end, session, spark_settings
 
     shape = Shape(WINDOW, WINDOW_MS, None, False)

@@ -17,8 +17,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aion.core.ingest.block import Block
     from aion.core.operator.operator import Operator
+    from state_backends.format.block import Block
     from state_backends.server.remote_attempt import RemoteAttempt
     from state_backends.store.tiered import TieredStore
 
@@ -32,7 +32,8 @@ LEARNT_DAYS = 63  # eight default half-lives, plus a week
 def _block(slice_us: int, size: int = MIB) -> Block:
     import pyarrow as pa
 
-    from aion.core.ingest.block import BlockKind, encode
+    from aion.core.ingest.encoding import encode
+    from state_backends.format.block import BlockKind
 
     batch = pa.record_batch({"p": pa.array([os.urandom(size - 500)], pa.large_binary())})
     return encode(batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us)
@@ -43,9 +44,9 @@ def _block(slice_us: int, size: int = MIB) -> Block:
 
 def memory(work: Path, budget_mib: int, readers: int) -> dict[str, Any]:
     """The peak memory of a state server with blocking readers of windows larger than its budget (Linux only)."""
+    from state_backends.backends import StoreConfig
     from state_backends.server import server_folder
     from state_backends.server.client import StateClient, runtime_dir
-    from state_backends.store.backends import StoreConfig
     from state_backends.versions.manifest import Identity
 
     application = f"limits-{uuid.uuid4()}"
@@ -268,9 +269,9 @@ def _sizes(minutes: int, after_days: list[int], kept: str) -> list[int]:
     import aion
     from aion import aggregates as A
     from aion.config import load_policy
-    from aion.core.compaction.blocks import BlockFact, Compact, CompactionDone
+    from aion.core.compaction import BlockFact, Compact, CompactionDone
     from aion.core.operator.actions import Arrived, BatchEnded, WatermarkAdvanced
-    from aion.core.plan import make_plan
+    from aion.core.query.plan import make_plan
     from aion.execute.assembly import make_operator
     from state_backends.versions.manifest import Identity, Manifest, dump
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,45 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from experiments.network_settings import Rate, Settings
+
 if TYPE_CHECKING:
-    from experiments.network_streams import Run, Sources
+    from experiments.network_streams import Run
 
 PACKAGES = ("aion", "pyspark", "pyarrow", "numpy")
 LEGS = ("bytes", "rates")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The options of one run of the experiment. ``levels``: hops between a child and the root."""
-
-    events_per_batch: int
-    batches: int
-    keys: int
-    children: int
-    fan_in: int
-    levels: tuple[int, ...]
-    partitions: tuple[int, ...]
-    cores: tuple[int, ...]
-    runs: int
-    seed: int
-    decimals: int = 2
-    span_s: int = 20
-
-    def sources(self, children: int, batches: int) -> Sources:
-        from experiments.network_streams import Sources
-
-        return Sources(
-            children, self.events_per_batch // children, batches, self.keys, self.span_s, self.seed, self.decimals
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """A run for figure 5, with its number of cores and children."""
-
-    cores: int
-    children: int
-    run: Run
 
 
 def network(

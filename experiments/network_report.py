@@ -15,7 +15,7 @@ from experiments import bench
 from experiments.network_streams import AGGREGATES, CONTENDERS, Run
 
 if TYPE_CHECKING:
-    from experiments.network import Rate, Settings
+    from experiments.network_settings import Rate, Settings
 
 
 class Paper(TypedDict):

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.ingest import PACKAGES, WINDOW, WINDOW_MS, as_rows, figures, wide_console
+from experiments.ingest import PACKAGES, as_rows, figures, wide_console
+from experiments.ingest_settings import WINDOW, WINDOW_MS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,11 +8,12 @@ events and must yield the same panes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from experiments.planned_settings import DEFAULTS, MODES, Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,30 +21,8 @@ if TYPE_CHECKING:
     import aion
 
 PACKAGES = ("aion", "numpy", "pyarrow", "rocksdict", "matplotlib")
-MODES = ("predictive", "on_late_event", "none")
 MINUTE_US = 60_000_000
 GAP_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """``windows``: their number, of a minute each. ``events``: events in time per window. ``late``: late events per
-    window, on average. ``median_s``: the median lateness.
-    """
-
-    windows: int = 30
-    events: int = 2000
-    late: int = 100
-    median_s: float = 60.0
-    payload_bytes: int = 1000
-    batch_s: int = 10
-    bound_s: int = 600
-    budget_bytes: int = 10 << 20
-    staleness: float = 0.05
-    seed: int = 1
-
-
-DEFAULTS = Settings()
 
 
 def planned(

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from experiments import bench
-from experiments.planned import MODES, Settings
+from experiments.planned_settings import MODES, Settings
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 COLOURS = {"hits": "#1f5fa8", "late": "#9ecae8", "misses": "#b2182b"}

@@ -27,20 +27,20 @@ from rich.table import Table
 
 import aion
 from aion.config import Policy, load_policy
-from aion.core.ingest.block import UNNUMBERED, Block, Compacted
 from aion.core.ingest.builder import ShardBlock
 from aion.core.ingest.fragments import Defragmenter, Fragmenter, fragment_bytes
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.plan import Plan, make_plan
+from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_builder, make_executor, make_operator
 from aion.execute.executor import Executor
 from experiments.late_keys_runs import CountedAttempt
+from state_backends.backends import STORES
 from state_backends.files.bodies import Bodies
 from state_backends.files.handed import HandedFile, name_of
 from state_backends.files.names import HANDED, HANDED_FOLDER, MANIFEST, PART, SST
 from state_backends.files.storage import LocalStorage
+from state_backends.format.block import UNNUMBERED, Block, Compacted
 from state_backends.server import wire
-from state_backends.store.backends import STORES
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget

@@ -7,11 +7,12 @@ claims.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from experiments.staleness_settings import DEFAULTS, EXECUTIONS, REPLAYED_BOUND, STEPS, Settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,27 +20,9 @@ if TYPE_CHECKING:
     from aion.core.trigger.distribution import LateDistribution
 
 PACKAGES = ("aion", "numpy", "scipy", "matplotlib")
-EXECUTIONS = 20
 HORIZONS = (5.0, 10.0, 15.0, 16.0, 17.0, 18.0, 20.0, 30.0, 50.0, 100.0)
 EXPECTED = (20, 200, 2000)
 BOUND_US = 3_600_000_000
-STEPS = 50
-"""The batches between a replayed window's end and its bound, in replays with batches."""
-REPLAYED_BOUND = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The options of one run of the experiment. ``grid``: how many places brute force tries in time, and in events."""
-
-    horizon: float = 17.0
-    distributions: int = 1000
-    grid: int = 120
-    windows: int = 40
-    seed: int = 1
-
-
-DEFAULTS = Settings()
 
 
 def staleness(

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aion.core.numbers import NEVER
+from aion.base.numbers import NEVER
 from aion.core.trigger.triggers import LateWindows, Trigger
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 
 from experiments import bench
-from experiments.staleness import EXECUTIONS, REPLAYED_BOUND, STEPS, Settings
 from experiments.staleness_model import BOUNDS, BURSTS, DISTRIBUTIONS, MOST_EXECUTIONS, NORMAL, TRIGGERS
+from experiments.staleness_settings import EXECUTIONS, REPLAYED_BOUND, STEPS, Settings
 
 OURS = "exact"
 STANDARD = ("interval", "count")

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from rocksdict import Cache, Rdict, WriteOptions
 
-from aion.core.ingest.block import Block
 from experiments.store_common import MIB, drop_page_cache, encoded, random_batches
 from experiments.store_settings import Settings
+from state_backends.format.block import Block
 from state_backends.store.io_thread import Steps
 from state_backends.store.p_bucket import CACHE_BYTES, PBucket
 from state_backends.store.sst_file import block_key, rocksdb_options

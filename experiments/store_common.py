@@ -16,9 +16,10 @@ import psutil
 import pyarrow as pa
 from rocksdict import Cache
 
-from aion.core.ingest.block import Block, BlockKind, encode
+from aion.core.ingest.encoding import encode
+from state_backends.backends import StoreConfig
+from state_backends.format.block import Block, BlockKind
 from state_backends.server.machine import memory_limit_bytes
-from state_backends.store.backends import StoreConfig
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket, cache_bytes

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aion.core.ingest.block import Block
 from experiments.store_common import MINUTE_US, drop_page_cache, encoded, opened_store, random_batches
 from experiments.store_settings import MIB, Settings
-from state_backends.store.backends import StoreConfig
+from state_backends.backends import StoreConfig
+from state_backends.format.block import Block
 
 WINDOW_BLOCKS = 32
 READ_TIMEOUT_S = 300

@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.store_common import MIB, MINUTE_US, MemorySampler, encoded, memory_use, opened_store, random_batches
 from experiments.store_settings import Settings
-from state_backends.store.backends import StoreConfig
+from state_backends.backends import StoreConfig
 
 POOL = 16
 """How many batches of random events are made beforehand. Every block is encoded from one of them."""

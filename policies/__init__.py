@@ -1,5 +1,5 @@
 """Pure policies, and the presets as YAML files: what leaves memory, what to fetch and when, how long windows live.
 
-Nothing here uses a clock, a thread or a file, except :mod:`policies.plugins`, which imports a user's class. Times and
-sizes are arguments. Seconds (``_s``) may come from any clock, but all of them must come from the same one.
+Nothing here uses a clock, a thread or a file. Times and sizes are arguments. Seconds (``_s``) may come from any clock,
+but all of them must come from the same one.
 """

@@ -39,7 +39,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.time import short_duration
+from policies.durations import short_duration
 
 TIMES_THE_BOUND = 2
 FEWEST_EPOCHS = 8
@@ -48,7 +48,7 @@ MOST_CARRIED = 4
 
 
 class History(Protocol):
-    """What is known about lateness: :class:`aion.core.lateness.estimate.Arrivals`, perhaps with a model."""
+    """What is known about lateness: from the arrivals so far, perhaps with a model."""
 
     @property
     def edges_us(self) -> npt.NDArray[np.int64]:

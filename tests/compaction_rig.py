@@ -14,16 +14,16 @@ from hypothesis import event
 import aion
 from aion import aggregates as A
 from aion.config import Policy, load_policy
-from aion.core.ingest.block import Block
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.keyed.values import MemoryValues
 from aion.core.operator.operator import Operator
-from aion.core.plan import Plan, make_plan
+from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
+from state_backends.backends import STORES, keyed_store
 from state_backends.files.storage import LocalStorage
-from state_backends.store.backends import STORES, keyed_store
+from state_backends.format.block import Block
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget

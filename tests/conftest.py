@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from aion import thresholds
+from state_backends import thresholds
 from state_backends.server import server_folder
 from tests import jvm
 from tests.leaks import nothing_is_left_behind, wait_for_the_end_of, wait_for_the_servers_in

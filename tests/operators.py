@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aion.core.compaction.blocks import BlockFact
+from aion.core.compaction import BlockFact
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.operator.actions import (
     Action,

@@ -38,39 +38,19 @@ def all_pictures() -> dict[str, str]:
     return {name: f"{text}\n" for name, text in drawn.items()}
 
 
-BASE = (
-    "numbers",
-    "time",
-    "checksum",
-    "row_hash",
-    "packing",
-    "intervals",
-    "schema",
-    "calendars",
-    "timing",
-    "gaps",
-    "windows",
-    "topology",
-)
-"""Modules of ``aion/core`` that everything stands on: one box of the picture."""
-
-NOT_DRAWN = ("aion", "aion.thresholds")
-"""The package itself, and numbers that everything uses."""
+NOT_DRAWN = ("aion", "state_backends", "state_backends.thresholds")
+"""The packages themselves, and numbers that everything uses."""
 
 
 def imports() -> str:
     """Which folder imports which, from the code, as a Mermaid graph; arrows that follow from others are left out."""
-    base = {f"aion.core.{name}" for name in BASE}
-    boxes = {name: "aion.core" if name in base else name for name in LAYERS if name not in NOT_DRAWN}
-    order = list(dict.fromkeys(boxes.values()))
-    order.remove("aion.core")
-    order.insert(1, "aion.core")
+    order = [name for name in LAYERS if name not in NOT_DRAWN]
     direct: dict[str, set[str]] = {box: set() for box in order}
     for module in FILES:
-        box = boxes.get(LAYERS[layer(module)])
-        if box is not None:
-            others = {boxes.get(LAYERS[layer(m)], box) for m in ours(imported(module, at_import_time=True))}
-            direct[box] |= others - {box}
+        box = LAYERS[layer(module)]
+        if box in direct:
+            others = {LAYERS[layer(m)] for m in ours(imported(module, at_import_time=True))}
+            direct[box] |= others - {box, *NOT_DRAWN}
     reached: dict[str, set[str]] = {}
     for box in order:
         reached[box] = direct[box].union(*(reached[other] for other in direct[box]))

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 import aion
-from aion.core.ingest.block import Block, BlockKind, Compression, encode
+from aion.core.ingest.encoding import encode
 from aion.core.operator.actions import Execution, PaneKind, WindowRef
-from aion.core.plan import Plan, make_plan
+from aion.core.query.plan import Plan, make_plan
 from aion.execute.applying import apply_window
+from state_backends.format.block import Block, BlockKind, Compression
 from state_backends.store.protocol import StoredBlock
 
 UNLIMITED = 1 << 40

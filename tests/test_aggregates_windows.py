@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.ingest.block import Block, Codec, decode
 from aion.core.ingest.builder import BlockBuilder
+from aion.core.ingest.encoding import decode
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.actions import Execute, Execution, PaneKind, WindowRef
-from aion.core.plan import Plan, make_plan
+from aion.core.query.plan import Plan, make_plan
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from aion.execute.grouping import Piece
 from aion.execute.spilling import parts_by_key
+from state_backends.format.block import Block, Codec
 from state_backends.store.protocol import Only, StoredBlock
 from tests import aggregate_oracle as o
 from tests.examples import some

@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -17,39 +17,30 @@ PACKAGES = ("aion", "state_backends", "policies", "experiments")
 
 # Folders and single modules, from the ground up. A module imports from its own entry and from those above it here.
 LAYERS = (
-    "aion.thresholds",
-    "aion.errors",
-    "aion.installation",
-    "aion.core",  # its __init__ only
-    "aion.core.numbers",
-    "aion.core.time",
-    "aion.core.checksum",
-    "aion.core.plain_names",
-    "aion.core.row_hash",
-    "aion.core.packing",
-    "aion.core.intervals",
-    "aion.core.schema",
-    "aion.core.timing",
-    "aion.core.calendars",
-    "aion.core.gaps",
-    "aion.core.windows",
-    "aion.core.topology",
     "policies",
-    "aion.aggregates",
-    "aion.core.slicing",
-    "aion.core.plan",
-    "aion.core.spec",
-    "aion.core.trigger",
-    "aion.core.lateness",
-    "aion.core.compaction",
-    "aion.core.operator",
-    "aion.core.ingest",
-    "aion.config",
-    "state_backends",
+    "state_backends.thresholds",
+    "state_backends.format",
     "state_backends.files",
     "state_backends.store",
+    "state_backends.store.keyed",
+    "state_backends.plugins",
+    "state_backends.backends",
     "state_backends.versions",
     "state_backends.server",
+    "state_backends",  # its __init__ only
+    "aion.errors",
+    "aion.installation",
+    "aion.base",
+    "aion.aggregates",
+    "aion.config",
+    "aion.core",  # the modules beside its folders, such as windows
+    "aion.core.compaction",
+    "aion.core.slicing",
+    "aion.core.query",
+    "aion.core.trigger",
+    "aion.core.lateness",
+    "aion.core.operator",
+    "aion.core.ingest",
     "aion.execute",
     "aion.metrics",
     "aion.local",
@@ -57,17 +48,21 @@ LAYERS = (
     "aion.spark",
     "aion.zones",
     "aion",
+    "aion.tools.inspect",
+    "aion.tools.tune",
     "aion.tools",
     "aion.cli",
     "aion.__main__",
     "experiments",
 )
 
+CIRCLES = {("aion.core.operator", "aion.core.operator.keyed"), ("experiments", "aion")}
+"""Still there: the operator drives the windows of keys, which use its rules and actions; and the command line of aion
+has the commands of the experiments, which it loads when they are asked for."""
+
 # Pure by folder. Elsewhere a module that calls itself pure is taken at its word.
-PURE_FOLDERS = ("aion.core", "aion.aggregates", "aion.errors", "policies")
-IMPORTS_BY_NAME = {"policies.plugins"}
-"""Loads a user's own policy."""
-CONSTANTS = {"aion.thresholds"}
+PURE_FOLDERS = ("aion.base", "aion.core", "aion.aggregates", "aion.errors", "policies", "state_backends.format")
+CONSTANTS = {"state_backends.thresholds"}
 """Reads a variable of the environment when it is imported, so what it says never changes."""
 
 # Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.
@@ -107,7 +102,7 @@ def says_that_it_is_pure(module: str) -> bool:
     return re.search(r"\bpure\b", ast.get_docstring(TREES[module]) or "", re.IGNORECASE) is not None
 
 
-PURE = {m for m in FILES if belongs(m, *PURE_FOLDERS) or says_that_it_is_pure(m)} - IMPORTS_BY_NAME
+PURE = {m for m in FILES if belongs(m, *PURE_FOLDERS) or says_that_it_is_pure(m)}
 PURE = {m for m in PURE if not belongs(m, "experiments")}
 
 
@@ -174,20 +169,99 @@ def test_imports_go_in_one_direction() -> None:
     assert {m: found for m, found in upwards.items() if found} == {}
 
 
-def test_no_module_imports_itself_in_a_circle() -> None:
-    graph = {m: ours(imports(m, at_import_time=True)) - {m} for m in FILES}
+def named(module: str) -> set[str]:
+    """The modules that a module names: in imports, also those for types only, and in texts such as ``"aion.local"``."""
+    found: set[str] = set()
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            belows = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {below if below in FILES else str(node.module) for below in belows}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
+            found.add(node.value)
+    return ours(found)
+
+
+def folder(module: str) -> str:
+    """The folder of a module. A module beside the packages of ``aion`` or ``state_backends`` is one of its own."""
+    above = ".".join(FILES[module].relative_to(ROOT).parent.parts)
+    return module if above in PACKAGES and above != "policies" else above
+
+
+def package(module: str) -> str:
+    """The package of a module, or its package within ``aion``, ``state_backends`` or ``experiments``."""
+    return ".".join(folder(module).split(".")[:2])
+
+
+def top(module: str) -> str:
+    """The package of a module that is imported by one name."""
+    return module.partition(".")[0]
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
     try:
         list(TopologicalSorter(graph).static_order())
-    except CycleError as circle:
-        pytest.fail(f"imported in a circle: {' -> '.join(circle.args[1])}")
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
-def test_state_backends_know_of_aion_only_errors_blocks_and_what_is_merged() -> None:
-    knowing = {m: ours(imports(m)) for m in FILES if belongs(m, "state_backends")}
-    others = {m: {i for i in found if belongs(i, "aion")} for m, found in knowing.items()}
-    known = {"aion.errors", "aion.thresholds"}
-    known |= {f"aion.core.{m}" for m in ("time", "checksum", "plain_names", "ingest", "compaction")}
-    assert {m: rest for m, found in others.items() if (rest := {i for i in found if not belongs(i, *known)})} == {}
+def test_no_module_names_itself_in_a_circle() -> None:
+    """Neither at import time nor later, and not for types either."""
+    assert circle({m: named(m) - {m} for m in FILES}) == []
+
+
+def between(units: Callable[[str], str]) -> dict[str, set[str]]:
+    """Which units name modules of which others."""
+    graph: dict[str, set[str]] = {}
+    for module in FILES:
+        graph.setdefault(units(module), set()).update(units(m) for m in named(module))
+    return {unit: others - {unit} for unit, others in graph.items()}
+
+
+@pytest.mark.parametrize("units", [top, package, folder])
+def test_no_package_and_no_folder_names_itself_in_a_circle(units: Callable[[str], str]) -> None:
+    graph = between(units)
+    for upper, lower in CIRCLES:
+        graph.get(lower, set()).discard(upper)
+    assert circle(graph) == []
+
+
+def test_circles_that_are_gone_are_not_in_the_list() -> None:
+    there = {(one, other) for units in (top, folder) for one, others in between(units).items() for other in others}
+    assert {pair for pair in CIRCLES if not {pair, pair[::-1]} <= there} == set()
+
+
+@pytest.mark.parametrize(("package", "others"), [("state_backends", {"policies"}), ("policies", set())])
+def test_the_store_and_the_policies_stand_alone(package: str, others: set[str]) -> None:
+    """They import nothing of aion, and no text of theirs, such as a docstring or a name to import, names a module."""
+    foreign = [name for name in PACKAGES if name not in {package, *others}]
+    modules = "|".join(re.escape(m) for m in FILES if m.partition(".")[0] in foreign and "." in m)
+    a_module = re.compile(rf"(?<![\w.])(?:{modules})(?![\w])")
+    wrong: dict[str, set[str]] = {}
+    for module in (m for m in FILES if belongs(m, package)):
+        used = {i for i in imports(module) | named(module) if belongs(i, *foreign)}
+        for node in ast.walk(TREES[module]):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                used |= {node.value}.intersection(foreign) or set(a_module.findall(node.value))
+        if used:
+            wrong[module] = used
+    assert wrong == {}
+
+
+def test_the_store_and_the_policies_can_be_imported_where_aion_cannot() -> None:
+    modules = sorted(m for m in FILES if belongs(m, "state_backends", "policies"))
+    program = f"import importlib, sys; sys.modules['aion'] = None; [importlib.import_module(m) for m in {modules}]"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_of_the_store_the_core_knows_only_the_format() -> None:
+    known = ("state_backends.format", "state_backends.thresholds")
+    core = {m for m in FILES if belongs(m, "aion.base", "aion.core", "aion.aggregates", "aion.config")}
+    used = {m: {i for i in imports(m) if belongs(i, "state_backends") and not belongs(i, *known)} for m in core}
+    assert {m: found for m, found in used.items() if found} == {}
 
 
 def test_only_what_is_spark_and_the_experiments_import_pyspark() -> None:

@@ -13,19 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.ingest.block import (
-    HEADER_BYTES,
-    VERSION,
-    Block,
-    BlockKind,
-    Compacted,
-    Compression,
-    check,
-    decode,
-    encode,
-    parse,
-)
+from aion.core.ingest.encoding import decode, encode
 from aion.errors import CorruptBlock, FormatError
+from state_backends.format.block import HEADER_BYTES, VERSION, Block, BlockKind, Compacted, Compression, check, parse
 
 SCHEMA = pa.schema(
     [

@@ -9,7 +9,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 import aion
-from state_backends.store.backends import STORES
+from state_backends.backends import STORES
 from tests.compaction_rig import SECOND, TINY, Rig, check_compacted, few, plan_of, policy_of, table_of, uncompacted
 
 an_event = st.tuples(st.integers(0, 30), st.sampled_from([*"abcd", None]), st.integers(0, 9))

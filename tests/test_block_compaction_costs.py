@@ -12,11 +12,11 @@ import pytest
 
 import aion
 from aion import aggregates as A
-from aion.core.compaction.blocks import Compact
-from aion.core.ingest.block import Block
+from aion.core.compaction import Compact
 from aion.core.ingest.key_ranges import row_hashes
-from aion.core.plan import Plan, make_plan
+from aion.core.query.plan import Plan, make_plan
 from aion.execute.block_compactor import BlockCompactor
+from state_backends.format.block import Block
 from state_backends.store.protocol import StoredBlock
 from tests.compaction_rig import SCHEMA, SECOND, Rig, comparable, plan_of, policy_of, run_batch, table_of, uncompacted
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aion.core.compaction.blocks import BlockCompaction, BlockFact, Compact, CompactionDone
+from aion.core.compaction import BlockCompaction, BlockFact, Compact, CompactionDone
 from aion.core.ingest.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
 from aion.core.packing import untable
 from aion.execute.compactions import carry_out
@@ -220,7 +220,7 @@ some_ranges = st.lists(st.integers(0, 99), max_size=8, unique=True).map(
 @given(blocks_in_ledger, st.none() | some_ranges, st.none() | st.integers(0, 20), st.data())
 def test_only_some_blocks(blocks: list[Any], keys: Any, below: int | None, data: st.DataObject) -> None:
     """Against the words of :class:`Only`, block by block."""
-    from aion.core.ingest.block import Compacted as OfKeys
+    from state_backends.format.block import Compacted as OfKeys
 
     span = st.tuples(st.integers(-1, 99), st.integers(0, 99))
     spans = data.draw(st.none() | st.dictionaries(st.integers(0, 2), span))

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.ingest.block import HEADER_BYTES, Block, Codec, Compression, decode
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
+from aion.core.ingest.encoding import decode
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.levels import BlockMerger
-from aion.core.plan import Plan, make_plan
+from aion.core.query.plan import Plan, make_plan
 from aion.errors import CorruptBlock
 from aion.execute.assembly import make_operator
 from aion.execute.executor import Executor
+from state_backends.format.block import HEADER_BYTES, Block, Codec, Compression
 from state_backends.store.protocol import Only, StoredBlock
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64())])

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from aion.base.numbers import EARLIEST_US, LATEST_US
 from aion.config import load_policy
-from aion.core.numbers import EARLIEST_US, LATEST_US
 from aion.core.slicing.grid import SliceGrid
 from aion.core.topology import Strategy, Tree, merging_strategies
 from aion.errors import WindowError

@@ -20,8 +20,8 @@ from aion import __main__ as program
 from aion import cli, config
 from aion.config import Policy, load_policy
 from aion.errors import MissingJava, PolicyError
-from policies import plugins
 from policies.destage import MemoryView, Suggestion, WindowView
+from state_backends import plugins
 
 ROOT = Path(__file__).parent.parent
 POLICIES = ROOT / "policies"

@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.core.ingest import block as block_module
-from aion.core.ingest.block import HEADER_BYTES, Block, BlockKind, Codec, Compression, check, decode, encode, parse
-from aion.core.plan import make_plan
+from aion.core.ingest.encoding import decode, encode
+from aion.core.query.plan import make_plan
 from aion.errors import CorruptBlock, FormatError, SchemaError
 from aion.execute.applying import dropped_events
 from aion.execute.dropping import NO_WINDOW
+from state_backends.format import block as block_module
+from state_backends.format.block import HEADER_BYTES, Block, BlockKind, Codec, Compression, check, parse
 
 CODECS = list(itertools.product(Codec, Compression))
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.compaction.files import Choice, FileView, Limits, choose
 from state_backends.files.names import MERGED, Doomed
+from state_backends.store.merge_choice import Choice, FileView, Limits, choose
 from state_backends.versions.manifest import FileEntry, Identity, Manifest, Past
 from state_backends.versions.retention import Retention, floor_of, manifest_name
 from tests.examples import some

@@ -23,8 +23,8 @@ from aion.errors import CorruptState, DiskError
 from aion.metrics import StateMetrics
 from state_backends.files.faults import disk_errors
 from state_backends.server import host, wire
+from state_backends.store.file_index import Indexed
 from state_backends.store.protocol import StoreStats
-from state_backends.store.sst_file import Indexed
 from tests.stores.conftest import make
 from tests.stores.rig import EAGER, Rig
 from tests.test_io_thread import PATIENCE

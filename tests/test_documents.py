@@ -1,6 +1,7 @@
 """Every code block and every command of the documents is run by a test, or at least really parsed; see ACCOUNTED.
 
-Python needs Spark, and is run in ``tests/spark/test_documents.py``. A block of which nothing is known fails by name.
+Most Python needs Spark, and is run in ``tests/spark/test_documents.py``. A block of which nothing is known fails by
+name.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -123,7 +126,7 @@ def check_layout(block: Block) -> None:
 
 
 def check_python(block: Block) -> None:
-    """``tests/spark/test_documents.py`` runs every page that has such."""
+    """``tests/spark/test_documents.py`` knows every page that has such, and where it is run."""
     ast.parse(block.text, str(block))
 
 
@@ -160,6 +163,23 @@ def test_blocks_are_found_and_fences_that_would_hide_one_are_refused() -> None:
     for wrong in ("```python\nx = 1\n", "    ```python\nx = 1\n    ```\n", "```python title=x\n```\n"):
         with pytest.raises(ValueError, match="page:"):
             documents.parse("page", wrong)
+
+
+def test_the_page_on_the_store_runs_where_aion_cannot_be_imported(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['aion'] = None\n"
+        "from pathlib import Path\n"
+        "from tests.documents import run_python\n"
+        "run_python('docs/store.md', {}, Path(sys.argv[1]), {})\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    (shown,) = (
+        line for block in documents.read("docs/store.md")[0] for line in block.text.splitlines() if line[:2] == "# "
+    )
+    assert done.stdout == f"{shown[2:]}\n"
+    assert not (tmp_path / "store" / "live").exists()
 
 
 # -- commands -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 import aion
-from aion.core.compaction.blocks import Compact
+from aion.core.compaction import Compact
 from aion.core.operator.actions import (
     Append,
     Destage,
@@ -21,7 +21,7 @@ from aion.core.operator.actions import (
     WindowRef,
 )
 from aion.core.operator.keyed.shard import KeyedShard
-from aion.core.plan import make_plan
+from aion.core.query.plan import make_plan
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from state_backends.store.protocol import StoredBlock

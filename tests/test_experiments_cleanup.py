@@ -12,9 +12,9 @@ import pytest
 
 from aion.core.lateness.bound import AdaptiveBound
 from experiments import cleanup_report
-from experiments.cleanup import Leg, Settings
 from experiments.cleanup_report import checks, confidence_check, rolling_checks
 from experiments.cleanup_runs import fixed_bounds, flight_stream, known_truth, rolling, timed_replay
+from experiments.cleanup_settings import Leg, Settings
 from experiments.cleanup_streams import (
     EVENT_BYTES,
     HOUR_US,

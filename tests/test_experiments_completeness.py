@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from aion.cli import app
-from experiments.completeness import Settings, judged
+from experiments.completeness import judged
+from experiments.completeness_settings import Settings
 
 
 def test_the_command_judges_what_was_said(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from experiments.generate import (
     windows_late,
     write_batches,
 )
-from experiments.ingest import Settings, choose, overlap, remarks, targets_for
+from experiments.ingest import choose, overlap, remarks, targets_for
 from experiments.ingest_contenders import mean_of_events
+from experiments.ingest_settings import Settings
 
 PLAN = EventPlan(events_per_batch=20_000)
 

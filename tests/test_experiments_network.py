@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 
 from experiments import bench, network_report
-from experiments.network import Rate, Settings, _compare, check_levels
+from experiments.network import _compare, check_levels
+from experiments.network_settings import Rate, Settings
 from experiments.network_streams import AGGREGATES, CONTENDERS, Hop, Run, Sources
 
 SOURCES = Sources(children=4, events_per_child=500, batches=2, keys=10, span_s=20, seed=3)

@@ -10,14 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from aion.core.compaction.blocks import BlockFact
+from aion.core.compaction import BlockFact
 from aion.core.operator.actions import Arrived, BatchEnded, Prestage, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.staleness import StalenessTrigger
 from aion.core.windows import Tumbling
 from experiments import planned_report
-from experiments.planned import MINUTE_US, MODES, Settings, run, stream
+from experiments.planned import MINUTE_US, run, stream
+from experiments.planned_settings import MODES, Settings
 from tests.operators import bound_of
 
 TINY = Settings(windows=4, events=600, late=40, bound_s=120, median_s=30, budget_bytes=4 << 20, staleness=0.1)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from aion.core.trigger.distribution import LateDistribution
 from aion.core.trigger.planner import TriggerPlan
 from experiments import app
-from experiments.staleness import DEFAULTS, Settings, figure_9, optimality, paper_horizons, replays
+from experiments.staleness import figure_9, optimality, paper_horizons, replays
 from experiments.staleness_model import (
     BOUNDS,
     DISTRIBUTIONS,
@@ -26,6 +26,7 @@ from experiments.staleness_model import (
     stream,
 )
 from experiments.staleness_report import Claim, claims, where_the_paper_was
+from experiments.staleness_settings import DEFAULTS, Settings
 
 TINY = Settings(distributions=10, grid=20, windows=2)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from aion.core.ingest.block import decode
+from aion.core.ingest.encoding import decode
 from experiments import store_report
 from experiments.store import CONTENDERS, DEFAULTS, fits, line, remarks
 from experiments.store_common import (

@@ -11,7 +11,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from aion.core.time import duration_us
+from aion.base.time import duration_us
 from experiments.ingest_stream import Run
 from experiments.windows import LEGS, Settings, chosen, report, targets
 from experiments.windows_streams import Measured, check_equal, sizes_us

@@ -11,7 +11,7 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.plan import make_plan
+from aion.core.query.plan import make_plan
 from aion.core.topology import Tree, levels_for, merging_strategies
 from aion.core.windows import Count, PerRecord, Session
 from aion.spark.explain import explain_plan

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.ingest.block import Block, BlockKind, encode
+from aion.core.ingest.encoding import encode
 from aion.core.ingest.fragments import BATCH_BYTES, LEAST_BYTES, Defragmenter, Fragmenter, fragment_bytes
 from aion.errors import CorruptBlock
+from state_backends.format.block import Block, BlockKind
 
 
 def block_of(size: int, slice_us: int = 0) -> Block:

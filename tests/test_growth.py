@@ -17,14 +17,14 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.compaction.blocks import BlockFact, Compact, CompactionDone
+from aion.core.compaction import BlockFact, Compact, CompactionDone
 from aion.core.lateness.observe import HALF_LIFE_US
 from aion.core.operator.actions import Arrived, BatchEnded, WatermarkAdvanced
 from aion.core.operator.keyed.orders import Arrivals
 from aion.core.operator.keyed.table import Table
 from aion.core.operator.operator import Operator
 from aion.core.packing import untable
-from aion.core.plan import Plan, make_plan
+from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_operator
 from state_backends.versions.manifest import Identity, Manifest, dump
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from aion.core.ingest.block import UNNUMBERED, Block, Compacted, decode, numbered, parse
+from aion.core.ingest.encoding import decode
 from aion.errors import CorruptBlock, CorruptState, DiskError
 from state_backends.files.bodies import ALIGNMENT, Bodies, Places, damage, read_footer
 from state_backends.files.handed import HandedFile, name_of, sweep
+from state_backends.format.block import UNNUMBERED, Block, Compacted, numbered, parse
 from tests.server.conftest import SCHEMA, block
 
 NAME = name_of(7, "c0ffee", "attempt")

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 import aion
 from aion.cli import app
-from aion.core.ingest.block import Block
 from aion.errors import ConfigError, StateError
 from aion.tools.inspect.state import SET_ASIDE, inspect, set_back
+from state_backends.backends import STORES, keyed_store
 from state_backends.files.handed import HandedFile, name_of
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.storage import LocalStorage
-from state_backends.store.backends import STORES, keyed_store
+from state_backends.format.block import Block
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.audit import ShardFinding, StateFolder, plan_repair

@@ -39,8 +39,8 @@ from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.run import ShardRun
 from aion.stateful.variables import Variables
+from state_backends.backends import STORES, keyed_store
 from state_backends.files.storage import LocalStorage
-from state_backends.store.backends import STORES, keyed_store
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity

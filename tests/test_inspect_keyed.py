@@ -17,10 +17,10 @@ from aion.config import load_policy
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.keyed.summary import LISTED
 from aion.core.operator.overview import KeyedWindow, keyed_windows
-from aion.core.plan import make_plan
+from aion.core.query.plan import make_plan
 from aion.execute.assembly import make_builder, make_executor, make_operator
+from state_backends.backends import STORES, keyed_store
 from state_backends.files.storage import LocalStorage
-from state_backends.store.backends import STORES, keyed_store
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget

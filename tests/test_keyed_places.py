@@ -14,7 +14,7 @@ import aion
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Members
 from aion.core.operator.keyed.table import Places, Table
-from aion.core.plan import make_plan
+from aion.core.query.plan import make_plan
 from aion.execute.keyed_panes import locate, placed
 
 rows = st.lists(st.tuples(st.integers(0, 4), st.integers(-6, 6), st.integers(0, 3)), max_size=20)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.compaction.blocks import BlockFact
+from aion.core.compaction import BlockFact
 from aion.core.operator.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
 from aion.core.operator.late_work import FLOOR, LateWork
 from aion.core.operator.operator import Operator

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
 
-from aion.core.compaction.blocks import BlockFact
+from aion.core.compaction import BlockFact
 from aion.core.lateness.estimate import Arrivals, arrivals
 from aion.core.lateness.observe import MOST_EPOCHS, Lateness, room_us
 from aion.core.lateness.sketch import EDGES_US, LatenessSketch, bin_of

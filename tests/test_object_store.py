@@ -18,11 +18,11 @@ import boto3
 import pytest
 
 from aion.errors import CorruptState, StorageError
+from state_backends.backends import STORES, keyed_store
 from state_backends.files import s3
 from state_backends.files.names import Doomed
 from state_backends.files.remote import Remote, RemoteUpload, pyarrow_uri
 from state_backends.files.remote_storage import RemoteStorage
-from state_backends.store.backends import STORES, keyed_store
 from state_backends.store.io_thread import IoThread, Priority
 from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.keyed.store import KeyedStore

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.numbers import EARLIEST_US, LATEST_US
+from aion.base.numbers import EARLIEST_US, LATEST_US
 from aion.core.operator.actions import (
     Append,
     Destage,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from aion.core.compaction.blocks import BlockFact
+from aion.core.compaction import BlockFact
 from aion.core.operator.actions import (
     Action,
     Append,

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from aion.cli import app
-from aion.core.compaction.blocks import BlockFact
+from aion.core.compaction import BlockFact
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.operator.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
 from aion.core.operator.operator import Operator
@@ -21,8 +21,8 @@ from aion.core.trigger.staleness import StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
 from aion.core.windows import Tumbling
 from policies.cleanup import Cleanup, Reason
+from state_backends.backends import STORES
 from state_backends.files.storage import LocalStorage
-from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity

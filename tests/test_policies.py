@@ -14,9 +14,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aion import config
-from policies import plugins
 from policies.destage import MemoryView, StandardDestage, Suggestion, WindowView
 from policies.prestage import JustInTimePrestage, StagingSpeed
+from state_backends import plugins
 
 LIMIT = 1_000
 

@@ -15,7 +15,7 @@ import pytest
 
 import aion
 from aion.config import Policy, TriggerPolicy, load_policy, presets
-from state_backends.store.backends import STORES
+from state_backends.backends import STORES
 from tests.local.scenarios import (
     AGGREGATES,
     COLLECTED,

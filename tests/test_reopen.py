@@ -15,15 +15,15 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.config import load_policy, policy_to_text
-from aion.core.ingest.block import Block
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.plan import make_plan
+from aion.core.query.plan import make_plan
 from aion.execute.assembly import make_builder, make_operator
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
+from state_backends.backends import StoreConfig
+from state_backends.format.block import Block
 from state_backends.server import requests
 from state_backends.server.host import Host
-from state_backends.store.backends import StoreConfig
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import Only, StoredBlock
 from tests.stores.rig import Rig, make_block

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.schema import parse_schema
+from aion.base.schema import parse_schema
 from aion.errors import SchemaError
 
 SIMPLE = {

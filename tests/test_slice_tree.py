@@ -20,7 +20,7 @@ from aion.aggregates.doubled import sum_by_group, sums_are_exact
 from aion.aggregates.groups import Groups
 from aion.config import load_policy
 from aion.core.operator.actions import Execute, Execution, PaneKind, WindowRef
-from aion.core.plan import Plan, make_plan
+from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.tree import SliceTree, choose_height, spans
 from aion.errors import IntegerOverflow
 from aion.execute.combining import WINDOWS_AT_ONCE, Loaded, windows_at_once

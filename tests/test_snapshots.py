@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from aion.base.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, sum_of, sums_by
 from aion.config import load_policy
-from aion.core.compaction.blocks import BlockFact, Compact, CompactionDone
-from aion.core.ingest.block import decode, encode
+from aion.core.compaction import BlockFact, Compact, CompactionDone
+from aion.core.ingest.encoding import decode, encode
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, sum_of, sums_by
 from aion.core.operator.actions import Arrived, BatchEnded, Event, SliceFacts, WatermarkAdvanced
 from aion.core.operator.keyed.orders import Arrivals
 from aion.core.operator.keyed.table import Table
 from aion.core.operator.keyed.values import MemoryValues
 from aion.core.operator.operator import Operator
 from aion.core.packing import table, untable
-from aion.core.plan import Plan, make_plan
+from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE
 from aion.execute.assembly import make_builder, make_operator
 from aion.local import LocalOperator

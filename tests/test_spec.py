@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 import aion
 from aion import aggregates as A
-from aion.core.spec import Keywords
+from aion.core.query.spec import Keywords
 from aion.errors import AionError, ConfigError, SchemaError, WindowError
 from tests.local.seconds import at
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import aion
 from aion.config import load_policy
-from aion.core.ingest.block import Compression
 from aion.execute import spilling
 from aion.execute.applying import apply_window
 from aion.execute.assembly import make_operator
@@ -24,6 +23,7 @@ from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from aion.execute.grouping import Group, Piece, key_codes
 from aion.execute.spilling import group_by_key, hash_rows
+from state_backends.format.block import Compression
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
 from tests.spilled import SECOND, UNLIMITED, block_of, digest, execute, files_in, plan_of, rows_of

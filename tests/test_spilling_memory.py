@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 import pytest
 
 import aion
-from aion.core.ingest.block import BlockKind, encode
-from aion.core.plan import make_plan
+from aion.core.ingest.encoding import encode
+from aion.core.query.plan import make_plan
 from aion.execute import spilling
 from aion.execute.applying import apply_window
+from state_backends.format.block import BlockKind
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
 from tests.spilled import MIB, SCHEMA, block_of, execute, files_in, plan_of, rows_of

@@ -24,14 +24,15 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.ingest.block import BlockKind, Codec, Compacted, Compression, encode
+from aion.core.ingest.encoding import encode
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.key_ranges import row_hashes
-from aion.core.plan import Plan, make_plan
+from aion.core.query.plan import Plan, make_plan
 from aion.errors import FormatError
 from aion.execute.assembly import make_builder, make_executor, make_operator
+from state_backends.backends import STORES, keyed_store
 from state_backends.files.storage import LocalStorage
-from state_backends.store.backends import STORES, keyed_store
+from state_backends.format.block import BlockKind, Codec, Compacted, Compression
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget

@@ -18,6 +18,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from aion.errors import CorruptState, DiskError, StorageError
+from state_backends.backends import STORES, StoreConfig
 from state_backends.files import remote as remote_module
 from state_backends.files.location import LocalLocation, RemoteLocation, locate, scratch
 from state_backends.files.names import Doomed, SstFile
@@ -26,7 +27,6 @@ from state_backends.files.remote_storage import RemoteStorage
 from state_backends.files.storage import LocalStorage
 from state_backends.server import requests
 from state_backends.server.host import Host
-from state_backends.store.backends import STORES, StoreConfig
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.time import EPOCH, duration_us, format_duration, format_instant, instant_us, short_duration
+from aion.base.time import EPOCH, duration_us, format_duration, format_instant, instant_us
 from aion.errors import ConfigError
+from policies.durations import short_duration
 
 SECOND = 1_000_000
 

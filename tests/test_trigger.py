@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from aion.core.numbers import NEVER
+from aion.base.numbers import NEVER
 from aion.core.trigger.distribution import Floats, LateDistribution
 from aion.core.trigger.planner import plan
 from aion.core.trigger.staleness import NothingKnown, StalenessTrigger

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.core.compaction.blocks import BlockCompaction
+from aion.core.compaction import BlockCompaction
 from tests.examples import some
 
 BOUND_US = 1_000_000

@@ -28,7 +28,7 @@ from aion.aggregates.sums import (
     lower_mean,
     plain,
 )
-from aion.core.schema import parse_schema
+from aion.base.schema import parse_schema
 from aion.errors import ConfigError, SchemaError, needs_extra
 
 

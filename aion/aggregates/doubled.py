@@ -15,7 +15,7 @@ import numpy as np
 
 from aion.aggregates.groups import Groups
 from aion.aggregates.values import Doubles
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 Pair: TypeAlias = tuple[Doubles, Doubles]
 

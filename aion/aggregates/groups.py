@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aion.aggregates.values import Ints, Mask, as_integers, from_integers
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 _I64_MAX = 2**63 - 1
 # A table of all possible codes is cheaper than hashing if it is not much longer than the number of rows.

@@ -14,7 +14,7 @@ from aion.aggregates.lists import Distinct, Values
 from aion.aggregates.partial import EVENTS, Partial, Rows, States, needs_all
 from aion.aggregates.values import combined
 from aion.errors import IntegerOverflow, TooLarge
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 _ROWS_PER_CODE = threshold(16, 1)
 """With this many rows per code, it is cheaper to make states also for codes without rows than to look for these."""

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from aion.aggregates.doubled import magnitude
 from aion.aggregates.groups import Groups
 from aion.aggregates.values import Doubles, Mask, as_integers, combined, from_integers, spread, to_doubles
-from aion.core.numbers import sums_by
+from aion.base.numbers import sums_by
 
 T = TypeVar("T")
 States: TypeAlias = list[pa.Array]

@@ -25,7 +25,7 @@ from aion.aggregates.values import (
     to_doubles,
 )
 from aion.errors import needs_extra
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 # Groups of at least this many values are sorted one by one: numpy's sort is faster than its argsort.
 _LARGE_GROUP = threshold(512, 2)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from aion.base.time import format_duration, format_instant
 from aion.config.limits import bucket_limit_bytes, budget_bytes
 from aion.config.model import Policy
 from aion.config.values import Multiple, Share, about_bytes, format_bytes
-from aion.core.time import format_duration, format_instant
 
 # The window in the description: one minute of an arbitrary day.
 _START_US = 1_735_732_800_000_000

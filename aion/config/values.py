@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema, WrapValidator
 
-from aion.core.time import duration_us, format_duration
+from aion.base.time import duration_us, format_duration
 from aion.errors import ConfigError
 
 _MAX_BOUND_US = 3_652_500 * 86_400_000_000  # 10,000 years: a window's end plus the bound fits in 64 bits

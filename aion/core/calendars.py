@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.numbers import LONGEST_US
+from aion.base.numbers import LONGEST_US
 from aion.errors import WindowError
 
 Ints = npt.NDArray[np.int64]

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from aion.core.numbers import LONGEST_US, NEVER
-from aion.core.time import duration_us, short_duration
+from aion.base.numbers import LONGEST_US, NEVER
+from aion.base.time import duration_us
 from aion.errors import ConfigError
+from policies.durations import short_duration
 
 Micros = npt.NDArray[np.int64]
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypedDict
 
-from aion.core.numbers import LONGEST_US
-from aion.core.time import duration_us, short_duration
+from aion.base.numbers import LONGEST_US
+from aion.base.time import duration_us
 from aion.errors import WindowError
+from policies.durations import short_duration
 
 Duration = str | int | timedelta
 

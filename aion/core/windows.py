@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, Unpack, get_ar
 import numpy as np
 import numpy.typing as npt
 
+from aion.base.time import format_duration
 from aion.core.calendars import CalendarEdges, ZoneRules
-from aion.core.time import format_duration
 from aion.core.timing import NO_TIMING, Duration, Timing, When, checked_us, positive_us
 from aion.errors import WindowError
 

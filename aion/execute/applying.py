@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -12,22 +12,22 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from aion.core.ingest.block import decode, is_mapped, is_quick
+from aion.base.numbers import sum_of
+from aion.base.time import format_instant
+from aion.core.ingest.encoding import decode, is_mapped, is_quick
 from aion.core.ingest.key_ranges import Keys, row_hashes
-from aion.core.numbers import sum_of
 from aion.core.operator.actions import Execution, PaneKind, WindowRef
 from aion.core.operator.keyed.orders import ExecuteKeyed
-from aion.core.plan import Key, Plan, Window
-from aion.core.time import format_instant
+from aion.core.query.plan import Key, Plan, Window
 from aion.errors import ApplyError
 from aion.execute.grouping import Piece, keys_of
 from aion.execute.held_rows import HeldRows, stretches
 from aion.execute.keyed_panes import locate
 from aion.execute.rows import WindowColumns, pane_rows
 from aion.execute.spilling import MEMORY_LIMIT_BYTES, group_by_key
-from aion.thresholds import threshold
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
+from state_backends.thresholds import threshold
 
 ROWS_AT_ONCE = threshold(4096)
 BYTES_AT_ONCE = threshold(64 << 20, 64)
@@ -37,6 +37,10 @@ WORTH_FILTERING = threshold(1024, 2)
 _IN_LINE = CodecPool(0)
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """The errors that Arrow raises for values that do not have the declared types."""
+
+
+Seen = Callable[[Iterator[StoredBlock]], Iterator[StoredBlock]]
+"""What the blocks of an execution pass through as they are read, so that they are measured."""
 
 
 class Decoded(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any
 
 from aion.config import Policy, Share, load_policy
 from aion.config.model import TriggerPolicy
-from aion.core.compaction.blocks import BlockCompaction
-from aion.core.ingest.block import BlockSettings, Codec, Compression
+from aion.core.compaction import BlockCompaction
 from aion.core.ingest.builder import BlockBuilder
+from aion.core.ingest.encoding import BlockSettings
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.completeness import Completeness
@@ -22,7 +22,7 @@ from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.operator.late_work import LateWork
 from aion.core.operator.operator import SNAPSHOT_VERSION, WITHOUT_PAGES, Operator
 from aion.core.operator.rules import Own, Rules
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
@@ -32,8 +32,9 @@ from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from policies.cleanup import Cleanup
+from state_backends.backends import StoreConfig
+from state_backends.format.block import Codec, Compression
 from state_backends.store.attempt import ShardAttempt
-from state_backends.store.backends import StoreConfig
 from state_backends.store.codec_pool import CodecPool
 
 

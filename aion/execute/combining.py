@@ -16,12 +16,12 @@ from aion.aggregates import EVENTS
 from aion.aggregates.groups import Groups, Numbered, Part, number, pack
 from aion.aggregates.partial import Partial
 from aion.aggregates.values import Ints, Mask, combined
-from aion.core.numbers import sums_by
+from aion.base.numbers import sums_by
 from aion.core.operator.actions import Execute
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.core.slicing.tree import Aggregation, Rows, SliceTree, ranges, spans, trees_for
 from aion.execute.rows import WindowColumns, pane_rows
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 # How many windows are always combined in one pass: enough to share slices, few enough to stay small.
 WINDOWS_AT_ONCE = threshold(64, 2)

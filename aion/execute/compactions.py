@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from aion.core.compaction.blocks import Compact, CompactionDone
-from aion.core.ingest.block import Block
+from aion.core.compaction import Compact, CompactionDone
 from aion.core.ingest.key_ranges import equal_ranges
 from aion.execute.block_compactor import Owners
+from state_backends.format.block import Block
 from state_backends.store.attempt import ShardAttempt
 from state_backends.store.protocol import Only, StoredBlock
 

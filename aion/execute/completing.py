@@ -7,17 +7,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.aggregates.values import Ints, combined
+from aion.base.row_hash import hash_rows
 from aion.core.operator.actions import Execute
 from aion.core.operator.completeness import PaneFacts, rate
 from aion.core.operator.operator import Operator
-from aion.core.plan import COMPLETENESS_COLUMNS, Plan
-from aion.core.row_hash import hash_rows
+from aion.core.query.plan import COMPLETENESS_COLUMNS, Plan
 
 _SEED = 0x636F6D70  # the rows that are learnt from must not depend on how keys are spread over shards
 
 
 def with_completeness(plan: Plan, operator: Operator, order: Execute, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows of an execution with the columns :data:`aion.core.plan.COMPLETENESS_COLUMNS`, if the plan has them."""
+    """The rows of an execution, with the columns of :data:`COMPLETENESS_COLUMNS` if the plan has them."""
     if not plan.completeness or not rows.num_rows:
         return rows
     watermark_us = operator.watermark.at_us

@@ -11,25 +11,24 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from aion.core.compaction.blocks import Compact
-from aion.core.ingest.block import Block, decode
+from aion.base.numbers import sums_by
+from aion.core.compaction import Compact
+from aion.core.ingest.encoding import decode
 from aion.core.ingest.key_ranges import Keys, key_names, row_hashes
-from aion.core.numbers import sums_by
 from aion.core.operator.actions import EmitDropped, EmitUntimed, Execute, SliceFacts
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.core.slicing.tree import Aggregation
-from aion.execute.applying import Decoded, apply_window, decode_all
+from aion.execute.applying import Decoded, Seen, apply_window, decode_all
 from aion.execute.block_compactor import BlockCompactor, Owners, compaction_bytes
 from aion.execute.combining import Loaded, tagged
 from aion.execute.dropping import dropped, untimed
 from aion.execute.grouping import Piece
 from aion.execute.keyed import KeyedExecutor
 from aion.execute.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
+from state_backends.format.block import Block
 from state_backends.store.attempt import ShardAttempt
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
-
-Seen = Callable[[Iterator[StoredBlock]], Iterator[StoredBlock]]
 
 
 class Contents(Protocol):

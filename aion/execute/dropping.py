@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from aion.core.ingest.block import Block, decode
+from aion.core.ingest.encoding import decode
 from aion.core.operator.actions import EmitDropped, EmitUntimed, PaneKind
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.core.slicing.tree import ranges
 from aion.execute.applying import dropped_events
 from aion.execute.rows import TOO_LATE, WindowColumns, pane_rows
-from aion.thresholds import threshold
+from state_backends.format.block import Block
+from state_backends.thresholds import threshold
 
 _BYTES_AT_ONCE = threshold(64 << 20, 256)
 _ROWS_AT_ONCE = threshold(1 << 20)

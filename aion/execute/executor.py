@@ -14,10 +14,9 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from aion.core.compaction.blocks import BlockFact, Compact
-from aion.core.ingest.block import Block, numbered
+from aion.base.numbers import NEVER, within
+from aion.core.compaction import BlockFact, Compact
 from aion.core.ingest.key_ranges import Keys
-from aion.core.numbers import NEVER, within
 from aion.core.operator.actions import (
     Action,
     Append,
@@ -34,17 +33,17 @@ from aion.core.operator.actions import (
 )
 from aion.core.operator.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
 from aion.core.operator.operator import Operator
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
+from aion.execute.applying import Seen
 from aion.execute.combining import windows_at_once
 from aion.execute.compactions import carry_out
 from aion.execute.completing import with_completeness
-from aion.execute.contents import Contents, RowContents, Seen
+from aion.execute.contents import Contents, RowContents
 from aion.execute.trace import Recorder
 from policies.sizing import Execution
+from state_backends.format.block import Block, numbered
 from state_backends.store.attempt import ShardAttempt
 from state_backends.store.protocol import Only, StoredBlock
-
-__all__ = ["Executor", "Seen"]
 
 T = TypeVar("T")
 _Release = Destage | Purge

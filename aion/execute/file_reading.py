@@ -16,8 +16,8 @@ from aion.errors import AionError, BadFile, SchemaError, StorageError, Transform
 from aion.execute.file_formats import Format, row_bytes, row_group_middles
 from aion.execute.file_places import place_of
 from aion.execute.text_files import TextFile
-from aion.thresholds import threshold
 from state_backends.files.remote import storage_errors
+from state_backends.thresholds import threshold
 
 # Fewer rows cost more passes over them. Of more rows a column is so large that the C library takes its memory from the
 # system each time, which took a third of the processor's time. Wide rows are bounded by their bytes.

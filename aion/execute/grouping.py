@@ -10,10 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aion.aggregates.values import combined
-from aion.core.plan import Key
-from aion.core.row_hash import hash_rows
+from aion.base.row_hash import hash_rows
+from aion.core.query.plan import Key
 from aion.errors import ApplyError
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 # Runs are searched in this many rows at a time. The arrays for a whole window would take more room than small events.
 _ROWS_AT_ONCE = threshold(1 << 17)

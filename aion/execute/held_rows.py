@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from aion.aggregates.values import as_batch
 from aion.core.operator.keyed.table import Ints, Table
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 ARRAY_BYTES = threshold(1 << 30, 512)
 """The most bytes that are copied at once, estimated from the sizes of batches: half of what fits into an array."""

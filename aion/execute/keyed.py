@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from aion.core.ingest.block import Block, decode
+from aion.core.ingest.encoding import decode
 from aion.core.ingest.key_ranges import Keys, row_hashes
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract, gap_name
 from aion.core.operator.keyed.table import Table
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.core.slicing.grid import is_timed
 from aion.execute.applying import apply_keyed, decode_all, dropped_events
 from aion.execute.grouping import Piece
@@ -22,10 +22,11 @@ from aion.execute.held_rows import HeldRows
 from aion.execute.keyed_panes import panes, placed, retractions
 from aion.execute.rows import TOO_LATE, WindowColumns, pane_rows
 from aion.execute.spilling import parts_by_key
+from state_backends.format.block import Block
 from state_backends.store.protocol import Only, StoredBlock
 
 if TYPE_CHECKING:
-    from aion.execute.executor import Seen
+    from aion.execute.applying import Seen
     from state_backends.store.attempt import ShardAttempt
     from state_backends.store.codec_pool import CodecPool
 

@@ -14,7 +14,7 @@ from aion.aggregates.values import combined
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Retract
 from aion.core.operator.keyed.table import Ints, Places, Table, coded
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.core.slicing.tree import SliceTree, spans, trees_for
 from aion.execute.held_rows import HeldRows, Located, at_once, stretches
 from aion.execute.rows import WindowColumns, pane_rows

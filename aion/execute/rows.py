@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from aion.core.numbers import NEVER
+from aion.base.numbers import NEVER
 from aion.core.operator.actions import WindowRef
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 
 TOO_LATE = "later than the window's bound"
 """The reason in dropped rows of events that came too late for their window."""

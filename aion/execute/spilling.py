@@ -18,10 +18,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from aion.core.plan import Key
-from aion.core.row_hash import Hashes, hash_rows
+from aion.base.row_hash import Hashes, hash_rows
+from aion.core.query.plan import Key
 from aion.execute.grouping import Group, Piece, group_in_memory, key_codes, keys_of
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 MEMORY_LIMIT_BYTES = threshold(256 << 20, 256)
 FILES = 32

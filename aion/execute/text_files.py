@@ -18,7 +18,7 @@ from aion.core.ingest.conforming import place_of_column
 from aion.core.ingest.text_times import as_text
 from aion.errors import SchemaError
 from aion.execute.file_formats import Format
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 _BLOCK_BYTES = 8 << 20
 """Text is parsed in blocks of this size; a row must fit into one."""

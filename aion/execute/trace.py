@@ -23,17 +23,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aion.aggregates import count
-from aion.core.compaction.blocks import BlockFact, CompactionDone
-from aion.core.ingest.block import Block
+from aion.core.compaction import BlockFact, CompactionDone
 from aion.core.operator.actions import SliceFacts
 from aion.core.operator.arrival import UNTIMED
 from aion.core.operator.operator import Operator
-from aion.core.plan import Plan, make_plan
+from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.grid import is_timed
 from aion.core.timing import NO_TIMING
 from aion.core.windows import Aligned
 from aion.errors import ConfigError, FormatError
 from aion.execute import trace_windows
+from state_backends.format.block import Block
 
 FORMAT = 1
 METADATA = b"aion.trace"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from aion.base.time import duration_us
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
-from aion.core.time import duration_us
 from aion.core.timing import NO_TIMING, Timing
 from aion.core.windows import Aligned, Calendar, Periodic
 

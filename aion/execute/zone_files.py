@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 import pyarrow.fs as pafs
 
 from aion.core.calendars import ZoneRules
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.errors import StateError
 from aion.execute.file_places import place_of
 from aion.execute.skipped_files import write_once

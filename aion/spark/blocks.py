@@ -10,7 +10,7 @@ from pyspark import TaskContext
 from aion.core.ingest.builder import ShardBlock
 from aion.core.ingest.fragments import Defragmenter, Fragmenter
 from aion.core.topology import Tree
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 # A batch of rows is sent to Spark when it has at least this size.
 _BATCH_BYTES = threshold(4 << 20, 256)

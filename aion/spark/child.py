@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from aion.core.ingest.block import BlockSettings
 from aion.core.ingest.builder import BlockBuilder
+from aion.core.ingest.encoding import BlockSettings
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.core.topology import Tree
 from aion.spark.blocks import BlockRows
 from aion.spark.hand_over import HandOverConfig, Sending
 from aion.spark.worker import begin_task
 from aion.spark.zones import slicing_plan
-from aion.thresholds import threshold
 from state_backends.store.codec_pool import CodecPool
+from state_backends.thresholds import threshold
 
 # Each pass over a batch has a fixed cost, and Spark's batches are small because their rows may be wide.
 _ROWS_AT_ONCE = threshold(1 << 16)

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from aion.aggregates.layout import Layout
 from aion.aggregates.lists import Distinct
 from aion.aggregates.partial import Partial
+from aion.base.time import format_duration
 from aion.config import Policy
 from aion.config.model import TriggerPolicy
 from aion.config.values import format_bytes
 from aion.core.calendars import Steps
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.core.slicing.grid import SliceGrid
-from aion.core.time import format_duration
 from aion.core.topology import MergingDecision, Strategy, Tree
 from aion.core.windows import Aligned, Calendar, Definition, Periodic, PerRecord, Session
 from aion.execute.assembly import own_triggers

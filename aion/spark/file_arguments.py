@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType, VariantType
 
+from aion.base.time import duration_us
 from aion.core.ingest.conforming import nullable
-from aion.core.time import duration_us
 from aion.errors import ConfigError, SchemaError
 from aion.execute.file_formats import CSV_OPTIONS
 from aion.spark.file_child import Transform, transformed

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.errors import ConfigError, SchemaError
 from aion.execute.file_formats import Format
 from aion.execute.file_reading import FileReader
@@ -48,7 +48,7 @@ from aion.spark.file_child import (
 )
 from aion.spark.settings import check_name
 from aion.spark.types import quoted
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 _LISTING = "path string, modificationTime timestamp, length long, content binary"
 _COUNT_FIELDS = [StructField(column, LongType()) for column in COUNTS.values()]

@@ -23,7 +23,8 @@ from aion.spark.shards import shard_column, shard_ids
 from aion.spark.sources import WATERMARK
 from aion.spark.stateful_child import SCHEMA as CHILD
 from aion.spark.stateful_child import SHARD, Announces, StatefulChild
-from aion.spark.stateful_root import Columns, StatefulConfig, StatefulRoot
+from aion.spark.stateful_config import Columns, StatefulConfig
+from aion.spark.stateful_root import StatefulRoot
 from aion.spark.types import arrow_schema, quoted
 
 METHODS: Mapping[str, Callable[..., DataFrame]] = {

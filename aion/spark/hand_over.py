@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import TaskContext
 
-from aion.core.ingest.block import UNNUMBERED, Block, BlockKind, Compacted
 from aion.core.ingest.builder import ShardBlock
 from aion.spark.blocks import BlockRows
 from aion.spark.starts import checkpoint_of
-from aion.thresholds import threshold
 from state_backends.files.handed import HandedFile, name_of, sweep
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.storage import local_path
+from state_backends.format.block import UNNUMBERED, Block, BlockKind, Compacted
+from state_backends.thresholds import threshold
 from state_backends.versions.lineage import digest_of
 
 LEAST_BODY_BYTES = threshold(1 << 16, 64)

@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 from aion.spark.group_by import METHODS, Grouped
-from aion.spark.session import REQUIRED
+from aion.spark.settings import REQUIRED
 
 ENABLED = "spark.aion.stateful.enabled"
 log = logging.getLogger(__name__)

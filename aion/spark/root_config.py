@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from aion.spark.stateful_child import ROWS, packed_rows
-from aion.spark.stateful_root import StatefulConfig, StatefulRoot
+from aion.spark.stateful_config import StatefulConfig
+from aion.spark.stateful_root import StatefulRoot
 from aion.stateful.restore import Declaration, Declaring
 
 if TYPE_CHECKING:

@@ -26,15 +26,8 @@ from aion.config import (
 )
 from aion.config.layers import Source
 from aion.errors import ConfigError, MissingJava
+from aion.spark.settings import REQUIRED
 
-# Settings without which Aion does not work. The README explains each of them.
-REQUIRED = {
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
-}
 # Settings that suit Aion better than Spark's defaults. The user's own values are kept.
 PREFERRED = {
     "spark.sql.session.timeZone": "UTC",

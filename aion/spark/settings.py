@@ -14,8 +14,15 @@ from aion.config import SPARK_PREFIX, Policy, resolve
 from aion.config.layers import Source as PolicySource
 from aion.config.values import location
 from aion.errors import ConfigError
-from aion.spark.session import REQUIRED
 
+# Settings without which Aion does not work. The README explains each of them.
+REQUIRED = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+}
 _WORKER_LIMIT = "spark.executor.pyspark.memory"
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType, StringType, StructType
 
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.errors import SchemaError, WatermarkError
 from aion.spark.blocks import row_type
 from aion.spark.child import Child, ChildWork

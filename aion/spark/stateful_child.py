@@ -28,7 +28,7 @@ from aion.spark.task import client_of, query_of
 from aion.spark.worker import begin_task
 from aion.stateful.keys import Keys, distinct_keys
 from aion.stateful.layout import record_key
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 log = logging.getLogger("aion")
 

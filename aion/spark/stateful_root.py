@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from aion.spark.root_config import TaskConfig
 from aion.spark.shard_root import ShardRoot
 from aion.spark.stateful_child import ROWS
+from aion.spark.stateful_config import StatefulConfig
 
 if TYPE_CHECKING:
     from aion.spark.stateful_work import StatefulTask, StatefulWork
-
-
-class Columns(NamedTuple):
-    """The columns of rows. The first ones are those that the processor gets, by their ``names``. Others are ours.
-
-    ``key``: where those of the key are. ``own``: how many are first that the DataFrame does not have, such as a field
-    of a struct as key. As in Spark, rows have them, and frames do not.
-    """
-
-    key: tuple[int, ...]
-    names: tuple[str, ...]
-    own: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatefulConfig(TaskConfig):
-    """For :class:`StatefulRoot`."""
-
-    key: StructType
-    """The type of keys, with the names that the user knows."""
-    columns: Columns
-    initial: Columns | None
-    """The columns of the initial state. None: there is none."""
-    pandas: bool
-    """Whether rows are frames of pandas."""
-    time_mode: str
-    """As Spark spells it, in lower case."""
-    event_time: str | None
-    """The column by whose times rows are dropped as late. None: no row is, or Spark drops them itself."""
 
 
 class _State(NamedTuple):

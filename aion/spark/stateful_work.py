@@ -22,15 +22,15 @@ from aion.config import policy_from_text
 from aion.execute.assembly import prestages, store_config
 from aion.spark.shards import partition_of
 from aion.spark.stateful_child import unpack
-from aion.spark.stateful_root import Columns, StatefulConfig
+from aion.spark.stateful_config import Columns, StatefulConfig
 from aion.spark.task import ShardTask, in_background
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys, group_frames, group_table
 from aion.stateful.restore import Declaration, restored_keys
 from aion.stateful.run import ShardRun, variables_of
 from aion.stateful.variables import Variables
-from aion.thresholds import threshold
 from state_backends.server.client import RemoteAttempt
+from state_backends.thresholds import threshold
 from state_backends.versions.retention import batch_of
 
 _FRAME_ROWS = threshold(10_000)

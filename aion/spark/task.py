@@ -13,8 +13,8 @@ from aion.config import Policy
 from aion.spark.root_config import TaskConfig
 from aion.spark.starts import checkpoint_of
 from aion.spark.worker import begin_task
+from state_backends.backends import StoreConfig
 from state_backends.server.client import RemoteAttempt, StateClient, daemon_pid, executor_pid
-from state_backends.store.backends import StoreConfig
 from state_backends.versions.manifest import Identity
 
 

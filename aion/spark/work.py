@@ -21,9 +21,9 @@ from aion.spark.hand_over import BatchFolder
 from aion.spark.root_config import RootConfig
 from aion.spark.task import ShardTask, in_background
 from aion.spark.zones import record_rules, shard_plan
-from aion.thresholds import threshold
 from state_backends.server.client import RemoteAttempt
 from state_backends.store.codec_pool import CodecPool
+from state_backends.thresholds import threshold
 
 log = logging.getLogger(__name__)
 FRAME_ROWS = threshold(1024)

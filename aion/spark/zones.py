@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
 
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.spark.starts import checkpoint_of
 
 if TYPE_CHECKING:

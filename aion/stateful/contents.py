@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from aion.stateful.packing import pack, unpack
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 Plain = Sequence[Any]
 Element = Sequence[Any]

@@ -36,7 +36,7 @@ from pyspark.sql.types import (
     UserDefinedType,
 )
 
-from aion.core.time import format_instant
+from aion.base.time import format_instant
 from aion.errors import SchemaError
 from aion.stateful.keys import Keys
 

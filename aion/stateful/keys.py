@@ -17,7 +17,7 @@ from pyspark.sql.types import IntegralType, Row, StructType
 from aion.stateful.encoding import Codec
 from aion.stateful.packing import pack, unpack
 from aion.stateful.rows import python_values, row_maker
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 _CODES_AT_ONCE = threshold(1 << 16, 1)
 _ROWS_AT_ONCE = threshold(4096)

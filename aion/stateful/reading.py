@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, MapType, StructType, TimestampType
 
-from aion.core.time import EPOCH
+from aion.base.time import EPOCH
 from aion.stateful.encoding import Codec
 from aion.stateful.layout import RECORDS, key_of_record
 from aion.stateful.packing import unpack

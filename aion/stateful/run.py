@@ -21,8 +21,8 @@ from aion.stateful.layout import MIN_MS, pages_of, record_key, wake_of, wakes
 from aion.stateful.record import KeyRecord
 from aion.stateful.restore import Declaration, Restored, restore
 from aion.stateful.variables import Variables
-from aion.thresholds import threshold
 from state_backends.store.keyed.protocol import KeyedAttempt, KeyedValue
+from state_backends.thresholds import threshold
 
 CHUNK_KEYS = threshold(8192, 2)
 VERSION = 3

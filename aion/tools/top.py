@@ -14,8 +14,8 @@ from rich.text import Text
 
 from aion.config.values import about_bytes
 from aion.core.operator.lifecycle import EXECUTED
-from aion.core.time import short_duration
 from aion.tools.inspect import tables
+from policies.durations import short_duration
 from state_backends.server.client import running_servers
 from state_backends.server.metrics import METRICS, Distribution, Labels, Stats
 

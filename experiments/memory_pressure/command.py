@@ -104,7 +104,8 @@ def staleness_of(out: Path) -> dict[str, Any]:
     from dataclasses import asdict
 
     from experiments import bench, staleness_report
-    from experiments.staleness import DEFAULTS, figure_9
+    from experiments.staleness import figure_9
+    from experiments.staleness_settings import DEFAULTS
 
     kept, picture = out / "staleness.json", out / "figure-9.png"
     if kept.exists() and picture.exists():

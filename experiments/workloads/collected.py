@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from aion.core.plan import Window
-from aion.core.schema import parse_schema
+from aion.base.schema import parse_schema
+from aion.core.query.plan import Window
 from experiments.workloads.model import Probe
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import orjson
 import pyarrow as pa
 
-from aion.core.checksum import crc32
-from aion.core.ingest.block import Block
-from aion.errors import CorruptBlock, CorruptState
+from state_backends.format.block import Block
+from state_backends.format.checksum import crc32
+from state_backends.format.errors import CorruptBlock, CorruptState
 
 ALIGNMENT = 64
 """Arrow reads columns without a copy if they are aligned."""

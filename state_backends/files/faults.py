@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from aion.errors import AionError, DiskError
+from state_backends.format.errors import AionError, DiskError
 
 _HINTS = {
     errno.ENOSPC: "make room on the disk, and it continues",

@@ -20,13 +20,13 @@ from typing import Any, Protocol
 
 import orjson
 
-from aion.core.checksum import crc32
-from aion.core.ingest.block import Block, BodyAt
-from aion.thresholds import threshold
 from state_backends.files.bodies import ALIGNMENT, END, MAGIC
 from state_backends.files.faults import disk_errors
 from state_backends.files.names import HANDED, PART
 from state_backends.files.storage import make_folder, sync
+from state_backends.format.block import Block, BodyAt
+from state_backends.format.checksum import crc32
+from state_backends.thresholds import threshold
 
 SYNC_BYTES = threshold(32 << 20, 256)
 MOST_WAITING = threshold(64, 2)

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import pyarrow.fs as pafs
 
-from aion.errors import StorageError
 from state_backends.files.handed_remote import HandedPlace
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.files.storage import LocalStorage, Storage, local_path
+from state_backends.format.errors import StorageError
 
 
 class Location(Protocol):

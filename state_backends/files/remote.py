@@ -21,13 +21,13 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from aion.core.checksum import crc32
-from aion.errors import StorageError
-from aion.thresholds import threshold
 from state_backends.files import s3
 from state_backends.files.faults import disk_errors
 from state_backends.files.names import PART
 from state_backends.files.storage import private
+from state_backends.format.checksum import crc32
+from state_backends.format.errors import StorageError
+from state_backends.thresholds import threshold
 
 THREADS = 8
 _THREADS_AHEAD = 4

@@ -14,14 +14,14 @@ from uuid import uuid4
 
 import pyarrow.fs as pafs
 
-from aion.core.ingest.block import Block
-from aion.errors import CorruptState, StateError, StorageError
-from aion.thresholds import threshold
 from state_backends.files.bodies import Footer, Places, advise, by_file, find, footer_of, read_footer
 from state_backends.files.handed_remote import HandedPlace, bring
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, PART, Doomed, SstFile
 from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, chunks_of, keep, storage_errors
 from state_backends.files.storage import check_same, link_or_copy, make_folder
+from state_backends.format.block import Block
+from state_backends.format.errors import CorruptState, StateError, StorageError
+from state_backends.thresholds import threshold
 
 _CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
 log = logging.getLogger(__name__)

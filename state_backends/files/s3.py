@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 LARGEST_COPY = threshold(5 << 30, 256)
 """The largest object that S3 copies at once."""

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from aion.core.ingest.block import Block
-from aion.errors import CorruptState
-from aion.thresholds import threshold
 from state_backends.files.bodies import Footer, Places, advise, by_file, find, read_footer
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
+from state_backends.format.block import Block
+from state_backends.format.errors import CorruptState
+from state_backends.thresholds import threshold
 
 # The target is on another file system, or the file system has no hard links, or the file has too many.
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)

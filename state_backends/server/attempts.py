@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Collection, Container, Iterator
 from typing import NamedTuple
 
-from aion.errors import AionError, AttemptSuperseded, RequestError, ServerError, ServerUnreachable
+from state_backends.format.errors import AionError, AttemptSuperseded, RequestError, ServerError, ServerUnreachable
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 

@@ -18,7 +18,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from aion.errors import OutOfMemory, ServerError, ServerUnreachable
+from state_backends.backends import StoreConfig
+from state_backends.format.errors import OutOfMemory, ServerError, ServerUnreachable
 from state_backends.server import processes, wire
 from state_backends.server.remote_attempt import REPLAY_BYTES, RemoteAttempt, ReplayRoom, ToSend
 from state_backends.server.server_folder import (
@@ -35,7 +36,6 @@ from state_backends.server.server_folder import (
 )
 from state_backends.server.verbs import VERBS, Way, addressed
 from state_backends.server.watchdog import Watchdog
-from state_backends.store.backends import StoreConfig
 from state_backends.versions.json_values import dumps
 from state_backends.versions.manifest import Identity
 

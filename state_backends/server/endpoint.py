@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from aion.errors import MissingExtra, needs_extra
 from state_backends.server.metrics import METRICS, Distribution, Metric, Stats
 
 if TYPE_CHECKING:
@@ -53,14 +52,15 @@ class MetricsEndpoint:
         if now < self._retry_s.get(port, now):
             return
         try:
-            with needs_extra("metrics", "metrics.port"):
-                from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry, start_http_server
+
             registry = CollectorRegistry()
             registry.register(StatsCollector(self._stats))
             self._server, self._thread = start_http_server(port, addr=LOOPBACK, registry=registry)
-        except (OSError, MissingExtra) as error:
+        except (OSError, ImportError) as error:
             if port not in self._retry_s:
-                log.warning("metrics: cannot listen on %s:%d (%s); it is tried again", LOOPBACK, port, error)
+                why = f"{error}; pip install 'aion[metrics]'" if isinstance(error, ImportError) else error
+                log.warning("metrics: cannot listen on %s:%d (%s); it is tried again", LOOPBACK, port, why)
             self._retry_s[port] = now + RETRY_SECONDS
 
     def close(self) -> None:

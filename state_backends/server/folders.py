@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from aion.errors import ServerError
 from state_backends.files.location import LocalLocation, Location
 from state_backends.files.storage import Storage
+from state_backends.format.errors import ServerError
 from state_backends.server import live_folder
 from state_backends.server.live_folder import LiveFolder
 from state_backends.versions.lineage import Home, digest_of, home_of

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from aion.errors import PolicyError
 from policies.destage import DestagePolicy, MemoryView, StandardDestage, Suggestion
 from policies.prestage import JustInTimePrestage, PrestagePolicy
-from state_backends.store.backends import StoreConfig
+from state_backends.backends import StoreConfig
+from state_backends.format.errors import PolicyError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

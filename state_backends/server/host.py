@@ -16,10 +16,11 @@ import orjson
 import psutil
 from rocksdict import Cache
 
-from aion.errors import StateError
 from policies.prestage import PrestagePolicy
 from policies.sizing import Execution, processing_bytes_per_s
+from state_backends.backends import StoreConfig
 from state_backends.files.location import locate
+from state_backends.format.errors import StateError
 from state_backends.server.attempts import Attempts, ShardKey, Work
 from state_backends.server.endpoint import MetricsEndpoint
 from state_backends.server.folders import Folders
@@ -35,7 +36,6 @@ from state_backends.server.requests import (
 )
 from state_backends.server.schedule import PlannedPrestage, Schedule
 from state_backends.server.verbs import VERBS
-from state_backends.store.backends import StoreConfig
 from state_backends.store.counting import Committed
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from aion.errors import AionError, RequestError, ServerError
+from state_backends.format.errors import AionError, RequestError, ServerError
 from state_backends.server import processes, requests, server_folder, wire
 from state_backends.server.host import Host
 from state_backends.server.processes import Process

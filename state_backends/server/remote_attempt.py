@@ -22,14 +22,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from aion.core.ingest.block import Block
-from aion.errors import CorruptBlock, CorruptState, ServerUnreachable, StateError
-from aion.thresholds import threshold
 from policies.sizing import Execution
 from state_backends.files.bodies import Bodies, Places
+from state_backends.format.block import Block
+from state_backends.format.errors import CorruptBlock, CorruptState, ServerUnreachable, StateError
 from state_backends.server import wire
 from state_backends.server.verbs import VERBS
 from state_backends.store.protocol import Only, StoredBlock
+from state_backends.thresholds import threshold
 
 REPLAY_BYTES = 64 << 20
 MOST_SERVERS = 4

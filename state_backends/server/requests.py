@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from aion.core.ingest.block import Block
-from aion.core.plain_names import PLAIN, is_plain
-from aion.errors import RequestError
+from state_backends.backends import STORES, StoreConfig
+from state_backends.format.block import Block
+from state_backends.format.errors import RequestError
+from state_backends.format.plain_names import PLAIN, is_plain
 from state_backends.server import wire
-from state_backends.store.backends import STORES, StoreConfig
 from state_backends.store.protocol import Only
 from state_backends.versions.manifest import Identity
 
@@ -136,7 +136,7 @@ class IdentityFields(ServerRequest):
 
 
 class StoreFields(ServerRequest):
-    """See :class:`state_backends.store.backends.StoreConfig`. The policies check their own arguments."""
+    """See :class:`state_backends.backends.StoreConfig`. The policies check their own arguments."""
 
     backend: Annotated[str, Field(pattern="|".join(f"^{name}$" for name in STORES))]
     budget_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None

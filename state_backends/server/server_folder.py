@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from aion.errors import ServerError
+from state_backends.format.errors import ServerError
 from state_backends.server import processes
 from state_backends.server.processes import Process
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pydantic import ValidationError
 
-from aion.errors import RequestError
+from state_backends.format.errors import RequestError
 from state_backends.server import requests, wire
 from state_backends.server.requests import ServerRequest
 from state_backends.store.protocol import StoredBlock

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aion.errors import ServerError
+from state_backends.format.errors import ServerError
 from state_backends.server import processes
 from state_backends.server.server_folder import occupant
 

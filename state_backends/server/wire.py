@@ -10,9 +10,9 @@ from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 
-from aion import errors
-from aion.core.ingest.block import Block, parse
-from aion.thresholds import threshold
+from state_backends.format import errors
+from state_backends.format.block import Block, parse
+from state_backends.thresholds import threshold
 
 BLOCKS = pa.schema([("seq", pa.int64()), ("late", pa.bool_()), ("block", pa.large_binary())])
 VALUES = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary()), ("needed_ms", pa.int64())])

@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
-from aion.core.ingest.block import Block
-from aion.errors import RequestError, StateError
-from state_backends.store.keyed.store import KeyedStore
+from state_backends.format.block import Block
+from state_backends.format.errors import RequestError, StateError
 from state_backends.store.protocol import BlockStore, Only, StoredBlock
 
 
@@ -49,6 +48,19 @@ class ShardAttempt(Protocol):
         """
 
 
+class ValueStore(Protocol):
+    """The keyed values beside the blocks: :class:`state_backends.store.keyed.store.KeyedStore`."""
+
+    def get(self, keys: Sequence[bytes]) -> Iterator[list[bytes | None]]:
+        """The value of each key, in pages."""
+
+    def put(self, values: Iterable[tuple[bytes, bytes | None, int | None]]) -> None:
+        """Sets values, given as key, value, and when it will be needed."""
+
+    def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yields key and value where ``begin <= key < end``."""
+
+
 class StoreAttempt:
     """A :class:`ShardAttempt` on a store of this process. It serves one attempt after another.
 
@@ -56,7 +68,7 @@ class StoreAttempt:
     and purges wait for the end. To make a version of the attempt, do it before :meth:`end`.
     """
 
-    def __init__(self, store: BlockStore, keyed: KeyedStore | None = None) -> None:
+    def __init__(self, store: BlockStore, keyed: ValueStore | None = None) -> None:
         self.store = store
         self.keyed = keyed
         self._first_seq = 0
@@ -117,7 +129,7 @@ class StoreAttempt:
         return self._values.scan(begin, end)
 
     @property
-    def _values(self) -> KeyedStore:
+    def _values(self) -> ValueStore:
         if self.keyed is None:
             raise StateError("this attempt has no store for keyed values")
         return self.keyed

@@ -7,13 +7,13 @@ import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from aion.core.ingest.block import Block
 from state_backends.files.names import SstFile
+from state_backends.format.block import Block
+from state_backends.store.file_index import Indexed
 from state_backends.store.ledger import IN_MEMORY, NO_FILE, Entry, HandedBody, Ledger, Move, Place
 from state_backends.store.live_files import LiveFiles
 from state_backends.store.m_bucket import MBuckets, MemoryBudget
 from state_backends.store.protocol import Alive, Only, Runs, StoreStats
-from state_backends.store.sst_file import Indexed
 from state_backends.store.staging_counts import StagingCounts
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aion.core.ingest.block import Block
-from aion.errors import CorruptBlock, StateError
+from state_backends.format.block import Block
+from state_backends.format.errors import CorruptBlock, StateError
 from state_backends.store.blocks import Blocks
 from state_backends.store.io import BlockFiles, Io, Pending, Priority, Steps
 from state_backends.store.ledger import Entry, Place

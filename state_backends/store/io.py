@@ -1,8 +1,8 @@
 """The protocols that a store is built on: I/O requests with a clock, and the files of blocks. Pure.
 
 In production they are :class:`state_backends.store.io_thread.IoThread` and
-:class:`state_backends.store.p_bucket.PBucket`. ``aion tune`` runs the same store on ``aion.tools.tune.disk`` and
-``aion.tools.tune.files``: a simulated clock, and files without bytes.
+:class:`state_backends.store.p_bucket.PBucket`. ``aion tune`` runs the same store with a simulated clock, and files
+without bytes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from aion.core.ingest.block import Block
     from state_backends.files.names import SstFile
-    from state_backends.store.sst_file import Indexed
+    from state_backends.format.block import Block
+    from state_backends.store.file_index import Indexed
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from aion.errors import ServerUnreachable
+from state_backends.format.errors import ServerUnreachable
 from state_backends.store.io import BACKGROUND, LIMITED, Io, Pending, Priority, Steps
 
 T = TypeVar("T")

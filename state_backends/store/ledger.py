@@ -12,7 +12,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import NamedTuple
 
-from aion.core.ingest.block import Compacted
+from state_backends.format.block import Compacted
 from state_backends.store.protocol import Only
 
 NO_FILE = -1

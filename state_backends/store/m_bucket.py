@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from aion.core.ingest.block import Block
+from state_backends.format.block import Block
 
 
 class Stretches(NamedTuple):

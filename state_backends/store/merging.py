@@ -1,4 +1,4 @@
-"""Merges a store's files in the background (docs/store.md). :mod:`aion.core.compaction.files` chooses the files.
+"""Merges a store's files in the background (docs/store.md). :mod:`state_backends.store.merge_choice` chooses them.
 
 The I/O thread copies live blocks into a new file, step by step, when nothing else waits. When the file is complete,
 the next call of the writing thread makes the blocks' entries point to it, all at once under the store's lock. Only then
@@ -12,15 +12,15 @@ import logging
 from collections.abc import Collection
 from typing import NamedTuple
 
-from aion.core.compaction.files import Choice, FileView, Limits, choose
-from aion.core.ingest.block import check
-from aion.errors import CorruptBlock
 from state_backends.files.names import MERGED, SstFile
+from state_backends.format.block import check
+from state_backends.format.errors import CorruptBlock
 from state_backends.store.blocks import Blocks
+from state_backends.store.file_index import Indexed
 from state_backends.store.io import BlockFiles, Io, Steps
 from state_backends.store.ledger import Entry, Place
+from state_backends.store.merge_choice import Choice, FileView, Limits, choose
 from state_backends.store.merge_turns import MergeTurns
-from state_backends.store.sst_file import Indexed
 
 log = logging.getLogger(__name__)
 

@@ -20,15 +20,16 @@ from pathlib import Path
 
 from rocksdict import Cache, IngestExternalFileOptions, Rdict, WriteOptions
 
-from aion.core.checksum import crc32
-from aion.core.ingest.block import Block, parse
-from aion.errors import CorruptBlock, CorruptState, StateError
-from aion.thresholds import threshold
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import MERGED, PART, SST, SstFile, is_merged
 from state_backends.files.storage import link_or_copy, linking, make_folder, sync
+from state_backends.format.block import Block, parse
+from state_backends.format.checksum import crc32
+from state_backends.format.errors import CorruptBlock, CorruptState, StateError
+from state_backends.store.file_index import Indexed
 from state_backends.store.io import Steps
-from state_backends.store.sst_file import Indexed, NewFile, block_key, checksum, index_key, read_index, rocksdb_options
+from state_backends.store.sst_file import NewFile, block_key, checksum, index_key, read_index, rocksdb_options
+from state_backends.thresholds import threshold
 
 _FILES_AT_ONCE = threshold(64, 2)  # takes about 0.1 s; an urgent read of another shard waits for that
 CACHE_BYTES = 4 << 20

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
-from aion.core.ingest.block import Block
 from state_backends.files.names import SstFile
+from state_backends.format.block import Block
 
 Runs = tuple[tuple[int, int], ...]
 """Positions of blocks in a file, from 0 on, as ascending runs (first, last) with a gap between any two."""
@@ -185,8 +185,8 @@ class BlockStore(Protocol):
         """Puts a finished merge to use, and starts another one in the background if that is worth it.
 
         ``among``: the files of the last version, because their blocks will not be rolled back. None: all files, for a
-        store without versions. ``held_bytes``, ``disk_bytes``: see :func:`aion.core.compaction.files.choose`. The next
-        :meth:`persist` returns the merged file with the others.
+        store without versions. ``held_bytes``, ``disk_bytes``: see :func:`~state_backends.store.merge_choice.choose`.
+        The next :meth:`persist` returns the merged file with the others.
         """
 
     def stats(self) -> StoreStats:

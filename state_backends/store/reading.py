@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from aion.core.ingest.block import Block
+from state_backends.format.block import Block
 from state_backends.store.blocks import Blocks
 from state_backends.store.fetching import Fetcher, purged
 from state_backends.store.io import Io, Pending, Priority

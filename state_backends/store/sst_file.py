@@ -12,20 +12,18 @@ import struct
 from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import orjson
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, SstFileWriter
 
-from aion.core.checksum import crc32
-from aion.core.ingest.block import Block, Compacted
-from aion.core.plain_names import is_plain
-from aion.errors import CorruptState
-from aion.thresholds import threshold
 from state_backends.files.names import SstFile
 from state_backends.files.storage import sync
+from state_backends.format.checksum import crc32
+from state_backends.format.errors import CorruptState
+from state_backends.format.plain_names import is_plain
+from state_backends.store.file_index import Indexed
 from state_backends.store.io import Steps
-from state_backends.store.ledger import HandedBody
+from state_backends.thresholds import threshold
 
 _KEY = struct.Struct(">QQQ")
 _INDEX_KEY = struct.Struct(">Q")
@@ -41,31 +39,6 @@ _LEAST_OPEN, _MOST_OPEN = 10, 512  # SST files that a shard keeps open; RocksDB 
 FILES_OF_A_SHARD = 6 + _LEAST_OPEN
 """Files that RocksDB keeps open for each shard: its log, its list of files, a lock, and some of its SST files."""
 _SHARDS = 256  # the limit on open files is enough for this many shards
-
-
-class Indexed(NamedTuple):
-    """One block in a file's index of blocks. ``handed``: where its body is, if a child handed it over."""
-
-    slice_us: int
-    seq: int
-    size_bytes: int
-    compacted: Compacted | None = None
-    handed: HandedBody | None = None
-
-    @classmethod
-    def of(cls, seq: int, block: Block) -> Indexed:
-        header = block.header
-        handed = None if block.at is None else HandedBody(block.at.file, header.body_bytes)
-        return cls(header.slice_us, seq, block.size_bytes, header.compacted, handed)
-
-    def to_json(self) -> list[int | str]:
-        return [self.slice_us, self.seq, self.size_bytes, *(self.compacted or ()), *(self.handed or ())[::-1]]
-
-    @classmethod
-    def from_json(cls, line: list[Any]) -> Indexed:
-        handed = HandedBody(line.pop(), line.pop()) if isinstance(line[-1], str) else None
-        slice_us, seq, size_bytes, *rest = line
-        return cls(slice_us, seq, size_bytes, Compacted(*rest) if rest else None, handed)
 
 
 class SstOut:

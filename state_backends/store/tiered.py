@@ -23,10 +23,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from aion.core.compaction.files import DEFAULTS, Limits
-from aion.core.ingest.block import Block
-from aion.errors import DiskError
 from state_backends.files.names import SstFile
+from state_backends.format.block import Block
+from state_backends.format.errors import DiskError
 from state_backends.store.blocks import Blocks
 from state_backends.store.eviction import Eviction
 from state_backends.store.fetching import Fetcher
@@ -34,6 +33,7 @@ from state_backends.store.io import BlockFiles, Io, Pending, Priority, Steps
 from state_backends.store.ledger import Entry, Place
 from state_backends.store.live_files import LiveFiles
 from state_backends.store.m_bucket import MemoryBudget, Stretches
+from state_backends.store.merge_choice import DEFAULTS, Limits
 from state_backends.store.merging import Merger
 from state_backends.store.prestaging import Prestager
 from state_backends.store.protocol import Alive, Only, Runs, StoredBlock, StoreStats, all_alive

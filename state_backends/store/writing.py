@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-from aion.core.ingest.block import Block
 from state_backends.files.names import SstFile
+from state_backends.format.block import Block
 from state_backends.store.blocks import Blocks
 from state_backends.store.io import BlockFiles, Io, Pending, Priority, Steps
 from state_backends.store.ledger import Entry, Move, Place

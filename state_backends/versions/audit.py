@@ -16,14 +16,14 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from aion.core.checksum import crc32
-from aion.errors import ConfigError, CorruptState, FormatError, StateError, StorageError
-from aion.thresholds import threshold
 from state_backends.files.bodies import damage
 from state_backends.files.location import locate
 from state_backends.files.names import HANDED, HANDED_FOLDER, MANIFEST, OPERATOR, SST
 from state_backends.files.remote import pyarrow_uri, storage_errors
 from state_backends.files.storage import Storage
+from state_backends.format.checksum import crc32
+from state_backends.format.errors import ConfigError, CorruptState, FormatError, StateError, StorageError
+from state_backends.thresholds import threshold
 from state_backends.versions.lineage import PREFIX, digest_of, take_all
 from state_backends.versions.manifest import FileEntry, Manifest, load, load_operator, runs_of
 

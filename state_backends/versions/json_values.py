@@ -10,7 +10,7 @@ import orjson
 def dumps(value: Any) -> bytes:
     """Encodes plain values. An integer that does not fit into 64 bits becomes a double.
 
-    Aion's own counts never become that large (``aion/core/numbers.py``). But a commit that fails because of a number
+    Aion's own counts never become that large. But a commit that fails because of a number
     would fail again with each attempt. So no number in a snapshot may make the encoder fail.
     """
     try:

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from aion.core.plain_names import PLAIN, is_plain
-from aion.errors import AionError, CorruptState, DiskError, FormatError, StorageError
 from state_backends.files.location import Location
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR
 from state_backends.files.storage import Storage
+from state_backends.format.errors import AionError, CorruptState, DiskError, FormatError, StorageError
+from state_backends.format.plain_names import PLAIN, is_plain
 from state_backends.versions.manifest import (
     Identity,
     Manifest,

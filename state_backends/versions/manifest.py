@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from aion.core.checksum import crc32
-from aion.core.plain_names import PLAIN, is_plain
-from aion.errors import CorruptState, ForeignState, FormatError
 from state_backends.files.names import SstFile
+from state_backends.format.checksum import crc32
+from state_backends.format.errors import CorruptState, ForeignState, FormatError
+from state_backends.format.plain_names import PLAIN, is_plain
 from state_backends.store.protocol import Alive, Runs
 from state_backends.versions.json_values import dumps
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from aion.errors import CorruptState, ForeignState, FormatError
 from state_backends.files.names import MANIFEST, OPERATOR
 from state_backends.files.storage import Storage
+from state_backends.format.errors import CorruptState, ForeignState, FormatError
 from state_backends.versions.lineage import read_version
 from state_backends.versions.manifest import Identity, Manifest, Past, check_operator, dump_operator, load_operator
 from state_backends.versions.retention import batch_of, floor_of

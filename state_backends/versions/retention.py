@@ -22,8 +22,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from aion.thresholds import threshold
 from state_backends.files.names import Doomed, is_merged
+from state_backends.thresholds import threshold
 from state_backends.versions.manifest import FileEntry, Manifest, Past
 
 MOST_PAST = threshold(256, 3)

@@ -18,8 +18,11 @@ from typing import Any, TypeVar
 
 from rocksdict import Cache
 
-from aion.core.ingest.block import Block
-from aion.errors import (
+from state_backends.files.faults import is_missing
+from state_backends.files.names import HANDED, Doomed, SstFile
+from state_backends.files.storage import Storage
+from state_backends.format.block import Block
+from state_backends.format.errors import (
     AttemptSuperseded,
     CorruptBlock,
     CorruptState,
@@ -27,9 +30,6 @@ from aion.errors import (
     RequestError,
     StateError,
 )
-from state_backends.files.faults import is_missing
-from state_backends.files.names import HANDED, Doomed, SstFile
-from state_backends.files.storage import Storage
 from state_backends.store.attempt import StoreAttempt
 from state_backends.store.counting import only_counts
 from state_backends.store.keyed.run_files import RunFiles

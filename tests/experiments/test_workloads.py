@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aion.core.ingest.block import BlockKind, Codec, decode, encode
-from aion.core.plan import Window
+from aion.core.ingest.encoding import decode, encode
+from aion.core.query.plan import Window
 from experiments.generate import lateness_shares
 from experiments.workloads import NAMES, bigrams, linear_road, load, sources, stock
 from experiments.workloads.chaining import LastPanes, Results, newest
 from experiments.workloads.model import Shape, Spec
+from state_backends.format.block import BlockKind, Codec
 
 SMALL = Shape.of(Spec(1_000, 6, 40, parts=12), past_windows=3)
 

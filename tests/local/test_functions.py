@@ -13,12 +13,12 @@ import pytest
 
 import aion
 from aion.config import load_policy
-from aion.core.ingest.block import Block
 from aion.core.ingest.builder import BlockBuilder
-from aion.core.plan import make_plan
+from aion.core.query.plan import make_plan
 from aion.errors import ApplyError
 from aion.execute.assembly import make_operator
 from aion.execute.executor import Executor
+from state_backends.format.block import Block
 from state_backends.store.protocol import StoredBlock
 from tests.local.scenarios import FOREVER, policy
 from tests.local.seconds import EVENTS, applying, at

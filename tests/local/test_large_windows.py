@@ -14,7 +14,7 @@ import aion
 from aion import aggregates as A
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.hashing import ShardOfKeys
-from aion.core.plan import make_plan
+from aion.core.query.plan import make_plan
 from aion.errors import TooLarge
 from aion.execute import held_rows
 from aion.execute.held_rows import HeldRows

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.core.ingest.block import Block
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.windows import Definition
 from aion.execute.assembly import make_builder
 from aion.execute.executor import Executor
+from state_backends.format.block import Block
 from tests.examples import some
 from tests.keyed_oracle import Event
 from tests.test_keyed_windows import DEFINITIONS, Step, policy, steps, table

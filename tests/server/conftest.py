@@ -15,12 +15,13 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from aion.core.ingest.block import Block, BlockKind, Compacted, decode, encode
+from aion.core.ingest.encoding import decode, encode
+from state_backends.backends import StoreConfig
+from state_backends.format.block import Block, BlockKind, Compacted
 from state_backends.server import processes, server_folder
 from state_backends.server.client import StateClient, runtime_dir
 from state_backends.server.processes import Process
 from state_backends.server.remote_attempt import RemoteAttempt
-from state_backends.store.backends import StoreConfig
 from state_backends.versions.manifest import Identity
 
 STORE = StoreConfig(backend="tiered", budget_bytes=1 << 20, bucket_limit_bytes=1 << 18)

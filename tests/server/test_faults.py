@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from aion import errors
-from aion.core.ingest.block import Compacted
+from state_backends.backends import StoreConfig
+from state_backends.format.block import Compacted
 from state_backends.server import remote_attempt
 from state_backends.server.client import runtime_dir
 from state_backends.server.processes import Process
 from state_backends.server.remote_attempt import MOST_SERVERS
-from state_backends.store.backends import StoreConfig
 from state_backends.store.protocol import Only
 from tests.server.conftest import (
     Connect,

@@ -14,8 +14,8 @@ from aion import errors
 from policies.destage import MemoryView, StandardDestage, Suggestion, WindowView
 from policies.prestage import JustInTimePrestage
 from policies.sizing import Execution
+from state_backends.backends import StoreConfig
 from state_backends.server.guard import Guard, GuardedDestage, GuardedPrestage
-from state_backends.store.backends import StoreConfig
 from tests.server.conftest import Connect, block, open_shard, server_of, snapshot, values
 
 FULL = MemoryView(

@@ -14,12 +14,12 @@ import orjson
 import psutil
 import pytest
 
-from aion.core.ingest.block import Block
 from aion.errors import ServerUnreachable
+from state_backends.backends import StoreConfig
+from state_backends.format.block import Block
 from state_backends.server import requests
 from state_backends.server.host import Host
 from state_backends.server.server_folder import ended, note_end
-from state_backends.store.backends import StoreConfig
 from state_backends.versions.manifest import Identity
 from tests.stores.rig import make_block
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from state_backends.store.backends import StoreConfig
+from state_backends.backends import StoreConfig
 from tests.server.conftest import Connect, block, open_shard, server_of, snapshot, values, wait_until
 
 PLUGIN = '''

@@ -9,9 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from aion.core.ingest.block import Block, BlockKind, encode
+from aion.core.ingest.encoding import encode
+from state_backends.backends import StoreConfig
+from state_backends.format.block import Block, BlockKind
 from state_backends.server.remote_attempt import RemoteAttempt
-from state_backends.store.backends import StoreConfig
 from tests.server.conftest import Connect, open_shard, server_of, snapshot
 from tests.test_io_thread import PATIENCE
 

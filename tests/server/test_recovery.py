@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aion.errors import CorruptBlock, CorruptState
-from state_backends.store.backends import StoreConfig
+from state_backends.backends import StoreConfig
 from tests.server.conftest import Connect, block, open_shard, snapshot, values
 
 ON_DISK = StoreConfig(backend="rocksdb", budget_bytes=1 << 20)

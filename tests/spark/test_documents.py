@@ -216,7 +216,7 @@ SHARED: dict[str, Page] = {
     "docs/policies.md": Page(check_policies),
     "docs/lateness.md": Page(lambda stage: None, begin_lateness),
 }
-ELSEWHERE = {"docs/metrics.md", "docs/recipes.md", "docs/stateful.md"}
+ELSEWHERE = {"docs/metrics.md", "docs/recipes.md", "docs/stateful.md", "docs/store.md"}
 
 
 def test_every_page_with_python_is_run() -> None:

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from experiments.generate import EventPlan, write_batches
-from experiments.ingest import WINDOW, WINDOW_MS
 from experiments.ingest_contenders import CONTENDERS, Shape
+from experiments.ingest_settings import WINDOW, WINDOW_MS
 from experiments.ingest_stream import file_stream, run_to_end
 from experiments.network_streams import Run, Sources, configured, run
 from experiments.windows import DELAY, LEGS, SCHEMA

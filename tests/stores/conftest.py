@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from state_backends.store.backends import STORES
+from state_backends.backends import STORES
 from tests.stores.rig import Rig
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from aion.core.compaction.files import DEFAULTS, Limits
-from aion.core.ingest.block import Block, BlockKind, Compacted, encode
+from aion.core.ingest.encoding import encode
+from state_backends.backends import STORES
 from state_backends.files.names import SstFile
-from state_backends.store.backends import STORES
+from state_backends.format.block import Block, BlockKind, Compacted
 from state_backends.store.io_thread import IoThread, Priority, Steps
 from state_backends.store.m_bucket import MemoryBudget, Stretches
+from state_backends.store.merge_choice import DEFAULTS, Limits
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Runs
 from tests.simulated_disk import Disk, OnDisk

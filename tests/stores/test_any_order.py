@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from aion.core.ingest.block import Compacted
+from state_backends.backends import STORES
 from state_backends.files.names import SstFile
-from state_backends.store.backends import STORES
+from state_backends.format.block import Compacted
 from state_backends.store.protocol import Only
 from tests.stores.rig import EAGER, KIB, Rig
 

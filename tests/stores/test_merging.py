@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import state_backends.store.p_bucket as p_bucket
-from aion.core.compaction.files import Limits
-from aion.core.ingest.block import Block, Compacted
 from aion.errors import CorruptBlock
+from state_backends.backends import STORES
 from state_backends.files.names import MERGED
-from state_backends.store.backends import STORES
+from state_backends.format.block import Block, Compacted
 from state_backends.store.io_thread import Priority, Steps
+from state_backends.store.merge_choice import Limits
 from state_backends.store.merge_turns import OVERDUE_COMMITS
 from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import KIB, Rig

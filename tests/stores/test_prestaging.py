@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aion.core.ingest.block import Block
 from aion.errors import StateError
+from state_backends.format.block import Block
 from state_backends.store.io_thread import IoRequest, Steps
 from tests.stores.rig import KIB, Rig
 from tests.test_io_thread import PATIENCE, Gate

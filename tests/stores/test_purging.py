@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aion.core.ingest.block import Compacted
 from aion.errors import StateError
+from state_backends.format.block import Compacted
 from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import WHEREVER, Rig, make_block
 from tests.test_io_thread import Gate

@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.ingest.block import Compacted
 from aion.tools.tune.disk import Machine, SimulatedDisk
 from aion.tools.tune.files import ShardDisk, SimulatedFiles, sized
+from state_backends.format.block import Compacted
 from state_backends.store.io import Io, Priority
 from state_backends.store.ledger import Place
 from state_backends.store.m_bucket import MemoryBudget

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from state_backends.store.backends import STORES
+from state_backends.backends import STORES
 from state_backends.store.io_thread import Steps
 from state_backends.store.p_bucket import PBucket
 from tests.simulated_disk import Job

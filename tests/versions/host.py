@@ -10,19 +10,19 @@ from typing import Any
 
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from aion.core.compaction.files import DEFAULTS, Limits
-from aion.core.ingest.block import Block
+from state_backends.backends import STORES, keyed_store
 from state_backends.files.bodies import Bodies
 from state_backends.files.handed import HandedFile
 from state_backends.files.handed_remote import HandedPlace, bring, create
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.files.storage import LocalStorage
-from state_backends.store.backends import STORES, keyed_store
+from state_backends.format.block import Block
 from state_backends.store.io_thread import IoThread
 from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.merge_choice import DEFAULTS, Limits
 from state_backends.store.p_bucket import PBucket
 from state_backends.versions.manifest import Identity, load
 from state_backends.versions.retention import batch_of

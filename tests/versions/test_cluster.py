@@ -21,15 +21,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from aion.core.ingest.block import Block
 from aion.errors import CorruptState
+from state_backends.backends import STORES
 from state_backends.files.bodies import Bodies
 from state_backends.files.handed import HandedFile, name_of, sweep
 from state_backends.files.handed_remote import HandedPlace, bring, create
 from state_backends.files.location import LocalLocation, Location, RemoteLocation
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.remote import Remote
-from state_backends.store.backends import STORES
+from state_backends.format.block import Block
 from state_backends.store.io_thread import IoThread, Priority, Steps
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.lineage import digest_of, home_of

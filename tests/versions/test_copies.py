@@ -15,12 +15,12 @@ import pyarrow.fs as pafs
 import pytest
 
 from aion.errors import CorruptState, DiskError, ForeignState, StateError, StorageError
+from state_backends.backends import STORES
 from state_backends.files import storage
 from state_backends.files.location import LocalLocation, Location, RemoteLocation
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.files.storage import LocalStorage, Storage
-from state_backends.store.backends import STORES
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.audit import StateFolder

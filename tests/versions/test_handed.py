@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from aion.core.compaction.files import Limits
-from aion.core.ingest.block import Block
 from aion.errors import CorruptBlock, CorruptState
 from state_backends.files import handed_remote
 from state_backends.files.handed import name_of, sweep
 from state_backends.files.handed_remote import HandedPlace, create, sweep_copies
 from state_backends.files.remote import THREADS
 from state_backends.files.remote_storage import RemoteStorage
+from state_backends.format.block import Block
+from state_backends.store.merge_choice import Limits
 from state_backends.versions.manifest import load
 from tests.server.conftest import wait_until
 from tests.stores.rig import make_block

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from aion.core.checksum import crc32
 from aion.errors import CorruptState, DiskError, StateError
 from state_backends.files.names import MERGED
+from state_backends.format.checksum import crc32
 from state_backends.store.io_thread import Priority, Steps
 from state_backends.store.keyed.cache import VALUE_BYTES
 from state_backends.store.keyed.protocol import KeyedValue

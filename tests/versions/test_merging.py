@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from aion.core.compaction.files import Limits
 from state_backends.files.names import MERGED
 from state_backends.store.io_thread import Priority, Steps
+from state_backends.store.merge_choice import Limits
 from state_backends.versions import lineage
 from state_backends.versions.manifest import load
 from tests.stores.rig import KIB, make_block

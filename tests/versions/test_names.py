@@ -11,10 +11,11 @@ from typing import Any
 import orjson
 import pytest
 
-from aion.core.ingest.block import Block, BodyAt, parse
 from aion.errors import CorruptBlock, CorruptState
 from state_backends.files.location import LocalLocation
-from state_backends.store.sst_file import Indexed, read_index
+from state_backends.format.block import Block, BodyAt, parse
+from state_backends.store.file_index import Indexed
+from state_backends.store.sst_file import read_index
 from state_backends.versions.audit import StateFolder
 from state_backends.versions.lineage import find_version, take_all
 from state_backends.versions.manifest import dump_operator, load, load_operator

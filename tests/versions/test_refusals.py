@@ -15,7 +15,7 @@ import pytest
 
 import aion
 from aion import aggregates as A
-from aion.core.plan import make_plan
+from aion.core.query.plan import make_plan
 from aion.errors import CorruptState, ForeignState, FormatError
 from state_backends.versions.manifest import load
 from tests.versions.host import IDENTITY, Host

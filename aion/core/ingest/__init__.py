@@ -1,1 +1,1 @@
-"""Turns events into blocks: ``builder`` makes blocks, ``block`` is their format, ``levels`` merges small ones."""
+"""Turns events into blocks: ``builder`` makes blocks, ``encoding`` encodes rows, ``levels`` merges small blocks."""

@@ -17,25 +17,16 @@ import pyarrow.compute as pc
 
 from aion.aggregates.groups import Coded, number
 from aion.aggregates.values import as_batch, combined
-from aion.core.ingest.block import (
-    Block,
-    BlockKind,
-    BlockSettings,
-    Codec,
-    Compacted,
-    Compression,
-    decode,
-    encode,
-    is_quick,
-)
+from aion.base.numbers import EARLIEST_US, LATEST_US, sum_of
+from aion.core.ingest.encoding import BlockSettings, decode, encode, is_quick
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.ingest.sorting import codes_of, ranks_of, sorted_by
-from aion.core.numbers import EARLIEST_US, LATEST_US, sum_of
-from aion.core.plan import SLICE, Plan
+from aion.core.query.plan import SLICE, Plan
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, is_timed
-from aion.thresholds import threshold
+from state_backends.format.block import Block, BlockKind, Codec, Compacted, Compression
+from state_backends.thresholds import threshold
 
 Micros = npt.NDArray[np.int64]
 MIB = 1 << 20

@@ -17,9 +17,9 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from aion.core.ingest.block import Block, parse
 from aion.errors import CorruptBlock
-from aion.thresholds import threshold
+from state_backends.format.block import Block, parse
+from state_backends.thresholds import threshold
 
 # The size of an Arrow batch that has as many fragments as it may have rows.
 BATCH_BYTES = threshold(32 << 20, 512)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 _SEED = np.uint64(42)
 _P1 = np.uint64(0x9E3779B185EBCA87)

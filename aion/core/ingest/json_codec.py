@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.errors import SchemaError
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 _LINES_AT_ONCE = threshold(256, 2)
 _FLOATS: dict[int, tuple[Any, Any, int]] = {

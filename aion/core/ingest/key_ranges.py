@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from aion.aggregates.values import Ints, Mask, combined
-from aion.core.plan import Plan
-from aion.core.row_hash import hash_rows
-from aion.thresholds import threshold
+from aion.base.row_hash import hash_rows
+from aion.core.query.plan import Plan
+from state_backends.thresholds import threshold
 
 MOST_KEYS = threshold(4096, 2)
 """With more keys than this, nearly every block of a window has one of them. So they are not looked up one by one."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aion.core.ingest.block import Block
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
-from aion.thresholds import threshold
+from state_backends.format.block import Block
+from state_backends.thresholds import threshold
 
 # Small blocks wait until this many bytes can be decoded together. Decoding them one by one would cost much more.
 _AT_ONCE_BYTES = threshold(4 << 20, 256)

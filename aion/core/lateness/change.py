@@ -23,7 +23,7 @@ import numpy as np
 
 from aion.core.lateness.estimate import Arrivals
 from aion.core.lateness.observe import Cohorts, Floats
-from aion.core.time import short_duration
+from policies.durations import short_duration
 
 LEVEL = 0.01
 FEWEST_EPOCHS = 8

@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aion.base.row_hash import mixed
 from aion.core.packing import table, untable
-from aion.core.row_hash import mixed
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
-from aion.core.numbers import plus
+from aion.base.numbers import plus
 
 STEP = 0.0015
 """How far the level moves for a period (gamma). Larger steps follow single storms, and cost bytes: see the flights."""

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
-from aion.core.numbers import plus
+from aion.base.numbers import plus
 
 EDGES_S = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0)
 """The largest lateness of each bucket, in seconds. One more bucket, ``+Inf``, holds everything later."""

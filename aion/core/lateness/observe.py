@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aion.base.numbers import plus, sum_of, sums_by
 from aion.core.lateness.sketch import EDGES_US, Ints, LatenessSketch
-from aion.core.numbers import plus, sum_of, sums_by
 from aion.core.packing import pack, unpack
 from aion.errors import FormatError
 

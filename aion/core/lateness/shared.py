@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aion.base.numbers import MOST
 from aion.core.lateness.observe import Floats, Lateness
-from aion.core.numbers import MOST
 from aion.errors import FormatError
 from policies.cleanup import BoundDecision, Reason
 

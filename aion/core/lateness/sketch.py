@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.numbers import plus
+from aion.base.numbers import plus
 
 Ints = npt.NDArray[np.int64]
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.compaction.blocks import BlockFact, Compact, CompactionDone
-from aion.core.numbers import NEVER
+from aion.base.numbers import NEVER
+from aion.core.compaction import BlockFact, Compact, CompactionDone
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.compaction.blocks import BlockFact
-from aion.core.numbers import MOST, sum_of, sums_by
+from aion.base.numbers import MOST, sum_of, sums_by
+from aion.core.compaction import BlockFact
 from aion.core.operator.actions import EmitUntimed, Ints, SliceFacts
 from aion.core.operator.keyed.shard import Verdict
 from aion.core.operator.lifecycle import Counters

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aion.base.numbers import NEVER
 from aion.core.intervals import Runs
-from aion.core.numbers import NEVER
 from aion.core.windows import Aligned
 
 Ints = npt.NDArray[np.int64]

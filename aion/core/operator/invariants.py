@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.numbers import NEVER
+from aion.base.numbers import NEVER
 from aion.core.operator.window_table import WindowTable
 
 Ints = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from aion.core.numbers import plus
+from aion.base.numbers import plus
 
 
 class Status(StrEnum):

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.compaction.blocks import BlockCompaction, BlockFact, CompactionDone
+from aion.base.numbers import NEVER, within
+from aion.core.compaction import BlockCompaction, BlockFact, CompactionDone
 from aion.core.lateness.completeness import Completeness
 from aion.core.lateness.observe import Lateness, NewBounds, observe_late
-from aion.core.numbers import NEVER, within
 from aion.core.operator.actions import (
     Action,
     Append,
@@ -40,10 +40,10 @@ from aion.core.operator.actions import (
 from aion.core.operator.arrival import Arrival, Tally, untimed
 from aion.core.operator.gone import Gone
 from aion.core.operator.invariants import check
+from aion.core.operator.keyed.in_memory import Orders
 from aion.core.operator.keyed.orders import Arrivals, ExecuteKeyed, Order
 from aion.core.operator.keyed.shard import KeyedShard, Verdict
 from aion.core.operator.keyed.slices import PartSegments, parts_of
-from aion.core.operator.keyed.windows import Orders
 from aion.core.operator.late_work import LateWork
 from aion.core.operator.lifecycle import Counters
 from aion.core.operator.pins import calendars_to_json
@@ -53,14 +53,12 @@ from aion.core.operator.window_table import WindowTable
 from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.grid import SliceGrid, has_event_rows, slices_to_json
 from aion.core.trigger.triggers import Trigger
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-SNAPSHOT_VERSION = 7
-WITHOUT_PAGES = 6
-"""The version of snapshots that only differs in how windows of keys are kept."""
+SNAPSHOT_VERSION, WITHOUT_PAGES = 7, 6  # the two only differ in how windows of keys are kept
 FEW_PENDING = threshold(16, 2)
 """If less than one in this many of a window's events are pending, they likely have few keys, and lie in few blocks."""
 

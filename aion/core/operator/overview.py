@@ -12,7 +12,7 @@ import numpy as np
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.operator.lifecycle import Status
 from aion.core.operator.window_table import WindowTable, status_of
-from aion.core.plan import FINAL
+from aion.core.query.plan import FINAL
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
 from aion.core.windows import ALIGNED

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from aion.base.numbers import NEVER
 from aion.core.calendars import CalendarEdges, Ints
-from aion.core.numbers import NEVER
 from aion.core.operator.gone import Gone
 from aion.core.operator.window_table import WindowTable
 from aion.core.packing import table, untable
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
 from aion.core.slicing.grid import SliceGrid
 from aion.core.windows import Calendar
 

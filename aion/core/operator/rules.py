@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aion.base.numbers import NEVER
 from aion.core.lateness.observe import Lateness, NewBounds
-from aion.core.numbers import NEVER
 from aion.core.operator.window_table import WindowTable
 from aion.core.trigger.triggers import Trigger
 from policies.cleanup import Reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aion.core.numbers import within
+from aion.base.numbers import within
 
 
 class Watermark:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.numbers import MOST, NEVER
+from aion.base.numbers import MOST, NEVER
 from aion.core.operator.actions import Execute, PaneKind, WindowRef
 from aion.core.operator.lifecycle import StalenessKept, Status
 from aion.core.packing import table, untable
@@ -311,7 +311,7 @@ def _plus(counts: Ints, more: Ints) -> Ints:
 
 
 def _coarse(values: Floats) -> Floats:
-    """The same as :func:`aion.core.numbers.coarse`, for an array."""
+    """The same as :func:`aion.base.numbers.coarse`, for an array."""
     mantissa, exponent = np.frexp(values)
     rounded: Floats = np.ldexp(np.floor(mantissa * 2**24), exponent - 24)
     return rounded

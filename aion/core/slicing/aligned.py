@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.core.windows import Aligned, Calendar, Periodic
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from aion.core.calendars import CalendarEdges
 from aion.core.windows import Family
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 Micros = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]

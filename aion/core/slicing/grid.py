@@ -35,7 +35,7 @@ BEYOND_SLICE = 2**63 - 1
 EVENT_ROWS_US = 5 << 60
 """Rows of single events that are kept beside partials have segments of their own.
 
-They are named this much later than they begin. No event has a time that late (:mod:`aion.core.numbers`), so no name
+They are named this much later than they begin. No event has a time that late (:mod:`aion.base.numbers`), so no name
 stands for both.
 """
 

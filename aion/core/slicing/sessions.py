@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 Micros = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]

@@ -19,7 +19,7 @@ from aion.aggregates.groups import Part, pack
 from aion.aggregates.partial import Partial
 from aion.aggregates.values import Ints, Mask
 from aion.errors import IntegerOverflow
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 Aggregation: TypeAlias = Literal["auto", "lazy", "eager"]
 """How overlapping windows are combined. auto: the cheaper way."""

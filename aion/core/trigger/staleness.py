@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from aion.core.numbers import NEVER
+from aion.base.numbers import NEVER
 from aion.core.trigger.distribution import Floats, LateDistribution
 from aion.core.trigger.planner import TriggerPlan, check, plan
 from aion.core.trigger.triggers import MOST_PLANNED, Flags, Ints, LateWindows, never

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aion.core.numbers import NEVER
+from aion.base.numbers import NEVER
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]

@@ -10,14 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
+from aion.base.time import format_instant
 from aion.config.values import about_bytes
 from aion.core.lateness.observe import Lateness
 from aion.core.lateness.sketch import LatenessSketch
 from aion.core.operator.overview import by_status
-from aion.core.time import format_instant, short_duration
 from aion.errors import ConfigError
 from aion.tools.inspect import tables
 from aion.tools.inspect.windows import show_windows
+from policies.durations import short_duration
 from state_backends.files.storage import local_path
 from state_backends.server.client import running_servers
 from state_backends.versions.audit import Repair, ShardFinding, StateFolder, by_query, plan_repair

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from aion.base.time import format_instant
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.operator.keyed.summary import LISTED
 from aion.core.operator.overview import REASONS, KeyedOutlook, WindowOutlook, keyed_windows, windows
-from aion.core.time import format_instant, short_duration
 from aion.tools.inspect import tables
+from policies.durations import short_duration
 from state_backends.store.counting import judged
 from state_backends.versions.audit import ShardFinding
 

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.core.ingest.block import Block, BlockKind, decode, encode
+from aion.core.ingest.encoding import decode, encode
 from aion.tools.tune.disk import Machine
+from state_backends.format.block import Block, BlockKind
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket

@@ -11,12 +11,13 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import cycle
 from typing import TypeVar
 
-from aion.core.ingest.block import Block, BlockKind, Codec, Compacted, Compression, Header
 from aion.errors import CorruptBlock
 from aion.tools.tune.disk import Machine, Moved, SimulatedDisk, SimulatedIo
 from state_backends.files.names import SstFile
+from state_backends.format.block import Block, BlockKind, Codec, Compacted, Compression, Header
+from state_backends.store.file_index import Indexed
 from state_backends.store.io import Priority, Steps
-from state_backends.store.sst_file import SYNC_BYTES, Indexed
+from state_backends.store.sst_file import SYNC_BYTES
 
 T = TypeVar("T")
 

@@ -9,7 +9,6 @@ from statistics import median
 import pyarrow as pa
 
 from aion.config import Policy
-from aion.core.ingest.block import Compression
 from aion.core.operator.lifecycle import EXECUTED
 from aion.errors import ConfigError
 from aion.execute.assembly import make_operator, predicts, store_config
@@ -20,9 +19,10 @@ from aion.tools.tune.disk import Machine, SimulatedDisk
 from aion.tools.tune.files import ShardDisk, SimulatedFiles, sized
 from aion.tools.tune.sizes import SizesOnly, compaction_ratio
 from policies.sizing import processing_bytes_per_s
+from state_backends.backends import StoreConfig
 from state_backends.files.names import SstFile
+from state_backends.format.block import Compression
 from state_backends.store.attempt import StoreAttempt
-from state_backends.store.backends import StoreConfig
 from state_backends.store.io import Priority
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import cache_bytes

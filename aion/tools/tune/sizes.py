@@ -11,17 +11,17 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 
-from aion.core.compaction.blocks import Compact
-from aion.core.ingest.block import Block, Compacted
+from aion.core.compaction import Compact
 from aion.core.ingest.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
 from aion.core.operator.actions import EmitDropped, EmitUntimed, Execute, SliceFacts
-from aion.core.plan import Plan
+from aion.core.query.plan import Plan
+from aion.execute.applying import Seen
 from aion.execute.block_compactor import MOST_BYTES
-from aion.execute.executor import Seen
 from aion.execute.keyed import KeyedExecutor
 from aion.execute.trace import Cost
 from aion.tools.tune.disk import SimulatedDisk
 from aion.tools.tune.files import sized
+from state_backends.format.block import Block, Compacted
 from state_backends.store.attempt import ShardAttempt
 from state_backends.store.protocol import StoredBlock
 

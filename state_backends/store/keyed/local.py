@@ -33,7 +33,7 @@ class LocalValues:
         """The same file under a name of its own: the store deletes the one that it has written."""
         path = Path(run.path).with_name(f"{run.name}.{next(self._numbers)}.kept")
         os.link(run.path, path)
-        return run._replace(path=str(path))
+        return SstFile(run.file_no, str(path), *run[2:])
 
     def close(self) -> None:
         self.store.close()

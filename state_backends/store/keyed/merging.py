@@ -1,4 +1,4 @@
-"""Merges runs in the background, so that few must be searched. :mod:`aion.core.compaction.runs` chooses them.
+"""Merges runs in the background, so that few must be searched. :mod:`~state_backends.store.keyed.merge_choice` chooses.
 
 The I/O thread writes the merged run step by step, when nothing else waits. The next commit names it instead of its
 inputs. Until a version does, nothing depends on it. An attempt that fails, and a commit that had chosen its runs before
@@ -12,9 +12,9 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from aion.core.compaction.runs import choose
 from state_backends.files.names import MERGED, SstFile
 from state_backends.store.io import Io, Steps
+from state_backends.store.keyed.merge_choice import choose
 from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.merge_turns import MergeTurns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 CHANGE_BYTES = 256
 """What Python needs for a change, besides the bytes of key and value."""

@@ -14,10 +14,10 @@ from pathlib import Path
 import orjson
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options
 
-from aion.core.checksum import crc32
-from aion.thresholds import threshold
+from state_backends.format.checksum import crc32
 from state_backends.store.io import Steps
 from state_backends.store.sst_file import BLOCK_BYTES, TABLE_FORMAT, SstOut, rocksdb_options
+from state_backends.thresholds import threshold
 
 VALUES = b"\x01"
 """Keys of values begin with it."""

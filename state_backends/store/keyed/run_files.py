@@ -15,15 +15,15 @@ from pathlib import Path
 
 from rocksdict import Rdict
 
-from aion.core.checksum import crc32
-from aion.errors import AionError, CorruptState, StateError
-from aion.thresholds import threshold
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import SstFile
+from state_backends.format.checksum import crc32
+from state_backends.format.errors import AionError, CorruptState, StateError
 from state_backends.store.io import Steps
 from state_backends.store.keyed.run_file import STEP_BYTES, VALUES, NewRun, name_key, run_options
 from state_backends.store.p_bucket import PBucket, close_db, ingest, link_of, linked
 from state_backends.store.sst_file import checksum
+from state_backends.thresholds import threshold
 
 _FIRST_KEYS, _MOST_KEYS = threshold(64, 1), threshold(1024, 2)  # of one step of a get
 _ENTRIES = threshold(4096, 2)  # of one step of a scan

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from aion.thresholds import threshold
 from state_backends.files.names import SstFile
 from state_backends.store.io import Io, Pending, Priority, Steps
 from state_backends.store.keyed.cache import VALUE_BYTES, ValueCache
@@ -28,6 +27,7 @@ from state_backends.store.keyed.overlay import Overlay
 from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.protocol import StoreStats
+from state_backends.thresholds import threshold
 
 PAGE_BYTES = threshold(1 << 20, 64)
 """About the most that one page of a get reads from disk. Nobody counts it in the budget until it is sent."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aion.base.numbers import NEVER, sums_by
 from aion.core.lateness.observe import NewBounds
-from aion.core.numbers import NEVER, sums_by
 from aion.core.operator.keyed.table import Ints
 from aion.core.operator.window_table import WindowTable
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aion.core.numbers import NEVER
+from aion.base.numbers import NEVER
 from aion.core.operator.keyed.table import Ints
 
 BEFORE_ALL = -(2**62)

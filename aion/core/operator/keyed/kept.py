@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aion.core.numbers import NEVER, plus, sum_of
+from aion.base.numbers import NEVER, plus, sum_of
 from aion.core.operator.keyed.pages import HEAD, PageFormat, Pages
 from aion.core.operator.keyed.shapes import Flags, completed
 from aion.core.operator.keyed.table import Ints, Table
 from aion.core.operator.keyed.values import Change, MemoryValues, Values
 from aion.core.packing import table, untable
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 ROWS = threshold(16, 1)
 """About how many rows a page has. Fewer make a batch of few keys cheaper, more a batch that touches all."""

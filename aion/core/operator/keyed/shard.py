@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aion.core.numbers import NEVER, sum_of
+from aion.base.numbers import NEVER, sum_of
+from aion.core.operator.keyed.in_memory import Orders
 from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, gap_name
 from aion.core.operator.keyed.shapes import Flags
 from aion.core.operator.keyed.summary import summary
 from aion.core.operator.keyed.table import Ints, Table, hashes_of
 from aion.core.operator.keyed.values import Values
-from aion.core.operator.keyed.windows import KeyedWindows, Orders, overlapping
+from aion.core.operator.keyed.windows import KeyedWindows, overlapping
 from aion.core.operator.late_work import LateWork
 from aion.core.operator.lifecycle import StalenessKept
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from aion.core.compaction.blocks import BlockCompaction
-from aion.core.numbers import NEVER
+from aion.base.numbers import NEVER
+from aion.core.compaction import BlockCompaction
 from aion.core.operator.keyed.orders import ExecuteKeyed
 from aion.core.operator.keyed.shard import KeyedPart
 from aion.core.operator.keyed.table import Ints

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aion.core.numbers import NEVER
+from aion.base.numbers import NEVER
 from aion.core.operator.keyed.shapes import total
 from aion.core.operator.keyed.windows import KeyedWindows
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from aion.aggregates.groups import number
 from aion.aggregates.values import combined
-from aion.core.row_hash import hash_rows
-from aion.thresholds import threshold
+from aion.base.row_hash import hash_rows
+from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 

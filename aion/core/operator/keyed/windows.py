@@ -11,47 +11,35 @@ goes back, so a window that is gone does not return when bounds get longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from aion.base.numbers import NEVER, plus, sum_of, sums_by
 from aion.core.lateness.observe import NewBounds, observe_late
-from aion.core.numbers import NEVER, plus, sum_of, sums_by
 from aion.core.operator.actions import PaneKind
-from aion.core.operator.keyed.cells import Cells
-from aion.core.operator.keyed.closing import BEFORE_ALL, Closing
+from aion.core.operator.keyed.closing import BEFORE_ALL
+from aion.core.operator.keyed.in_memory import Orders, WindowsInMemory
 from aion.core.operator.keyed.kept import (
     CLOSED,
     EARLY,
     KEPT,
     OPEN,
     PAGES_AT_ONCE,
-    WAITING,
     Bins,
-    Facts,
-    KeptPages,
 )
-from aion.core.operator.keyed.now import Now, look, orphans, replaced
-from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract, joined
-from aion.core.operator.keyed.pages import PageFormat
-from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape, Windows, total
+from aion.core.operator.keyed.now import Now, look, replaced
+from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
+from aion.core.operator.keyed.shapes import Flags, Sessions, Shape, Windows, total
 from aion.core.operator.keyed.table import Ints, Table, hashes_of, stacked
 from aion.core.operator.late_work import LateWork
 from aion.core.operator.lifecycle import StalenessKept
 from aion.core.operator.rules import EarlyClock
-from aion.core.operator.window_table import WindowTable
 from aion.core.trigger.triggers import Trigger
 
-YIELDED = ("start", "end", "number", "pane", "seq", "early", "hash")
-"""The columns for each executed window: its interval, the number of its last pane, and the newest block in that pane.
-
-``number`` distinguishes windows with the same key and interval. ``hash``: of the key.
-"""
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
-
-Orders: TypeAlias = list[ExecuteKeyed | Retract]
 
 
 def overlapping(firsts_us: Ints, lasts_us: Ints, starts_us: Ints, ends_us: Ints) -> Ints:
@@ -60,7 +48,7 @@ def overlapping(firsts_us: Ints, lasts_us: Ints, starts_us: Ints, ends_us: Ints)
     return np.asarray(begun - np.searchsorted(np.sort(lasts_us), starts_us))
 
 
-class KeyedWindows:
+class KeyedWindows(WindowsInMemory):
     """The windows of one definition in one shard. ``definition``: its number in the operator.
 
     ``early``: when its open windows run early. None: they never do. ``final_only``: windows run once, when they are
@@ -83,9 +71,7 @@ class KeyedWindows:
         bins: Bins,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
-        self.definition = definition
-        self.shape = shape
-        self.key_types = tuple(key_types)
+        super().__init__(definition, shape, key_types, bound, bins, snapshot, shows_early=early is not None)
         self._bound = bound
         self._trigger = trigger
         self._staleness_bound = staleness_bound
@@ -93,105 +79,18 @@ class KeyedWindows:
         self._early_owed = 0  # as "owed" of a window, for all early executions of the definition together
         self._final_only = final_only
         self._on_arrival = on_arrival
-        # The rows of the pages that are in memory.
-        self.index = Table.empty(key_types, INDEX)
-        self.yielded = Table.empty(key_types, YIELDED)
-        format_ = PageFormat(key_types, shape.stored, YIELDED)
-        self.kept = KeptPages(definition, format_, shape.lasts, bins, None if snapshot is None else snapshot["kept"])
         self._bins = bins
-        self._at_us: int | None = None  # the watermark
-        self.last_end_us = BEFORE_ALL  # no complete window has ended later, or will
-        self._closing = Closing()
         self._new: list[Table] = []  # rows of the batch at work, which are not in the index yet
         self.reach_us = shape.reach_us
         # An event before then is only needed or accepted if a row of the index reaches it. It never goes back.
         self.settled_us = BEFORE_ALL - self.reach_us
         self.next_id = 0
         self.staleness = StalenessKept()
-        # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
-        self._cells = Cells(shape.cell_us, bound)
-        self._known: Now | None = None
         # The first and last events of the rows removed up to the last watermark, and of those removed since then.
         self.gone: tuple[Ints, Ints] = _NOTHING
         self._gone_since: tuple[Ints, Ints] = _NOTHING
         if snapshot is not None:
             self._restore(snapshot)
-
-    # -- pages --------------------------------------------------------------------------------------------
-
-    def touch(self, hashes: Ints) -> None:
-        """Brings the pages of the keys with these hashes into memory."""
-        self._read(self.kept.of(hashes))
-
-    def _read(self, pages: Ints) -> None:
-        if not len(pages):
-            return
-        index, yielded = self.kept.read(pages)
-        if len(index):
-            self.index = self.shape.sorted(stacked([self.index, index]))
-        self.yielded, self._known = stacked([self.yielded, yielded]), None
-
-    def write(self) -> None:
-        """Writes the pages that changed, and keeps none in memory. All rows of a batch must have joined."""
-        assert not self._new, "rows join their windows before these are written"
-        if self.kept.held:
-            pages, needed = self.kept.resize(len(self.index) + len(self.yielded))
-            self._read(needed)
-            self._let_pages_go(pages)
-
-    def _let_pages_go(self, pages: int) -> None:
-        if self.kept.held:
-            self.kept.write(pages, self.index, self.yielded, self._facts())
-            self.index, self.yielded = Table.empty(self.key_types, INDEX), Table.empty(self.key_types, YIELDED)
-            self._known = None
-
-    def _facts(self) -> Facts:
-        """What the due index says about the windows in memory, and the sums over all pages."""
-        now, index = self._now(), self.index
-        windows, over = now.windows, now.windows.over_us
-        there = self._there(over, self.closed_us)
-        open_ = np.ones(len(over), np.bool_) if self._at_us is None else over > self._at_us
-        events = total(index["events"], windows)
-        early = open_ & now.news & (self._early is not None)
-        waiting = ~open_ & there & (now.news | now.early)
-        lost = self._lost()
-        kept, until = self.shape.kept_until(index, windows, self.closed_us)
-        # What is closed already goes with the next watermark, unless it is kept to be recognised.
-        closing = ~open_ & ((over > self.closed_us) | ~np.isin(windows.begins, kept))
-        if (over < NEVER).any():
-            self.last_end_us = max(self.last_end_us, int(windows.ends_us[over < NEVER].max()))
-        cells = self._cells.of(over[waiting])
-        parts = [
-            (OPEN, over[open_], None, windows.begins[open_]),
-            (CLOSED, over[closing], None, windows.begins[closing]),
-            (CLOSED, self.yielded["end"][lost], None, -1 - lost),
-            (KEPT, until, None, kept),
-            (EARLY, index["first"][windows.begins[early]], None, windows.begins[early]),
-            (WAITING, cells, events[waiting], windows.begins[waiting]),
-        ]
-        entries = [
-            np.column_stack([np.full(len(t), kind), t, np.zeros(len(t), np.int64) if e is None else e])
-            for kind, t, e, _ in parts
-        ]
-        rows = np.concatenate([rows for *_, rows in parts])
-        return Facts(windows.begins, there, now.at >= 0, open_, early, events, np.concatenate(entries), rows)
-
-    def _in_parts(self, pages: Ints, act: Callable[[], Orders]) -> Orders:
-        """What ``act`` orders for the windows in memory and those of these pages: in one go, or some at a time."""
-        if len(pages) <= PAGES_AT_ONCE:
-            self._read(pages)
-            return act() if len(self.index) or len(self.yielded) else []
-        orders: list[Orders] = []
-        for begin in range(0, len(pages), PAGES_AT_ONCE):
-            self._read(pages[begin : begin + PAGES_AT_ONCE])
-            orders.append(act())
-            self._let_pages_go(self.kept.pages)  # with other pages, these numbers would mean nothing
-        return joined(orders)
-
-    @property
-    def closed_us(self) -> int:
-        """Windows that end by then are gone."""
-        return self._closing.closed_us
 
     # -- arrivals -----------------------------------------------------------------------------------------
 
@@ -399,10 +298,6 @@ class KeyedWindows:
         if not self._final_only:
             gone.count_in(self.staleness, lambda _: self._staleness_bound)
 
-    def _there(self, over_us: Ints, closed_us: int) -> Flags:
-        """A mask of the windows that are not gone. The index may still hold some events of windows that are gone."""
-        return np.asarray(over_us > closed_us) if self.shape.outlives else np.ones(len(over_us), np.bool_)
-
     def _execute(self, which: Flags, kind: PaneKind) -> Orders:
         """Orders to run some windows, and to retract those that they replace. Notes both in ``yielded``."""
         rows = np.flatnonzero(which)
@@ -450,11 +345,6 @@ class KeyedWindows:
         retract = Retract(self.definition, self.yielded.take(due))
         self.yielded, self._known = self.yielded.take(np.delete(np.arange(len(self.yielded)), due)), None
         return [retract]
-
-    def _lost(self) -> Ints:
-        """The rows of ``yielded`` that must be retracted even if nothing replaces them: early panes promise nothing."""
-        lost = orphans(self._now(), self.yielded)
-        return np.asarray(lost[self.yielded["early"][lost] == 0])
 
     def _note_yielded(self, now: Now, rows: Ints, retracted: Ints, kind: PaneKind) -> None:
         windows = now.windows
@@ -577,35 +467,20 @@ class KeyedWindows:
     def _closes(self, ends_us: Ints) -> Ints:
         return self._closing.closes(ends_us, max(self._bound.bound_for_new_window(), 0))
 
-    # -- the index ----------------------------------------------------------------------------------------
-
-    def _now(self) -> Now:
-        if self._known is None:
-            self._known = look(self.shape, self.index, self.yielded)
-        return self._known
-
     # -- snapshot -----------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What a restart needs besides the pages, as JSON values. Call it when no page is in memory."""
         return {
-            "closed_us": self.closed_us,
-            "promised": self._closing.to_json(),
+            **super().snapshot(),
             "early_us": None if self._early is None else self._early.last_us,
             "early_owed": self._early_owed,
             "settled_us": self.settled_us,
             "reach_us": self.reach_us,
             "next_id": self.next_id,
-            "last_end_us": self.last_end_us,
-            "kept": self.kept.to_json(),
-            "cells": self._cells.table.to_json(),
         }
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
-        self._closing = Closing(snapshot["closed_us"], snapshot["promised"])
-        self.next_id, self.last_end_us = snapshot["next_id"], snapshot["last_end_us"]
-        self._early_owed = snapshot["early_owed"]
+        self.next_id, self._early_owed = snapshot["next_id"], snapshot["early_owed"]
         if self._early is not None:
             self._early.last_us = snapshot["early_us"]
         self.reach_us, self.settled_us = snapshot["reach_us"], snapshot["settled_us"]
-        self._cells = Cells(self.shape.cell_us, self._bound, WindowTable.from_json(snapshot["cells"], 1))

@@ -1,4 +1,4 @@
-"""Makes a user's own policy from the name of its class. The only module here with an effect: it imports that class."""
+"""Makes a user's own policy from the name of its class, which it imports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from aion.errors import PolicyError
+from state_backends.format.errors import PolicyError
 
 
 def build(class_path: str, arguments: Mapping[str, Any], *, methods: Sequence[str]) -> Any:

@@ -73,22 +73,6 @@ def format_duration(us: int) -> str:
     return f"{us} microseconds"
 
 
-def short_duration(us: int) -> str:
-    """A duration for people, to three digits: ``4_321_987_654`` -> ``"1.2 hours"``."""
-    for name, scale in (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000)):
-        if abs(us) >= scale:
-            count = _three_digits(us / scale)
-            return f"{count} {name}" if count == "1" else f"{count} {name}s"
-    if abs(us) >= MICROS_PER_SECOND:
-        return f"{_three_digits(us / MICROS_PER_SECOND)} s"
-    return f"{_three_digits(us / 1000)} ms"
-
-
-def _three_digits(number: float) -> str:
-    """Without an exponent, however large."""
-    return f"{float(f'{number:.3g}'):,.15g}"
-
-
 def instant_us(value: int | datetime) -> int:
     """Microseconds since the epoch of an int (already µs) or a datetime (naive ones are UTC)."""
     # NaT of pandas is a datetime that does not equal itself.

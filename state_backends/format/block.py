@@ -1,9 +1,9 @@
 """A block: the events, or the partial aggregates, of one slice from one input batch. Pure.
 
 A block is columnar and immutable. It is encoded once when it is made, moved and stored as those bytes, and decoded when
-it is read. Layout, little endian: a header of 64 bytes, then the body. The body is an Arrow record batch message
-without its schema, which the operator's plan has, or lines of JSON (``json_codec``). It is compressed as a whole or not
-at all.
+it is read. Layout, little endian: a header of 64 bytes, then the body. A store never looks into the body: whoever
+appends blocks encodes rows, and decodes them again. In Aion it is an Arrow record batch message without its schema, or
+lines of JSON. It is compressed as a whole or not at all.
 
     magic "AION" | version u8 | kind u8 | codec u8 | compression u8 | slice i64 | rows u32 | events u32 |
     min time i64 | max time i64 | raw length u64 | body length u64 | body crc32 u32 | header crc32 u32
@@ -24,17 +24,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from aion.core.checksum import crc32
-from aion.core.ingest import json_codec
-from aion.core.plain_names import is_plain
-from aion.errors import CorruptBlock, FormatError
-from aion.thresholds import threshold
+from state_backends.format.checksum import crc32
+from state_backends.format.errors import CorruptBlock, FormatError
+from state_backends.format.plain_names import is_plain
+from state_backends.thresholds import threshold
 
 VERSION = 4
 _NARROW = struct.Struct("<4sBBBBqIIqqQQI")
@@ -46,9 +44,8 @@ _MAGIC = b"AION"
 _PLACE = struct.Struct("<4sQH")
 _PLACE_MAGIC = b"AIOR"
 _MOST_NARROW = 2**32 - 1
-_LEAST_PLAIN, _LEAST_COMPRESSED = threshold(1 << 17, 64), threshold(1 << 15, 64)
 _LEAST_APART = threshold(1 << 16, 64)
-"""A body of this size is not copied behind its header when it is encoded. Copying less takes some microseconds."""
+"""A body of this size is not copied behind its header. Copying less takes some microseconds."""
 
 Buffer: TypeAlias = Any  # bytes, pyarrow.Buffer or memoryview
 
@@ -67,19 +64,6 @@ class Compression(IntEnum):
     NONE = 0
     LZ4 = 1
     ZSTD = 2
-
-
-@dataclass(frozen=True)
-class BlockSettings:
-    """How the blocks of a query are made. ``threads``: how many encode blocks, beside the thread that builds them.
-
-    Plain values: a worker that only makes blocks need not load the policy.
-    """
-
-    target_bytes: int
-    compression: Compression
-    codec: Codec
-    threads: int
 
 
 UNNUMBERED = -1
@@ -173,30 +157,30 @@ class Block(NamedTuple):
         return data.slice(min(self.header.own_bytes, data.size)) if self.at is None else data
 
 
-def encode(
-    batch: pa.RecordBatch,
+def from_body(
+    body: Buffer,
     *,
     kind: BlockKind,
     slice_us: int,
+    rows: int,
     events: int,
     min_us: int,
     max_us: int,
-    compression: Compression = Compression.NONE,
     codec: Codec = Codec.ARROW,
+    compression: Compression = Compression.NONE,
+    raw_bytes: int | None = None,
     compacted: Compacted | None = None,
 ) -> Block:
-    """The batch as a block. Raises SchemaError for a type that the codec cannot carry."""
-    raw = pa.py_buffer(json_codec.write(batch)) if codec is Codec.JSON else batch.serialize()
-    body = raw
-    if compression is not Compression.NONE:
-        body = pa.Codec(_ARROW_NAMES[compression]).compress(raw)
+    """A block with this body. ``raw_bytes``: the size of the body before it was compressed."""
+    size = len(body)
     header = Header(
-        kind, codec, compression, slice_us, batch.num_rows, events, min_us, max_us,
-        raw.size, body.size, crc32(body), compacted,
+        kind, codec, compression, slice_us, rows, events, min_us, max_us,
+        size if raw_bytes is None else raw_bytes, size, crc32(body), compacted,
     )  # fmt: skip
-    if body.size < _LEAST_APART:
+    if size < _LEAST_APART:
         return Block(header, b"".join((_pack(header), body)))
-    return Block(header, b"", None, lambda: body)
+    buffer = pa.py_buffer(body)
+    return Block(header, b"", None, lambda: buffer)
 
 
 def numbered(block: Block, seq: int) -> Block:
@@ -267,47 +251,6 @@ def check(block: Block, name: str = "block") -> None:
         raise CorruptBlock(f"{name}: the body's checksum differs from the one it was written with")
 
 
-def decode(block: Block, schema: pa.Schema, name: str = "block") -> pa.RecordBatch:
-    """The rows of a block. They share the block's memory if it is uncompressed Arrow. Checks the body first.
-
-    Raises CorruptBlock with the block's name, also if the body was already damaged when it was written, or was written
-    with another schema.
-    """
-    check(block, name)
-    header = block.header
-    try:
-        body = block.body
-        if header.compression is not Compression.NONE:
-            codec = pa.Codec(_ARROW_NAMES[header.compression])
-            body = codec.decompress(body, decompressed_size=header.raw_bytes)
-        if header.codec is Codec.JSON:
-            batch = json_codec.read(body.to_pybytes(), schema)
-        else:
-            batch = pa.ipc.read_record_batch(body, schema)
-    except MemoryError:  # it may be an ArrowException, too, but the block is not at fault
-        raise
-    except (pa.ArrowException, ValueError, OSError, EOFError) as error:
-        raise CorruptBlock(f"{name}: its body does not read as {header.codec.name.lower()}: {error}") from error
-    if batch.num_rows != header.rows:
-        raise CorruptBlock(f"{name}: {batch.num_rows} rows where its header says {header.rows}")
-    return batch
-
-
-def is_mapped(block: Block) -> bool:
-    """Whether the rows of a decoded block lie in a file that is mapped."""
-    return block.at is not None and block.header.codec is Codec.ARROW and block.header.compression is Compression.NONE
-
-
-def is_quick(codec: Codec, compression: Compression, raw_bytes: int) -> bool:
-    """Whether encoding or decoding is faster in the caller's thread than in another.
-
-    Handing a block over takes two threads about 30 µs. 1 MiB of Arrow takes 0.15 ms, and more than three times that if
-    it is compressed. orjson holds the GIL, so another thread would only get in the way.
-    """
-    least = _LEAST_PLAIN if compression is Compression.NONE else _LEAST_COMPRESSED
-    return codec is Codec.JSON or raw_bytes < least
-
-
 def _fields(version: int) -> struct.Struct:
     return _WIDE if version in (3, 4) else _NARROW
 
@@ -325,6 +268,3 @@ def _pack(header: Header) -> bytes:
     if header.compacted is not None:
         packed += _COMPACTED.pack(*header.compacted)
     return packed + _CRC.pack(crc32(packed))
-
-
-_ARROW_NAMES = {Compression.LZ4: "lz4", Compression.ZSTD: "zstd"}

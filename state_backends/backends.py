@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from policies.destage import DestagePolicy, StandardDestage
-from policies.plugins import build
 from policies.prestage import JustInTimePrestage, PrestagePolicy
+from state_backends.plugins import build
 from state_backends.store.io import BlockFiles, Io
 from state_backends.store.io_thread import IoThread
 from state_backends.store.keyed.run_files import RunFiles

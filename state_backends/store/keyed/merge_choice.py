@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 FAN_IN = threshold(4, 2)
 """The fewest runs that are worth a merge."""

@@ -16,8 +16,8 @@ import pyarrow as pa
 from aion import aggregates as agg
 from aion.aggregates.partial import Extreme, Partial
 from aion.aggregates.values import combined
+from aion.base.schema import instead_of_nested, parse_schema
 from aion.core.gaps import gaps_us, is_gap
-from aion.core.schema import instead_of_nested, parse_schema
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
 from aion.core.windows import (

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 MIB = 1 << 20
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aion.core.packing import table, untable
-from aion.thresholds import threshold
+from state_backends.thresholds import threshold
 
 UNLIMITED = 2**63 - 1
 WORTH_SORTING = threshold(1 << 18, 64)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 import pyarrow as pa
 
 from aion.aggregates import Aggregate
-from aion.core.plan import EMITS, FINAL, ApplyFunction, Plan, key_names, make_plan, output_fields, result_schema
-from aion.core.time import format_duration
+from aion.base.time import format_duration
+from aion.core.query.plan import EMITS, FINAL, ApplyFunction, Plan, key_names, make_plan, output_fields, result_schema
 from aion.core.windows import Definitions, PerRecord, named
 from aion.errors import ConfigError, SchemaError
 

@@ -1,1 +1,0 @@
-"""What is merged when: the ``blocks`` of a slice, and the ``files`` of a shard."""

@@ -1,0 +1,172 @@
+"""The windows of one definition that are in memory: those of the pages that a batch touches. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from aion.base.numbers import NEVER
+from aion.core.lateness.observe import NewBounds
+from aion.core.operator.keyed.cells import Cells
+from aion.core.operator.keyed.closing import BEFORE_ALL, Closing
+from aion.core.operator.keyed.kept import (
+    CLOSED,
+    EARLY,
+    KEPT,
+    OPEN,
+    PAGES_AT_ONCE,
+    WAITING,
+    Bins,
+    Facts,
+    KeptPages,
+)
+from aion.core.operator.keyed.now import Now, look, orphans
+from aion.core.operator.keyed.orders import ExecuteKeyed, Retract, joined
+from aion.core.operator.keyed.pages import PageFormat
+from aion.core.operator.keyed.shapes import INDEX, Flags, Shape, total
+from aion.core.operator.keyed.table import Ints, Table, stacked
+from aion.core.operator.window_table import WindowTable
+
+YIELDED = ("start", "end", "number", "pane", "seq", "early", "hash")
+"""The columns for each executed window: its interval, the number of its last pane, and the newest block in that pane.
+
+``number`` distinguishes windows with the same key and interval. ``hash``: of the key.
+"""
+
+Orders: TypeAlias = list[ExecuteKeyed | Retract]
+
+
+class WindowsInMemory:
+    """Rows of the pages in memory, and the windows that they make. Each key has all of its rows there, or none.
+
+    ``index``, ``yielded``: the rows, and the windows that were executed. ``kept``: the pages. ``shows_early``: open
+    windows may run early, so pages that have news of them are found again. The other arguments: see KeyedWindows.
+    """
+
+    def __init__(
+        self,
+        definition: int,
+        shape: Shape,
+        key_types: Sequence[pa.DataType],
+        bound: NewBounds,
+        bins: Bins,
+        snapshot: Mapping[str, Any] | None,
+        *,
+        shows_early: bool,
+    ) -> None:
+        self.definition = definition
+        self.shape = shape
+        self.key_types = tuple(key_types)
+        self.index = Table.empty(key_types, INDEX)
+        self.yielded = Table.empty(key_types, YIELDED)
+        state = snapshot or {"kept": None, "closed_us": BEFORE_ALL, "promised": (), "last_end_us": BEFORE_ALL}
+        format_ = PageFormat(key_types, shape.stored, YIELDED)
+        self.kept = KeptPages(definition, format_, shape.lasts, bins, state["kept"])
+        self.last_end_us: int = state["last_end_us"]  # no complete window has ended later, or will
+        self._closing = Closing(state["closed_us"], state["promised"])
+        # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
+        cells = None if snapshot is None else WindowTable.from_json(snapshot["cells"], 1)
+        self._cells = Cells(shape.cell_us, bound, cells)
+        self._at_us: int | None = None  # the watermark
+        self._shows_early = shows_early
+        self._known: Now | None = None
+
+    @property
+    def closed_us(self) -> int:
+        """Windows that end by then are gone."""
+        return self._closing.closed_us
+
+    def touch(self, hashes: Ints) -> None:
+        """Brings the pages of the keys with these hashes into memory."""
+        self._read(self.kept.of(hashes))
+
+    def _read(self, pages: Ints) -> None:
+        if not len(pages):
+            return
+        index, yielded = self.kept.read(pages)
+        if len(index):
+            self.index = self.shape.sorted(stacked([self.index, index]))
+        self.yielded, self._known = stacked([self.yielded, yielded]), None
+
+    def write(self) -> None:
+        """Writes the pages that changed, and keeps none in memory. All rows of a batch must have joined."""
+        if self.kept.held:
+            pages, needed = self.kept.resize(len(self.index) + len(self.yielded))
+            self._read(needed)
+            self._let_pages_go(pages)
+
+    def _let_pages_go(self, pages: int) -> None:
+        if self.kept.held:
+            self.kept.write(pages, self.index, self.yielded, self._facts())
+            self.index, self.yielded = Table.empty(self.key_types, INDEX), Table.empty(self.key_types, YIELDED)
+            self._known = None
+
+    def _facts(self) -> Facts:
+        """What the due index says about the windows in memory, and the sums over all pages."""
+        now, index = self._now(), self.index
+        windows, over = now.windows, now.windows.over_us
+        there = self._there(over, self.closed_us)
+        open_ = np.ones(len(over), np.bool_) if self._at_us is None else over > self._at_us
+        events = total(index["events"], windows)
+        early = open_ & now.news & (self._shows_early)
+        waiting = ~open_ & there & (now.news | now.early)
+        lost = self._lost()
+        kept, until = self.shape.kept_until(index, windows, self.closed_us)
+        # What is closed already goes with the next watermark, unless it is kept to be recognised.
+        closing = ~open_ & ((over > self.closed_us) | ~np.isin(windows.begins, kept))
+        if (over < NEVER).any():
+            self.last_end_us = max(self.last_end_us, int(windows.ends_us[over < NEVER].max()))
+        cells = self._cells.of(over[waiting])
+        parts = [
+            (OPEN, over[open_], None, windows.begins[open_]),
+            (CLOSED, over[closing], None, windows.begins[closing]),
+            (CLOSED, self.yielded["end"][lost], None, -1 - lost),
+            (KEPT, until, None, kept),
+            (EARLY, index["first"][windows.begins[early]], None, windows.begins[early]),
+            (WAITING, cells, events[waiting], windows.begins[waiting]),
+        ]
+        entries = [
+            np.column_stack([np.full(len(t), kind), t, np.zeros(len(t), np.int64) if e is None else e])
+            for kind, t, e, _ in parts
+        ]
+        rows = np.concatenate([rows for *_, rows in parts])
+        return Facts(windows.begins, there, now.at >= 0, open_, early, events, np.concatenate(entries), rows)
+
+    def _in_parts(self, pages: Ints, act: Callable[[], Orders]) -> Orders:
+        """What ``act`` orders for the windows in memory and those of these pages: in one go, or some at a time."""
+        if len(pages) <= PAGES_AT_ONCE:
+            self._read(pages)
+            return act() if len(self.index) or len(self.yielded) else []
+        orders: list[Orders] = []
+        for begin in range(0, len(pages), PAGES_AT_ONCE):
+            self._read(pages[begin : begin + PAGES_AT_ONCE])
+            orders.append(act())
+            self._let_pages_go(self.kept.pages)  # with other pages, these numbers would mean nothing
+        return joined(orders)
+
+    def _now(self) -> Now:
+        if self._known is None:
+            self._known = look(self.shape, self.index, self.yielded)
+        return self._known
+
+    def _there(self, over_us: Ints, closed_us: int) -> Flags:
+        """A mask of the windows that are not gone. The index may still hold some events of windows that are gone."""
+        return np.asarray(over_us > closed_us) if self.shape.outlives else np.ones(len(over_us), np.bool_)
+
+    def _lost(self) -> Ints:
+        """The rows of ``yielded`` that must be retracted even if nothing replaces them: early panes promise nothing."""
+        lost = orphans(self._now(), self.yielded)
+        return np.asarray(lost[self.yielded["early"][lost] == 0])
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a restart needs besides the pages, as JSON values. Call it when no page is in memory."""
+        return {
+            "closed_us": self.closed_us,
+            "promised": self._closing.to_json(),
+            "last_end_us": self.last_end_us,
+            "kept": self.kept.to_json(),
+            "cells": self._cells.table.to_json(),
+        }
