@@ -19,6 +19,7 @@ from experiments.overhead import overhead
 from experiments.planned import planned
 from experiments.restart import restart
 from experiments.restore import restore
+from experiments.sessions import sessions
 from experiments.slicing import slicing
 from experiments.staleness import staleness
 from experiments.stateful import stateful
@@ -51,6 +52,7 @@ app.command("overhead")(overhead)
 app.command("planned")(planned)
 app.command("restart")(restart)
 app.command("restore")(restore)
+app.command("sessions")(sessions)
 app.command("store")(store)
 app.command("stateful")(stateful)
 app.command("staleness")(staleness)

@@ -58,6 +58,15 @@ def test_overhead(tmp_path: Path) -> None:
     assert "partials: versions and recovery cost" in said
 
 
+def test_sessions(tmp_path: Path) -> None:
+    small = ("--sizes", "50,2000", "--batches", "5", "--events", "10", "--kinds", "session,record")
+    said, record = run(tmp_path, "sessions", *small)
+    panes = {place: cost["panes"] for place, cost in record["costs"].items()}
+    assert panes["local session 2000"] == panes["spark session 2000"] == 2000
+    assert panes["local record 50"] == panes["spark record 50"] > 100, "one for each instant of a key"
+    assert "spark, session: a small batch with 2,000 keys over one with 50" in said
+
+
 def test_restart(tmp_path: Path) -> None:
     """Not the command itself, which gives each of two states a life more: what it does with one of them."""
     from experiments.restart import Settings, fill, start_again

@@ -87,9 +87,9 @@ class WindowsInMemory:
         if not len(pages):
             return
         index, yielded = self.kept.read(pages)
-        if len(index):
-            self.index = self.shape.sorted(stacked([self.index, index]))
-        self.yielded, self._known = stacked([self.yielded, yielded]), None
+        # The rows of a key are in one page, in the order that the shape needs.
+        self.index, self.yielded = stacked([self.index, index]), stacked([self.yielded, yielded])
+        self._known = None
 
     def write(self) -> None:
         """Writes the pages that changed, and keeps none in memory. All rows of a batch must have joined."""

@@ -1,9 +1,9 @@
 """Which windows the events of each key make: one shape for each kind of definition. Pure.
 
 A shape works on the *index* of its definition, as far as it is in memory, with all rows of a key or none: rows with
-``first, last, events, late_events, seq, row, mark``, and ``hash``, that of the key. For
-sessions, a row is a session, in the order of ``id``. For the others, a row is a row of a block (an event), in the order
-of (key, first, arrival). There ``first`` and ``last`` are the same instant, and ``seq`` and ``row`` say in which block
+``first, last, events, late_events, seq, row, mark``, and ``hash``, that of the key. For sessions, a row is a session,
+in any order. For the others, a row is a row of a block (an event): the rows of a key come one after the other, in the
+order of (first, arrival). There ``first`` and ``last`` are the same instant, and ``seq`` and ``row`` say in which block
 the event is, and where in it.
 
 The definition is *closed* up to an instant, ``closed_us``: windows that end by then are gone. An event comes too late
@@ -124,9 +124,6 @@ class Shape(Protocol):
         Without such a row, events before the closed instant would come too late. In microseconds.
         """
 
-    def sorted(self, index: Table) -> Table:
-        """The rows of an index, in the order that this shape needs."""
-
 
 class _Plain:
     """What most shapes have in common."""
@@ -211,7 +208,7 @@ class Sessions(_Plain):
         made = len(merge.sessions.keys)
         session_of = np.concatenate((merge.of_old, merge.of_new))
         both = stacked([old, new])
-        # A session keeps the id of its oldest part. Each session has a part, so every element is overwritten.
+        # A session keeps the id of one of its parts. Each session has a part, so every element is overwritten.
         source = np.full(made, len(session_of), np.int64)
         np.minimum.at(source, session_of, np.arange(len(session_of)))
         late = np.zeros(len(new), np.bool_)
@@ -227,7 +224,9 @@ class Sessions(_Plain):
         seqs = np.full(made, -1, np.int64)
         np.maximum.at(seqs, session_of, both["seq"])
         changed = both.take(source).replaced(first=merge.sessions.firsts, last=merge.sessions.lasts, seq=seqs, **sums)
-        grown = _spliced(index, places, changed, source)
+        touched_rows = np.zeros(len(index), np.bool_)
+        touched_rows[places] = True
+        grown = stacked([index.take(~touched_rows), changed])
         if now_us is None:
             return _nothing_late(grown)
         ends = np.minimum(merge.sessions.lasts[merge.of_new[late]] + self._gap_us, now_us)
@@ -235,9 +234,6 @@ class Sessions(_Plain):
 
     def lasts(self, index: Table) -> Ints:
         return index["last"]
-
-    def sorted(self, index: Table) -> Table:
-        return index.take(np.argsort(index["id"], kind="stable"))
 
     def _joined(self, new: Table) -> Table:
         """Merges new rows of the same session, so that fewer rows are compared with the index."""
@@ -392,24 +388,6 @@ class Punctuations(ByEvent):
         needed = np.ones(len(index), np.bool_)
         needed[ranges(windows.begins[gone], (windows.ends - windows.begins)[gone])] = False
         return needed
-
-
-def _spliced(index: Table, places: Ints, changed: Table, source: Ints) -> Table:
-    """The index with the rows at ``places`` replaced.
-
-    Row i of ``changed`` goes to ``places[source[i]]`` if ``source[i]`` is less than ``len(places)``, and otherwise to
-    the end. Places that get no row are removed. The index stays in the order of ``id``, so that it is quick to compare.
-    """
-    stays = source < len(places)
-    at = places[source[stays]]
-    columns = {name: column.copy() for name, column in index.columns.items()}
-    for name, column in columns.items():
-        column[at] = changed[name][stays]
-    gone = np.zeros(len(index), np.bool_)
-    gone[places] = True
-    gone[at] = False
-    new = changed.take(np.flatnonzero(~stays))
-    return stacked([Table(index.keys, columns).take(~gone), new.take(np.argsort(new["id"]))])
 
 
 def _nothing_late(index: Table) -> Added:

@@ -404,7 +404,6 @@ class KeyedWindows(WindowsInMemory):
         Returns their rows, the windows, a mask of those that are not gone, and a mask of those that have run before.
         """
         index, yielded = self.kept.peek(self.kept.soonest(most))
-        index = self.shape.sorted(index)
         now = look(self.shape, index, yielded)
         return index, now.windows, self._there(now.windows.over_us, self.closed_us), now.at >= 0
 
