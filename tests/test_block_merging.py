@@ -17,6 +17,7 @@ from aion.core.ingest.builder import BlockBuilder, ShardBlock
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.levels import BlockMerger
+from aion.core.operator.keyed.values import MemoryValues
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import CorruptBlock
 from aion.execute.assembly import make_operator
@@ -64,10 +65,11 @@ OF_SESSIONS = {how: plan_for(how, SESSIONS) for how in HOW}
 OF_SESSIONS["partials beside rows of events"] = plan_for("partials", [*SESSIONS, aion.PerRecord("5s")])
 
 
-class Kept:
+class Kept(MemoryValues):
     """A shard's blocks in a dict."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.blocks: dict[int, list[StoredBlock]] = {}
 
     def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
