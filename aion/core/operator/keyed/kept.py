@@ -369,13 +369,21 @@ def _entries(facts: Facts, places: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
     of_index = rows >= 0
     place[of_index], place[~of_index] = places[0][rows[of_index]], places[1][-1 - rows[~of_index]]
     kinds, times, events = facts.entries.T
-    order = np.lexsort((times, kinds, place))
-    place, kinds, times, events = place[order], kinds[order], times[order], events[order]
-    begins = np.ones(len(rows), np.bool_)
-    begins[1:] = (np.diff(place) != 0) | (np.diff(kinds) != 0) | ((kinds[1:] == WAITING) & (np.diff(times) != 0))
-    at = np.flatnonzero(begins)
-    sums = np.add.reduceat(events, at) if len(at) else events
-    return np.column_stack([kinds[at], times[at], sums]), place[at]
+    waits = kinds == WAITING
+    # The first time of each kind and page, in a table of all of them.
+    kind_of = place[~waits] * WAITING + kinds[~waits]
+    firsts = np.full((int(place.max(initial=-1)) + 1) * WAITING, NEVER, np.int64)
+    there = np.zeros(len(firsts), np.bool_)
+    np.minimum.at(firsts, kind_of, times[~waits])
+    there[kind_of] = True
+    at = np.flatnonzero(there)
+    found = np.column_stack([at % WAITING, firsts[at], np.zeros(len(at), np.int64)])
+    order = np.lexsort((times[waits], place[waits]))
+    place_w, times_w = place[waits][order], times[waits][order]
+    begins = np.flatnonzero(np.append(True, (np.diff(place_w) != 0) | (np.diff(times_w) != 0))[: len(order)])
+    sums = np.add.reduceat(events[waits][order], begins) if len(begins) else events[:0]
+    cells = np.column_stack([np.full(len(begins), WAITING), times_w[begins], sums])
+    return np.concatenate((found, cells)), np.concatenate((at // WAITING, place_w[begins]))
 
 
 def _pages_of(keys: Sequence[bytes]) -> Ints:
