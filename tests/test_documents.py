@@ -201,6 +201,7 @@ def named(command: Command) -> tuple[str, ...]:
 RUN: dict[tuple[str, ...], tuple[str, ...]] = {
     ("policy", "check"): (),
     ("policy", "explain"): (),
+    ("policy", "show"): (),
     ("policy", "schema"): (),
     ("policy", "docs"): (),
     ("inspect",): (),

@@ -21,8 +21,9 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from aion.config.model import Contradiction, KeyPath, Policy, leaves, policy_to_json
+from aion.config.model import GONE, KeyPath, Policy, leaves, policy_to_json
 from aion.config.plugin import Arguments
+from aion.config.sections import Contradiction
 from aion.config.values import FileNumber, show
 from aion.errors import PolicyError
 
@@ -233,6 +234,8 @@ class _Layers:
             case "across":
                 yield from (self._contradiction(path, found) for found in context["found"])
                 return
+            case "extra_forbidden" if path in GONE:
+                text = f"this key is gone; remove it: {GONE[path]}"
             case "extra_forbidden":
                 text = f"unknown key; {_nearest_key(path)}allowed here: {', '.join(_keys(path[:-1]))}"
             case "model_type":

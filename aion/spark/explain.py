@@ -9,7 +9,7 @@ from aion.aggregates.layout import Layout
 from aion.aggregates.lists import Distinct
 from aion.aggregates.partial import Partial
 from aion.config import Policy
-from aion.config.model import TriggerPolicy
+from aion.config.sections import TriggerPolicy
 from aion.config.values import format_bytes
 from aion.core.calendars import Steps
 from aion.core.plan import Plan

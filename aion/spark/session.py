@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 from aion.config import (
     SPARK_PREFIX,
     Policy,
-    describe,
     load_policy,
     policy_to_json,
     presets,
@@ -25,6 +24,7 @@ from aion.config import (
     setting_text,
 )
 from aion.config.layers import Source
+from aion.config.model import leaves
 from aion.errors import ConfigError, MissingJava
 
 # Settings without which Aion does not work. The README explains each of them.
@@ -175,7 +175,7 @@ def _as_text(policy: Mapping[str, Any] | Policy) -> str:
 
 def _keys(settings: Mapping[str, Any]) -> set[str]:
     """The dotted keys that a mapping sets. In it, they may be nested, dotted, or with underscores as in keywords."""
-    key_of = {spelling: doc.key for doc in describe() for spelling in (doc.key, doc.key.replace(".", "_"))}
+    key_of = {spelling: ".".join(path) for path, _ in leaves() for spelling in (".".join(path), "_".join(path))}
     found: set[str] = set()
     for key, value in settings.items():
         if isinstance(value, Mapping):

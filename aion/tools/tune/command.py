@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import textwrap
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from aion.config import Policy, describe, format_bytes, load_policy, policy_to_json
+from aion.config import Policy, format_bytes, load_policy, policy_to_json
+from aion.config.reference import comment, commented
 from aion.errors import ConfigError
 from aion.execute.trace import Trace
 from aion.tools.tune.calibrate import calibrate
@@ -24,7 +22,6 @@ from aion.tools.tune.search import Goal, Result, Tried, changed, search
 from aion.tools.tune.simulator import as_recorded
 
 MOST_ROWS = 20
-WIDTH = 110
 
 
 def machine_of(path: Path | None, console: Console, *, durable: bool) -> Machine:
@@ -149,7 +146,6 @@ def policy_yaml(result: Result, goal: Goal, source: str, policy: str) -> str:
         f"{o.all_executions:,} executions, mean staleness {o.staleness:.3g}, {o.written_bytes / 2**20:,.1f} MiB "
         f"written, {o.coverage:.2%} of late events kept.",
     ]
-    docs = {doc.key: doc.doc for doc in describe()}
     base = load_policy(policy)
     # The file also has the settings of the policy that the search began with: it must not depend on that one.
     defaults, begun = policy_to_json(Policy()), policy_to_json(base)
@@ -159,20 +155,8 @@ def policy_yaml(result: Result, goal: Goal, source: str, policy: str) -> str:
     }
     for section, keys in changed(result.chosen).items():
         settings[section].update(keys)
-    lines = [line for text in head for line in comment(text, 0)]
-    for section, keys in settings.items():
-        if not keys:
-            continue
-        lines += ["", f"{section}:"]
-        for key, value in keys.items():
-            lines += comment(docs[f"{section}.{key}"], 2)
-            lines += ["  " + line for line in yaml.safe_dump({key: value}).splitlines()]
-    return "\n".join(lines) + "\n"
-
-
-def comment(text: str, indent: int) -> Iterable[str]:
-    mark = " " * indent + "# "
-    return textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=mark)
+    lines = [line for text in head for line in comment(text)]
+    return "\n".join([*lines, "", *commented(settings)]) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

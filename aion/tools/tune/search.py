@@ -233,7 +233,6 @@ def keys_of(vector: Vector, goal: Goal, bound_us: int, base: Policy) -> dict[str
         "memory.budget": format_bytes(budget_bytes),
         "memory.bucket_limit": format_bytes(bucket_bytes),
         "memory.moderate": high,
-        "memory.resume": round(high - 0.15, 2),
         "memory.scarce": max(0.9, high),
         "memory.victim": VICTIMS[min(int(victim * len(VICTIMS)), len(VICTIMS) - 1)],
         "destage.keep_fraction": round(0.5 * keep, 2),
