@@ -37,7 +37,9 @@ def require_extra(extra: str, what: str) -> None:
 
 
 def _place(name: str) -> Path | None:
-    """The file that Python loads for this name, or the folder of a package without ``__init__.py``; None if missing."""
+    """Returns the file that Python loads for this name, or the folder of a package without ``__init__.py``; None if
+    missing.
+    """
     if name in sys.modules:
         module = sys.modules[name]
         file, folders = module.__file__, getattr(module, "__path__", ())

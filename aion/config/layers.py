@@ -66,7 +66,9 @@ def resolve(policy: Source | None = None, *, keyword: Mapping[str, object], spar
 
 
 def _source_of(named: str) -> Source:
-    """The value of ``spark.aion.policy`` as a source: the name of a preset, a path, or a policy written as JSON."""
+    """Returns the value of ``spark.aion.policy`` as a source: the name of a preset, a path, or a policy written as
+    JSON.
+    """
     if not named.startswith("{"):
         return named
     try:
@@ -77,7 +79,7 @@ def _source_of(named: str) -> Source:
 
 
 def presets() -> list[str]:
-    """The names of the presets that come with Aion."""
+    """Returns the names of the presets that come with Aion."""
     names = (file.name for file in resources.files("policies").iterdir())
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
@@ -88,13 +90,13 @@ def policy_from_json(data: Mapping[str, Any]) -> Policy:
 
 
 def policy_to_text(policy: Policy) -> str:
-    """The policy as JSON text, for tasks that run in other processes."""
+    """Returns the policy as JSON text, for tasks that run in other processes."""
     return json.dumps(policy_to_json(policy))
 
 
 @lru_cache(maxsize=16)
 def policy_from_text(text: str) -> Policy:
-    """The policy that ``policy_to_text`` wrote. A process parses each text once: a policy never changes."""
+    """Returns the policy that ``policy_to_text`` wrote. A process parses each text once: a policy never changes."""
     return policy_from_json(json.loads(text))
 
 
@@ -168,7 +170,7 @@ class _Layers:
         return policy
 
     def _set_by_the_user(self) -> dict[type, set[str]]:
-        """By section, the fields that the user set."""
+        """Returns by section, the fields that the user set."""
         paths = self._origins.keys() - self._suggested
         return {
             type(section): {field for field, key in section.written().items() if (name, key) in paths}
@@ -176,7 +178,7 @@ class _Layers:
         }
 
     def _read(self, source: str | os.PathLike[str], name: str) -> dict[str, Any]:
-        """The tree of a preset or of a file. To read a file with the name of a preset, write ``./standard``."""
+        """Returns the tree of a preset or of a file. To read a file with the name of a preset, write ``./standard``."""
         file = resources.files("policies") / f"{source}.yaml" if source in presets() else Path(source)
         try:
             loader = yaml.SafeLoader(file.read_bytes())
@@ -196,7 +198,7 @@ class _Layers:
         return values or {}
 
     def _plain(self, loader: yaml.SafeLoader, node: yaml.Node, file: str, path: KeyPath) -> Any:
-        """The plain value of a node. Notes where every key below it was written."""
+        """Returns the plain value of a node. Notes where every key below it was written."""
         if not isinstance(node, yaml.MappingNode):
             try:
                 value = loader.construct_object(node, deep=True)
@@ -228,7 +230,7 @@ class _Layers:
                 tree[inner[-1]] = value  # an empty section changes nothing
 
     def _problems_of(self, error: ErrorDetails) -> Iterator[tuple[_Origin, str]]:
-        """Where the values of a pydantic error were written, and the messages for the user."""
+        """Yields where the values of a pydantic error were written, and the messages for the user."""
         path, context = tuple(map(str, error["loc"])), error.get("ctx", {})
         match error["type"]:
             case "across":

@@ -59,17 +59,17 @@ class Policy(Section):
 
 
 def policy_to_json(policy: Policy) -> dict[str, Any]:
-    """A plain dict in the shape of the YAML file. ``policy_from_json`` reads it back to an equal policy."""
+    """Returns a plain dict in the shape of the YAML file. ``policy_from_json`` reads it back to an equal policy."""
     return policy.model_dump(mode="json", by_alias=True)
 
 
 def setting_text(value: object) -> str:
-    """A value of :func:`policy_to_json` as text for a Spark setting. ``resolve`` reads it back."""
+    """Returns a value of :func:`policy_to_json` as text for a Spark setting. ``resolve`` reads it back."""
     return json.dumps(value) if value is None or isinstance(value, dict | bool) else str(value)
 
 
 def leaves(model: type[BaseModel] = Policy, path: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
-    """Every key as it is written in a file, with its field, in the order of the model."""
+    """Yields every key as it is written in a file, with its field, in the order of the model."""
     for name, field in model.model_fields.items():
         inner = (*path, field.alias or name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):

@@ -33,7 +33,9 @@ class KeyDoc(NamedTuple):
 
 @cache
 def _below_each_key() -> dict[tuple[str, str], list[str]]:
-    """The paragraphs of the text below each key, by class and field. Read from the source, so imports need not."""
+    """Returns the paragraphs of the text below each key, by class and field. Read from the source, so imports need
+    not.
+    """
     found = {}
     for section in (node for node in ast.parse(inspect.getsource(sections)).body if isinstance(node, ast.ClassDef)):
         for field, below in pairwise(section.body):
@@ -44,7 +46,7 @@ def _below_each_key() -> dict[tuple[str, str], list[str]]:
 
 
 def describe() -> list[KeyDoc]:
-    """Every key of a policy, in the order of the model."""
+    """Returns every key of a policy, in the order of the model."""
     docs, texts, defaults = [], _below_each_key(), policy_to_json(Policy())
     for name, section in Policy():
         for field, key in section.written().items():
@@ -56,7 +58,7 @@ def describe() -> list[KeyDoc]:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a policy file, for editors and other tools."""
+    """Returns the JSON schema of a policy file, for editors and other tools."""
     schema = Policy.model_json_schema(by_alias=True)
     for doc in describe():
         section, key = doc.key.split(".")
@@ -69,7 +71,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def differences(preset: str) -> dict[str, object]:
-    """The keys whose values in a preset differ from the defaults, with these values as written in a file."""
+    """Returns the keys whose values in a preset differ from the defaults, with these values as written in a file."""
     defaults = policy_to_json(Policy())
     return {
         f"{section}.{key}": value
@@ -80,13 +82,13 @@ def differences(preset: str) -> dict[str, object]:
 
 
 def policy_file(source: Source) -> str:
-    """A whole policy as a YAML file: every key, with what it does and when to change it."""
+    """Returns a whole policy as a YAML file: every key, with what it does and when to change it."""
     head = [*_HEAD.splitlines(), ""] if source == "standard" else []
     return "\n".join([*head, *commented(policy_to_json(load_policy(source)))]) + "\n"
 
 
 def commented(values: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
-    """The lines of a policy file with these values by section and key, and a comment on each."""
+    """Yields the lines of a policy file with these values by section and key, and a comment on each."""
     begun = ""
     for doc in describe():
         section, key = doc.key.split(".")
@@ -102,13 +104,13 @@ def commented(values: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
 
 
 def comment(text: str, indent: int = 0) -> list[str]:
-    """The text as lines of a YAML comment."""
+    """Returns the text as lines of a YAML comment."""
     mark = " " * indent + "# "
     return wrap(text, _WIDTH, initial_indent=mark, subsequent_indent=mark, break_on_hyphens=False)
 
 
 def purpose(preset: str) -> str:
-    """What a preset is for: the text after its name in the first comment of its file."""
+    """Returns what a preset is for: the text after its name in the first comment of its file."""
     if preset == "standard":
         return _STANDARD
     lines = (resources.files("policies") / f"{preset}.yaml").read_text(encoding="utf-8").splitlines()
@@ -116,7 +118,7 @@ def purpose(preset: str) -> str:
 
 
 def policy_docs() -> str:
-    """The page ``docs/policies.md``."""
+    """Returns the page ``docs/policies.md``."""
     parts = [_INTRODUCTION, "## Keys\n"]
     sections: dict[str, list[KeyDoc]] = {}
     for doc in describe():

@@ -59,7 +59,7 @@ class Contradiction(NamedTuple):
 
 
 def _key(field: str) -> str:
-    """The key in a policy file: the name of the field without its unit."""
+    """Returns the key in a policy file: the name of the field without its unit."""
     return re.sub("_(bytes|us|bytes_per_s)$", "", field)
 
 
@@ -90,7 +90,7 @@ class Section(BaseModel):
 
     @classmethod
     def written(cls) -> dict[str, str]:
-        """The key in a policy file, by field name."""
+        """Returns the key in a policy file, by field name."""
         return {name: field.alias or name for name, field in cls.model_fields.items()}
 
     def _adapted(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Section(BaseModel):
         return {}
 
     def _contradictions(self) -> Iterator[Contradiction]:
-        """Values that the user set and that contradict each other."""
+        """Returns values that the user set and that contradict each other."""
         return iter(())
 
 

@@ -50,7 +50,7 @@ class FileNumber(int):
 
 
 def show(value: object) -> str:
-    """The value as YAML writes it, shortened to fit on a line."""
+    """Returns the value as YAML writes it, shortened to fit on a line."""
     return {"None": "null", "True": "true", "False": "false"}.get(repr(value)) or _repr.repr(value)
 
 
@@ -58,7 +58,7 @@ def show(value: object) -> str:
 
 
 def size_bytes(value: object, *, what: str = "size") -> int:
-    """Bytes of ``"512MiB"``, ``"1.5 GB"``, ``"4096"`` or an int; a fraction of a byte is cut off.
+    """Returns bytes of ``"512MiB"``, ``"1.5 GB"``, ``"4096"`` or an int; a fraction of a byte is cut off.
 
     Raises ConfigError naming ``what`` for anything else, and for less than 1 byte.
     """
@@ -81,7 +81,7 @@ def size_bytes(value: object, *, what: str = "size") -> int:
 
 
 def format_bytes(size: int) -> str:
-    """The shortest exact text that :func:`size_bytes` reads back: ``67108864`` -> ``"64MiB"``."""
+    """Returns the shortest exact text that :func:`size_bytes` reads back: ``67108864`` -> ``"64MiB"``."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size and size % 1024**power == 0:
             return f"{size // 1024**power}{unit}"
@@ -148,7 +148,7 @@ def _positional(number: float) -> str:
 
 
 def _number(value: object, mark: str) -> float | None:
-    """The number in ``"25%"`` if the mark is "%". None if the value does not have that form."""
+    """Returns the number in ``"25%"`` if the mark is "%". None if the value does not have that form."""
     part = (_MARKED if mark else _PLAIN).fullmatch(value) if isinstance(value, str) else None
     return float(part[1]) if part is not None and part[2] == mark else None
 
@@ -207,7 +207,7 @@ def _idle(value: Any) -> int | Multiple:
 
 
 def _whole(value: object) -> int | None:
-    """The integer, which may be written as a string: values in Spark's configuration are strings."""
+    """Returns the integer, which may be written as a string: values in Spark's configuration are strings."""
     number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
     return int(number) if isinstance(number, int) and not isinstance(number, bool) else None
 
@@ -306,7 +306,7 @@ def location(text: str) -> str:
 
 
 def about_bytes(size_bytes: float) -> str:
-    """The size rounded to three digits, with a suitable unit: 307 MiB, 1.5 GiB."""
+    """Returns the size rounded to three digits, with a suitable unit: 307 MiB, 1.5 GiB."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size_bytes >= 1024**power:
             size = size_bytes / 1024**power

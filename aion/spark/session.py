@@ -135,7 +135,8 @@ def _prepared(session: SparkSession) -> SparkSession:
 
 
 def _batches(existing: Mapping[str, str]) -> dict[str, str]:
-    """The size of batches for Python: limited by rows. The limit in bytes stays only if the user allows many rows.
+    """Returns the size of batches for Python: limited by rows. The limit in bytes stays only if the user allows many
+    rows.
 
     With a limit in bytes, Spark adds up the sizes of all columns after each row, which is most of the cost of a row.
     """
@@ -145,7 +146,7 @@ def _batches(existing: Mapping[str, str]) -> dict[str, str]:
 
 
 def _settings(policy: Source | None, overrides: Mapping[str, Any]) -> dict[str, str]:
-    """The policy as Spark settings, so that it reaches :func:`windowed` through the session.
+    """Returns the policy as Spark settings, so that it reaches :func:`windowed` through the session.
 
     Only keys that the user gave: a setting that repeats a default would override a policy given later.
     """
@@ -164,7 +165,7 @@ def _settings(policy: Source | None, overrides: Mapping[str, Any]) -> dict[str, 
 
 
 def _as_text(policy: Mapping[str, Any] | Policy) -> str:
-    """A mapping as a single setting, which has the precedence of a file: single keys override it."""
+    """Returns a mapping as a single setting, which has the precedence of a file: single keys override it."""
     values = policy_to_json(load_policy(policy))
     keys = _keys(values if isinstance(policy, Policy) else policy)
     tree: dict[str, dict[str, Any]] = {}
@@ -174,7 +175,9 @@ def _as_text(policy: Mapping[str, Any] | Policy) -> str:
 
 
 def _keys(settings: Mapping[str, Any]) -> set[str]:
-    """The dotted keys that a mapping sets. In it, they may be nested, dotted, or with underscores as in keywords."""
+    """Returns the dotted keys that a mapping sets. In it, they may be nested, dotted, or with underscores as in
+    keywords.
+    """
     key_of = {spelling: ".".join(path) for path, _ in leaves() for spelling in (".".join(path), "_".join(path))}
     found: set[str] = set()
     for key, value in settings.items():
@@ -186,7 +189,7 @@ def _keys(settings: Mapping[str, Any]) -> set[str]:
 
 
 def check_java() -> int:
-    """The major version of the Java that Spark will use. Raises MissingJava, which says what to install."""
+    """Returns the major version of the Java that Spark will use. Raises MissingJava, which says what to install."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():

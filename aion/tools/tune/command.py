@@ -25,7 +25,9 @@ MOST_ROWS = 20
 
 
 def machine_of(path: Path | None, console: Console, *, durable: bool) -> Machine:
-    """The machine in the file ``path``. If there is no such file, measures it and writes it. Raises ConfigError."""
+    """Returns the machine in the file ``path``. If there is no such file, measures it and writes it. Raises
+    ConfigError.
+    """
     if path is not None and path.exists():
         try:
             return Machine(**json.loads(path.read_text()))
@@ -125,7 +127,7 @@ def front_table(result: Result, goal: Goal) -> Table:
 
 
 def shown(result: Result) -> list[Tried]:
-    """The front. If it is long, some of it, evenly spread, and the chosen one."""
+    """Returns the front. If it is long, some of it, evenly spread, and the chosen one."""
     front = list(result.front)
     if len(front) <= MOST_ROWS:
         return front
@@ -135,7 +137,9 @@ def shown(result: Result) -> list[Tried]:
 
 
 def policy_yaml(result: Result, goal: Goal, source: str, policy: str) -> str:
-    """The chosen policy as a file. Has the keys that the search set, each with its meaning. The rest is the default."""
+    """Returns the chosen policy as a file. Has the keys that the search set, each with its meaning. The rest is the
+    default.
+    """
     o = result.chosen.outcome
     head = [
         f"Chosen by aion tune for {source}, among {len(result.tried)} policies that it replayed, beginning with the "
