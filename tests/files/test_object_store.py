@@ -18,7 +18,6 @@ from aion.errors import CorruptState, StorageError
 from state_backends.files import s3
 from state_backends.files.remote import Remote, pyarrow_uri
 from state_backends.files.remote_storage import RemoteStorage
-from state_backends.store.backends import STORES
 from state_backends.versions.manifest import load
 from tests.files.rig import (
     BLOCK_BYTES,
@@ -30,12 +29,11 @@ from tests.object_store import ObjectStore
 from tests.stores.rig import make_block
 
 
-@pytest.mark.parametrize("kind", STORES)
-def test_another_host_goes_on_where_one_stopped(bucket: ObjectStore, hosts: Any, kind: str) -> None:
-    one = hosts(kind=kind)
+def test_another_host_goes_on_where_one_stopped(bucket: ObjectStore, hosts: Any) -> None:
+    one = hosts()
     first = one.commit(None, "1", (0, 0), (1, 10))
     second = one.commit(first, "2", (2, 0), purge=[10])
-    other = hosts(bucket.uri("state/").replace("s3://", "s3a://"), kind=kind)  # as Spark spells it
+    other = hosts(bucket.uri("state/").replace("s3://", "s3a://"))  # as Spark spells it
     assert other.seqs(second, 0, 10) == [0, 2]
     third = other.commit(second, "3", (3, 20))
     assert one.seqs(third, 0, 10, 20) == [0, 2, 3], "the first host sees what the other one did"
@@ -45,19 +43,18 @@ def test_another_host_goes_on_where_one_stopped(bucket: ObjectStore, hosts: Any,
     assert names(bucket, "files") == {f.name for m in manifests for f in m.files}
 
 
-@pytest.mark.parametrize("kind", STORES)
-def test_keyed_values_are_kept_there_too(bucket: ObjectStore, hosts: Any, kind: str) -> None:
-    one = hosts(kind=kind, retain=2)
+def test_keyed_values_are_kept_there_too(bucket: ObjectStore, hosts: Any) -> None:
+    one = hosts(retain=2)
     token, wanted, versions = None, dict[bytes, bytes | None](), {}
     for n in range(8):
         change: dict[bytes, bytes | None] = {b"key-%d" % k: b"%d" % n * 100 for k in range(n, n + 10)}
         change[b"key-%d" % n] = None
         if n == 5:
-            one = hosts(kind=kind, retain=2)
+            one = hosts(retain=2)
         token = one.put(token, f"{n}", change)
         wanted = {key: value for key, value in (wanted | change).items() if value is not None}
         versions[token] = wanted
-    other = hosts(kind=kind)
+    other = hosts()
     for version in list(versions)[-3:]:
         assert other.values(version) == versions[version]
     manifests = [load(data, path) for path, data in bucket.objects().items() if "/manifests/" in path]
@@ -70,7 +67,7 @@ def test_keyed_values_are_kept_there_too(bucket: ObjectStore, hosts: Any, kind: 
     name = min(in_use)
     bucket.put(f"{folder}/{name}", b"rubbish")
     with pytest.raises(CorruptState, match=name):
-        hosts(kind=kind).values(token)
+        hosts().values(token)
 
 
 def test_what_nobody_can_ask_for_is_deleted(bucket: ObjectStore, hosts: Any) -> None:
