@@ -172,7 +172,7 @@ def run_large(policy: Policy, batches: Sequence[pa.Table]) -> tuple[list[str], i
 
 
 def test_state_far_larger_than_memory_gives_the_same_panes() -> None:
-    batches = payload_events(20_000)
+    batches = payload_events(10_000)
     wanted, _, disk = run_large(policy("memory_only", 5_000), batches)
     assert disk == 0
     assert any("'late'" in row for row in wanted) and any("'dropped'" in row for row in wanted)
