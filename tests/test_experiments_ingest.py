@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import typer
 
 from experiments import bench
 from experiments.generate import (
+    SECOND_US,
     EventPlan,
     event_times,
     events,
@@ -22,7 +25,7 @@ from experiments.generate import (
     windows_late,
     write_batches,
 )
-from experiments.ingest import overlap, targets_for
+from experiments.ingest import Settings, choose, overlap, remarks, targets_for
 from experiments.ingest_contenders import mean_of_events
 
 PLAN = EventPlan(events_per_batch=20_000)
@@ -109,12 +112,40 @@ def test_files_are_the_same_bytes_every_time_and_read_in_order(tmp_path: Path) -
     assert pq.read_table(first[1]).drop_columns("payload").equals(events(plan, 1))
 
 
+def test_files_are_kept_and_only_missing_ones_are_made(tmp_path: Path) -> None:
+    plan = EventPlan(events_per_batch=100)
+    (only,) = write_batches(plan, 1, tmp_path)
+    inode = only.stat().st_ino
+    paths = write_batches(plan, 2, tmp_path)
+    assert paths[0].stat().st_ino == inode
+    assert sorted(path.name for path in only.parent.iterdir()) == [path.name for path in paths]
+
+
+def test_other_parameters_lie_in_another_folder() -> None:
+    base = Path("data")
+    others = [
+        dataclasses.replace(PLAN, seed=2),
+        dataclasses.replace(PLAN, payload_bytes=1),
+        dataclasses.replace(PLAN, span_us=SECOND_US),
+    ]
+    assert len({plan.folder(base) for plan in [PLAN, *others]}) == 4
+
+
 def test_payloads_have_their_size_and_do_not_compress() -> None:
     values = payloads(np.random.default_rng(0), 50, 2_304)
     assert values.type == pa.binary()
     assert pc.unique(pc.binary_length(values)).to_pylist() == [2_304]
     data = b"".join(values.to_pylist())
     assert len(pa.compress(data, codec="zstd", asbytes=True)) >= len(data)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"events_per_batch": 0}, {"late_share": 1.5}, {"past_windows": 0}, {"payload_bytes": -1}, {"keys": 0}],
+)
+def test_plans_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
+        dataclasses.replace(PLAN, **wrong)
 
 
 # --- arithmetic ---------------------------------------------------------------------------------------------
@@ -186,6 +217,32 @@ def test_targets_belong_to_the_settings_they_were_set_for(
     assert {target.under: target.at_least for target in targets if target.at_least is not None} == wanted
 
 
+@pytest.mark.parametrize("slide", ["0 seconds", "21 seconds", "1 parsec", ""])
+def test_a_wrong_slide_is_refused(slide: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        overlap(slide)
+
+
+def test_contenders_are_chosen_by_name() -> None:
+    assert list(choose("")) == ["partials", "apply", "stock-window", "tuned-window", "list-state", "scan"]
+    assert "apply-rows" in choose("", payload_bytes=2304)
+    assert "flink-mean" in choose("", flink=True) and "flink-mean" not in choose("", payload_bytes=2304, flink=True)
+    assert list(choose("list-state, apply")) == ["apply", "list-state"]
+    assert list(choose("", sliding=True)) == ["partials", "stock-window", "tuned-window", "scan"]
+    with pytest.raises(typer.BadParameter, match="unknown: nonsense; use partials, apply"):
+        choose("nonsense")
+    for refused in ("list-state", "flink-heap"):
+        with pytest.raises(typer.BadParameter, match="use partials, stock-window, tuned-window, scan"):
+            choose(refused, sliding=True, flink=True)
+
+
+def test_remarks_say_that_list_state_reads_less() -> None:
+    settings = Settings(1_000, {"apply": 5, "list-state": 3}, 3, 1, 0, None, "standard", 2)
+    assert "first 3 of the 5 files" in remarks(settings)
+    assert "3,000 events" in remarks(settings)
+    assert "ListState" not in remarks(dataclasses.replace(settings, batches={"apply": 5, "list-state": 5}))
+
+
 def test_the_mean_an_apply_function_computes() -> None:
     def batches(*parts: list[float | None]) -> Iterator[pa.RecordBatch]:
         for part in parts:
@@ -197,3 +254,27 @@ def test_the_mean_an_apply_function_computes() -> None:
 
 
 # --- files --------------------------------------------------------------------------------------------------
+
+
+def test_json_is_written_whole_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "result.json"
+    bench.write_json(path, {"versions": bench.versions(["pyarrow", "no-such-package"]), "at": bench.machine()})
+    read = json.loads(path.read_text())
+    assert read["versions"]["pyarrow"] == pa.__version__
+    assert read["versions"]["no-such-package"] is None
+    assert read["at"]["memory_bytes"] > 0
+    assert [file.name for file in path.parent.iterdir()] == ["result.json"]
+
+
+def test_the_chart_is_a_picture(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "chart.png"
+    bench.bar_chart(path, "title", {"a": "Contender A"}, {"a": [1.0, 2.0], "b": []}, "events/s")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_are_picked_in_the_order_that_is_known() -> None:
+    assert bench.pick(" b,a ", ["a", "b", "c"]) == ["a", "b"]
+    assert bench.pick("", ["a", "b", "c"]) == ["a", "b", "c"]
+    assert bench.pick("", ["a", "b", "c"], ["c"]) == ["c"]
+    with pytest.raises(typer.BadParameter, match="unknown: d, e; use a, b"):
+        bench.pick("d,a,e", ["a", "b"])

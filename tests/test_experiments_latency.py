@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.bench import Summary
-from experiments.latency import PHASES, milliseconds, ratios
+from experiments.latency import PHASES, contenders, milliseconds, ratios
 
 
 def report(trigger: int, *, rows: int = 1000, **phases: int) -> dict[str, object]:
@@ -40,3 +40,7 @@ def test_ratios_compare_what_has_as_many_partitions() -> None:
         "partials / token-timer, 2 partitions": pytest.approx(0.88),
         "partials / stock-window, 16 partitions": 2.0,
     }
+
+
+def test_contenders_are_chosen_by_name_and_in_order() -> None:
+    assert list(contenders()) == ["partials", "apply", "token", "token-timer", "stock-window", "tuned-window"]

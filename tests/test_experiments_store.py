@@ -14,7 +14,7 @@ import pytest
 
 from aion.core.ingest.block import decode
 from experiments import store_report
-from experiments.store import CONTENDERS, DEFAULTS, line
+from experiments.store import CONTENDERS, DEFAULTS, fits, line, remarks
 from experiments.store_common import (
     BLOCK_BYTES,
     MIB,
@@ -25,9 +25,9 @@ from experiments.store_common import (
     memory_use,
     random_batches,
 )
-from experiments.store_legs import perform, run_leg
-from experiments.store_report import BLOB_SIZES, Check, checks
-from experiments.store_settings import Settings
+from experiments.store_legs import LEGS, perform, run_leg
+from experiments.store_report import BLOB_SIZES, Check, checks, past_series, series
+from experiments.store_settings import OVERCOMMIT, Settings
 from experiments.store_windows import mean_of_payloads
 
 TINY = Settings(
@@ -110,6 +110,13 @@ def test_tables_json_and_figures(tmp_path: Path) -> None:
     assert {check["verdict"] for check in record["checks"]} == {"holds", "does not hold", "no target"}
 
 
+def test_series_are_by_contender_and_run() -> None:
+    found = results(100)
+    assert series(found, "ingest", "memory.peak_bytes")["tiered"] == [120, 130]
+    assert series(found, "late", "seconds") == {"memory": [2.0], "prestaged": [2.2], "unstaged": [9.0]}
+    assert past_series({}) == {}
+
+
 # --- arithmetic ---------------------------------------------------------------------------------------------
 
 
@@ -161,6 +168,20 @@ def test_the_function_looks_at_every_payload() -> None:
 # --- options ------------------------------------------------------------------------------------------------
 
 
+def test_state_is_so_many_budgets() -> None:
+    assert DEFAULTS.state_bytes == OVERCOMMIT * DEFAULTS.budget_bytes
+    assert f"budget {DEFAULTS.budget_bytes // MIB}" in remarks(DEFAULTS)
+
+
+def test_each_leg_has_contenders() -> None:
+    assert set(CONTENDERS) == set(LEGS)
+
+
+def test_the_memory_backend_takes_part_where_it_fits() -> None:
+    assert fits(DEFAULTS, 8 << 30)
+    assert not fits(DEFAULTS, DEFAULTS.state_bytes)
+
+
 # --- the legs, in miniature ---------------------------------------------------------------------------------
 
 
@@ -196,6 +217,15 @@ def test_blobs(contender: str, tmp_path: Path) -> None:
     assert all(found[f"{what}_bytes_per_s"].keys() == set(BLOB_SIZES) for what in ("write", "read"))
     assert found["dropped_bytes"] >= found["bytes"] > 2 * 0.9 * TINY.disk_bytes
     assert "64 KiB: " in line("blobs", found)
+
+
+def test_blob_files_are_compared_without_a_target() -> None:
+    def run(factor: float) -> dict[str, Any]:
+        speeds = {size: factor * (i + 1) for i, size in enumerate(BLOB_SIZES)}
+        return {"write_bytes_per_s": speeds, "read_bytes_per_s": speeds}
+
+    found = checks({"blobs": {"sst": [run(10)], "blob-files": [run(8), run(9)]}}, DEFAULTS)
+    assert [(check.measured, check.words) for check in found] == [(pytest.approx(0.85), "no target")] * 4
 
 
 def test_ingest_in_a_process_of_its_own(tmp_path: Path) -> None:

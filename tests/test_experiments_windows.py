@@ -8,11 +8,12 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from aion.core.time import duration_us
 from experiments.ingest_stream import Run
-from experiments.windows import LEGS, Settings, report, targets
+from experiments.windows import LEGS, Settings, chosen, report, targets
 from experiments.windows_streams import Measured, check_equal, sizes_us
 
 SETTINGS = Settings(1_000_000, 4, 1, 0, tuple(LEGS), "standard", 2, 1)
@@ -48,6 +49,13 @@ def test_different_definitions_are_compared_with_one() -> None:
         ("thousand aion", "one aion", 0.4),
     ]
     assert targets(("hundred",)) == []
+
+
+def test_windows_are_chosen_by_name_and_in_order() -> None:
+    assert chosen("") == tuple(LEGS)
+    assert chosen("sessions, 20") == ("20", "sessions")
+    with pytest.raises(typer.BadParameter, match="unknown: nonsense; use 1, 20, 100, 600, sessions, one"):
+        chosen("nonsense,1")
 
 
 def test_other_results_are_an_error() -> None:
