@@ -211,7 +211,7 @@ class Faults:
             done = function(*args, **options)
             if name == "os.open":
                 os.close(done)  # nobody else knows it
-            elif name == "open":
+            elif isinstance(done, io.IOBase):
                 done.close()
         if fails:
             text = os.strerror(self.code)
