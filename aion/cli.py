@@ -308,6 +308,14 @@ def explain(file: PolicyFile) -> None:
 
 
 @policy_app.command()
+def show(file: PolicyFile) -> None:
+    """Print a whole policy as a YAML file: all keys, with what each does and when to change it."""
+    from aion.config import policy_file
+
+    typer.echo(policy_file(file), nl=False)
+
+
+@policy_app.command()
 def schema() -> None:
     """Print the JSON schema of policy files, for editors."""
     from aion.config import json_schema

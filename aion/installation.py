@@ -48,7 +48,9 @@ def _import_error(message: str) -> ImportError:
 
 
 def _place(name: str) -> Path | None:
-    """The file that Python loads for this name, or the folder of a package without ``__init__.py``; None if missing."""
+    """Returns the file that Python loads for this name, or the folder of a package without ``__init__.py``; None if
+    missing.
+    """
     if name in sys.modules:
         module = sys.modules[name]
         file, folders = module.__file__, getattr(module, "__path__", ())

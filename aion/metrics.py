@@ -70,7 +70,7 @@ class StateMetrics:
 
 
 def state(spark: SparkSession) -> StateMetrics | None:
-    """The metrics of this host's state server, or None if there is no server."""
+    """Returns the metrics of this host's state server, or None if there is no server."""
     if not hasattr(spark, "sparkContext"):
         raise TypeError(f"metrics.state: a SparkSession is needed, not {spark!r}")
     client = StateClient.find(spark.sparkContext.applicationId)

@@ -31,7 +31,8 @@ class Calendar(_Calendar):
 
 
 def zone_rules(name: str) -> ZoneRules:
-    """The rules of a zone, from the first folder of ``zoneinfo.TZPATH`` that has it, or from the package tzdata.
+    """Returns the rules of a zone, from the first folder of ``zoneinfo.TZPATH`` that has it, or from the package
+    tzdata.
 
     Raises WindowError if there is no such zone.
     """

@@ -62,10 +62,12 @@ class History(Protocol):
         """The estimated share of events that are later than each edge. Shape (K,)."""
 
     def at_most(self, confidence: float) -> npt.NDArray[np.float64]:
-        """An upper confidence bound on each of these shares, descending. Shape (K,)."""
+        """Returns an upper confidence bound on each of these shares, descending. Shape (K,)."""
 
     def later_than(self, lateness_us: Any) -> npt.NDArray[np.float64]:
-        """The estimated share of events that are later than given values of lateness, which need not be edges."""
+        """Returns the estimated share of events that are later than given values of lateness, which need not be
+        edges.
+        """
 
     @property
     def unseen(self) -> float:
@@ -114,7 +116,7 @@ class Reason(StrEnum):
 
     @classmethod
     def of_code(cls, code: int) -> Reason:
-        """The reason with this index. Raises IndexError if there is none."""
+        """Returns the reason with this index. Raises IndexError if there is none."""
         return list(cls)[code]
 
 
@@ -209,7 +211,7 @@ def decide(
 
 
 def carried(asked: Cleanup, decision: BoundDecision, bound_us: int, later: float) -> BoundDecision:
-    """The decision with the bound that fits the latest windows, because lateness has drifted.
+    """Returns the decision with the bound that fits the latest windows, because lateness has drifted.
 
     A learnt bound grows to four times itself or to the initial bound, whichever is longer; a conservative one does not
     grow. ``later``: the share of late events that are expected after ``bound_us``.
@@ -254,7 +256,7 @@ def cut_to_room(
 
 
 def _learn(asked: Cleanup, coverage: float, known: History) -> tuple[int, str]:
-    """The smallest bound that covers enough, and what the history lacks to support it ("" if nothing)."""
+    """Returns the smallest bound that covers enough, and what the history lacks to support it ("" if nothing)."""
     allowed = 1.0 - coverage
     fits = known.at_most(asked.confidence) <= allowed
     first = int(np.argmax(fits))
@@ -276,7 +278,7 @@ def _learn(asked: Cleanup, coverage: float, known: History) -> tuple[int, str]:
 
 
 def _adapted(asked: Cleanup, known: History, bound_us: int, miss: float) -> int:
-    """The bound at another level than the one that was asked, as far as the history shows what comes later."""
+    """Returns the bound at another level than the one that was asked, as far as the history shows what comes later."""
     fits = known.at_most(asked.confidence) <= miss
     first = int(np.argmax(fits)) if fits.any() else len(fits) - 1
     adapted_us = int(known.edges_us[first]) + 1
@@ -284,7 +286,9 @@ def _adapted(asked: Cleanup, known: History, bound_us: int, miss: float) -> int:
 
 
 def _conservative(asked: Cleanup, coverage: float, known: History, least_us: int) -> tuple[int, str]:
-    """The conservative bound, and its name. It is at least as long as the bound of any coverage that is supported."""
+    """Returns the conservative bound, and its name. It is at least as long as the bound of any coverage that is
+    supported.
+    """
     losing, longest_us = float(known.later_than(least_us - 1)), int(known.edges_us[-1])
     if losing > 1.0 - coverage and longest_us >= least_us:
         return longest_us + 1, f"{short_duration(least_us)} would lose {losing:.2%}, so the longest lateness seen"

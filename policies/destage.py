@@ -81,7 +81,9 @@ class DestagePolicy(Protocol):
     """
 
     def suggest(self, view: MemoryView) -> list[Suggestion]:
-        """What should leave memory now, in this order. Called periodically. The same answer twice does no harm."""
+        """Returns what should leave memory now, in this order. Called periodically. The same answer twice does no
+        harm.
+        """
 
 
 @dataclass(slots=True, kw_only=True)
@@ -145,7 +147,7 @@ class StandardDestage:
         return suggestions
 
     def _idle(self, view: MemoryView, windows: Sequence[WindowView]) -> list[tuple[WindowView, str]]:
-        """The windows that have been idle for too long, with the reason. The longest idle comes first."""
+        """Returns the windows that have been idle for too long, with the reason. The longest idle comes first."""
         after_s = self.idle_after_s
         if self.idle_multiple is not None and view.median_execution_s is not None:
             after_s = self.idle_multiple * view.median_execution_s
@@ -156,13 +158,13 @@ class StandardDestage:
         return [(w, f"idle for {idle_s:.3g} s, more than {after_s:.3g} s") for w, idle_s in idle]
 
     def _victims(self, windows: Sequence[WindowView]) -> list[WindowView]:
-        """The windows in the order in which they leave. Ties are broken by the other criterion."""
+        """Returns the windows in the order in which they leave. Ties are broken by the other criterion."""
         if self.victim == "largest":
             return sorted(windows, key=lambda w: (-w.gain_bytes, w.append_rate_bytes_per_s))
         return sorted(windows, key=lambda w: (w.append_rate_bytes_per_s, -w.gain_bytes))
 
     def _target_bytes(self, view: MemoryView) -> float:
-        """The bytes of blocks in memory at which the pressure should be ``resume``.
+        """Returns the bytes of blocks in memory at which the pressure should be ``resume``.
 
         It is unknown how much of the machine's memory in use is ours. So if the machine's memory causes the pressure,
         our use shrinks by the ratio by which the pressure should shrink. The next call sees whether that was enough.

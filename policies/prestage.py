@@ -10,7 +10,7 @@ class PrestagePolicy(Protocol):
     """The interface of a class that ``prestage.class`` in a policy file names."""
 
     def start_at_s(self, due_s: float, size_bytes: int, pessimistic_s: float) -> float:
-        """When to start fetching ``size_bytes`` for an execution at ``due_s``. A time in the past means now.
+        """Returns when to start fetching ``size_bytes`` for an execution at ``due_s``. A time in the past means now.
 
         ``pessimistic_s``: the time to start if nothing is known about the speed. In the paper that is when the previous
         window has fully expired.
@@ -61,19 +61,21 @@ class StagingSpeed:
             pace.learn(s_per_byte, self.weight)
 
     def estimate_s(self, size_bytes: int) -> float | None:
-        """How many seconds fetching will take. None: nothing of this size class or a smaller one was observed."""
+        """Returns how many seconds fetching will take. None: nothing of this size class or a smaller one was
+        observed.
+        """
         if size_bytes <= 0:
             return 0.0
         pace = self._pace(size_bytes)
         return None if pace is None else size_bytes * pace.s_per_byte
 
     def deviation_s(self, size_bytes: int) -> float:
-        """The mean error of the estimate in seconds. 0 if it is unknown."""
+        """Returns the mean error of the estimate in seconds. 0 if it is unknown."""
         pace = self._pace(size_bytes)
         return 0.0 if pace is None else max(0, size_bytes) * pace.deviation_s_per_byte
 
     def bytes_per_s(self, size_bytes: int) -> float | None:
-        """The speed for windows of this size. None if it is unknown, or too high to be measured."""
+        """Returns the speed for windows of this size. None if it is unknown, or too high to be measured."""
         pace = self._pace(size_bytes)
         return None if pace is None or pace.s_per_byte <= 0 else 1 / pace.s_per_byte
 

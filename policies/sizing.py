@@ -16,7 +16,7 @@ class Execution(NamedTuple):
 
 
 def processing_bytes_per_s(executions: Iterable[Execution]) -> float | None:
-    """How fast a function processes blocks that are in memory. None: too fast to measure, or no executions.
+    """Returns how fast a function processes blocks that are in memory. None: too fast to measure, or no executions.
 
     The time that it waited for blocks does not count. Otherwise a function that waits all the time would seem as slow
     as staging, so staging would seem fast enough, and nothing would be staged ahead.
@@ -36,7 +36,7 @@ def m_bucket_bytes(
     blocking: bool,
     block_bytes: int,
 ) -> int:
-    """The smallest m-bucket, in bytes, with which the function never waits for the disk.
+    """Returns the smallest m-bucket, in bytes, with which the function never waits for the disk.
 
     A *blocking* function needs all of its input before it starts, so it needs the whole window. A *non-blocking* one
     processes block after block at ``processing_bytes_per_s`` (P), while the rest of the ``window_bytes`` (B) is staged

@@ -70,7 +70,7 @@ class StoreConfig:
         return asdict(self)
 
     def budget(self, limit_bytes: int) -> int:
-        """The memory budget in bytes, on a host whose processes may use ``limit_bytes``."""
+        """Returns the memory budget in bytes, on a host whose processes may use ``limit_bytes``."""
         if self.budget_bytes is not None:
             return self.budget_bytes
         return max(1, int(self.budget_share * limit_bytes))

@@ -6,6 +6,7 @@ at others each time.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -46,6 +47,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=usual)
         items[:] = [item for item in items if item not in usual]
     items.sort(key=lambda item: SLOW.index(item.path.parent.name) if item.path.parent.name in SLOW else len(SLOW))
+
+
+def pytest_collection_finish() -> None:
+    """Nothing that is there before the first test is looked at again by a collection of garbage.
+
+    Tests collect garbage often, and the tests themselves, their libraries and what they import are most of the heap.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -19,11 +19,18 @@ from hypothesis import strategies as st
 from aion import aggregates as A
 from aion.errors import ApplyError, ConfigError, SchemaError
 from tests import aggregate_oracle as o
+from tests import oracle
 from tests.examples import some
 
 Row = dict[str, Any]
 TIME = pa.timestamp("us", "UTC")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
+    digits = st.integers(1 - 10**precision, 10**precision - 1)
+    return digits.map(lambda n: Decimal(f"{n}e-{scale}"))  # arithmetic would round to the context's 28 digits
+
 
 floats = st.sampled_from([0.0, -0.0, 1.5, -2.0, 1e300, 3.25e-9, math.nan, math.inf, -math.inf])
 NUMBERS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -106,6 +113,67 @@ def check(schema: pa.Schema, rows: list[Row], cases: Sequence[Case], draw: st.Da
         for result, (aggregate, function, alike) in zip(results, cases, strict=True):
             wanted = function(mine)
             assert alike(result, wanted), f"{aggregate} of {mine}: {result!r}, not {wanted!r}"
+
+
+INTEGERS = {
+    "tinyint": NUMBERS["tinyint"],
+    "smallint": (pa.int16(), st.integers(-(2**15), 2**15 - 1)),
+    "int": (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
+    "bigint": (pa.int64(), st.integers(-(2**46), 2**46 - 1)),
+}
+# Values whose sums a double holds exactly, in whatever order they are added.
+halves = st.integers(-(2**20), 2**20).map(lambda n: n / 2) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0])
+FLOATS = {"float": (pa.float32(), halves), "double": (pa.float64(), halves)}
+DECIMALS = {
+    f"decimal({precision}, {scale})": (pa.decimal128(precision, scale), decimals(precision, scale))
+    for precision, scale in [(5, 2), (10, 0), (20, 20), (28, 6), (33, 3)]
+}
+WHOLE = {
+    **ORDERED,
+    **INTEGERS,
+    "any bigint": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "any double": (pa.float64(), st.floats()),
+    "wide decimal": (pa.decimal128(38, 6), decimals(30, 6)),
+    "any text": (pa.string(), st.text(max_size=4)),
+    "any date": (pa.date32(), st.dates()),
+    "any time": (pa.timestamp("us"), st.datetimes()),
+    "any instant": (TIME, st.datetimes(timezones=st.just(UTC))),
+}
+
+
+def of_values(function: Callable[[list[Any]], Any]) -> o.Function:
+    return lambda rows: function([row["v"] for row in rows])
+
+
+@given(tables(WHOLE), st.data())
+def test_counts_and_extremes(data: tuple[pa.Schema, list[Row]], draw: st.DataObject) -> None:
+    cases: list[Case] = [
+        (A.count(), len, o.same),
+        (A.count("v"), of_values(oracle.spark_count), o.same),
+        (A.min("v"), of_values(oracle.spark_min), o.same),
+        (A.max("v"), of_values(oracle.spark_max), o.same),
+    ]
+    check(*data, cases, draw)
+
+
+@given(tables(INTEGERS) | tables(FLOATS), st.data())
+def test_sums_and_means(data: tuple[pa.Schema, list[Row]], draw: st.DataObject) -> None:
+    cases: list[Case] = [
+        (A.sum("v"), of_values(oracle.spark_sum), o.same),
+        (A.mean("v"), of_values(oracle.spark_mean), o.close),
+    ]
+    check(*data, cases, draw)
+    assert A.avg is A.mean
+
+
+@given(tables(DECIMALS), st.data())
+def test_decimals_stay_decimals(data: tuple[pa.Schema, list[Row]], draw: st.DataObject) -> None:
+    scale = data[0].field("v").type.scale
+    cases: list[Case] = [
+        (A.sum("v"), of_values(oracle.spark_sum), o.same),
+        (A.mean("v"), of_values(lambda values: oracle.spark_decimal_mean(values, scale + 4)), o.same),
+    ]
+    check(*data, cases, draw)
 
 
 @given(tables(NUMBERS), st.data())

@@ -86,17 +86,17 @@ def compacted_bytes(plan: Plan, blocks: Sequence[Block]) -> int:
     [pytest.param({}, marks=pytest.mark.proof), {"hours": aion.Tumbling("1 hour")}],
     ids=["alone", "beside others"],
 )
-def test_sessions_that_a_thousand_batches_feed_take_at_most_twice_their_compacted_size(beside: Any) -> None:
+def test_sessions_that_hundreds_of_batches_feed_take_at_most_twice_their_compacted_size(beside: Any) -> None:
     windows = {"visit": aion.Session("10 minutes"), **beside}
     aggregates = {"n": A.count(), "s": A.sum("v"), "m": A.mean("f")}
     plan = make_plan(SCHEMA, key="k", time="ts", windows=windows, aggregates=aggregates, apply=None, outputs=None)
     draw = np.random.default_rng(3)
     slices = [600 * SECOND * n for n in range(6)]
     with aion.LocalOperator(windows=windows, time="ts", key="k", aggregates=aggregates, policy=policy_of()) as operator:
-        for batch in range(1000):
+        for batch in range(400):
             numbers = draw.integers(0, 100, 40)
             # Each key comes often enough to keep its session open, for more than an hour in all.
-            events = [(int(3.5 * batch + draw.integers(0, 100)), f"key-{n}", int(n)) for n in numbers]
+            events = [(int(8.75 * batch + draw.integers(0, 100)), f"key-{n}", int(n)) for n in numbers]
             operator.process(pa.Table.from_batches([table_of(events)]))
             if batch % 50 == 49:
                 operator.advance(0)  # the batch has ended
@@ -106,7 +106,7 @@ def test_sessions_that_a_thousand_batches_feed_take_at_most_twice_their_compacte
                 assert sum(b.size_bytes for b in kept) <= 2 * compacted
                 assert sum(b.header.events for b in kept) == 40 * (batch + 1)
         rows = operator.advance(10_000 * SECOND).to_pylist()
-    assert sum(r["n"] for r in rows if r["window"] == "visit") == 40_000
+    assert sum(r["n"] for r in rows if r["window"] == "visit") == 16_000
     assert stats.blocks < 60
 
 
@@ -118,12 +118,12 @@ def test_a_session_that_never_ends_keeps_no_rows_of_others(name: str) -> None:
     draw = np.random.default_rng(5)
     kept, endless, others = [], 0, 0
     try:
-        for minute in range(60):
+        for minute in range(30):
             now = 60 * minute
             events = [(now + int(t), f"key-{minute}-{n}", 1) for n, t in enumerate(draw.integers(0, 60, 40))]
             # The endless session also gets events that are hours late: no part of it is closed.
             times = [now, now + 30, int(draw.integers(0, now + 30))]
-            if minute % 20 == 10:
+            if minute % 10 == 5:
                 rig.crash()
             rows = rig.batch(table_of([*events, *((t, "endless", 1) for t in times)]), now - 60)
             endless += len(times)
@@ -137,10 +137,10 @@ def test_a_session_that_never_ends_keeps_no_rows_of_others(name: str) -> None:
             assert kept[-1] <= 2 * live + 40
         rows = rig.batch(None, 100_000)
         (row,) = [r for r in rows if r["k"] == "endless"]
-        assert row["events"] == endless == 180
-        assert others + sum(r["events"] for r in rows) - endless == 60 * 40
+        assert row["events"] == endless == 90
+        assert others + sum(r["events"] for r in rows) - endless == 30 * 40
         assert rig.shard.store is not None
-        assert not list(rig.shard.store.read([60 * SECOND * n for n in range(62)]))
+        assert not list(rig.shard.store.read([60 * SECOND * n for n in range(32)]))
     finally:
         rig.close()
 
@@ -148,7 +148,7 @@ def test_a_session_that_never_ends_keeps_no_rows_of_others(name: str) -> None:
 @pytest.mark.parametrize("name", ["events", "partials"])
 def test_a_late_event_costs_what_its_key_costs_and_not_what_its_window_holds(name: str) -> None:
     costs = {}
-    for keys in (2_000, 40_000):
+    for keys in (1_000, 20_000):
         rig = Rig(plan_of(name, aion.Tumbling(60 * SECOND)), policy_of(blocks={"target": "8KiB"}))
         try:
             for part in range(4):
@@ -181,9 +181,9 @@ def test_late_events_stage_the_blocks_of_their_keys_only() -> None:
         policy_of(blocks={"target": "8KiB"}, trigger={"kind": "count", "count": 3}),
     )
     try:
-        rig.batch(table_of([(5, f"key-{n}", n) for n in range(20_000)]), None)
-        rig.batch(table_of([(5, f"key-{n}", n) for n in range(20_000)]), None)
-        rig.batch(table_of([(5, f"key-{n}", n) for n in range(20_000)]), 60)
+        rig.batch(table_of([(5, f"key-{n}", n) for n in range(8_000)]), None)
+        rig.batch(table_of([(5, f"key-{n}", n) for n in range(8_000)]), None)
+        rig.batch(table_of([(5, f"key-{n}", n) for n in range(8_000)]), 60)
         rig.crash()
         assert rig.batch(table_of([(7, "key-77", 1)]), None) == []
         store = rig.shard.store

@@ -64,7 +64,7 @@ def reborn(bound: AdaptiveBound) -> AdaptiveBound:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("model", ["auto", "empirical"])
+@pytest.mark.parametrize("model", ["auto", pytest.param("empirical", marks=pytest.mark.proof)])
 def test_a_restart_does_not_change_what_is_decided(model: str) -> None:
     asked = Cleanup(30 * MINUTE, coverage=0.95, max_state_bytes=100_000)
     lives = []
@@ -117,7 +117,7 @@ def test_a_change_is_not_looked_for_again_until_history_is_twice_as_long() -> No
     bound = AdaptiveBound(Cleanup(30 * MINUTE, coverage=0.95), half_life_us=20 * DAY, model="empirical")
     coming: list[tuple[int, int, int]] = []
     restarts = []
-    for turn in range(16):
+    for turn in range(12):
         bound, _ = live(
             bound, lognormal(400 if turn % 2 else 60), windows=180, first=180 * turn, seed=turn, observing=coming
         )

@@ -38,11 +38,11 @@ def test_the_presets_are_those_that_are_promised() -> None:
     assert config.differences("disk_only") == {"state.backend": "rocksdb"}
     assert config.differences("low_memory") == {
         "state.compression": "zstd", "memory.budget": "64MiB", "memory.bucket_limit": "8MiB",
-        "memory.moderate": 0.6, "memory.resume": 0.4, "memory.scarce": 0.8,
+        "memory.moderate": 0.6, "memory.scarce": 0.8,
         "destage.idle_after": "30 seconds", "io.codec_threads": 1, "apply.memory": "64MiB",
     }  # fmt: skip
     assert config.differences("low_latency") == {
-        "memory.budget": "50%", "memory.bucket_limit": "256MiB", "memory.moderate": 0.85, "memory.resume": 0.75,
+        "memory.budget": "50%", "memory.bucket_limit": "256MiB", "memory.moderate": 0.85,
         "memory.scarce": 0.95, "memory.victim": "slowest", "destage.keep_fraction": 0.1, "io.codec_threads": 4,
         "trigger.kind": "every_batch",
     }  # fmt: skip
@@ -53,24 +53,33 @@ def test_the_presets_are_those_that_are_promised() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "standard"])
+def test_a_preset_is_what_differs_from_the_standard(name: str) -> None:
+    written = yaml.safe_load((POLICIES / f"{name}.yaml").read_text())
+    assert [f"{section}.{key}" for section, keys in written.items() for key in keys] == list(config.differences(name))
+
+
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_key_of_the_model_is_in_every_preset_with_a_comment(name: str) -> None:
-    documented: dict[str, str] = {}
+def test_a_preset_is_shown_whole_with_a_comment_on_every_key(name: str, tmp_path: Path) -> None:
+    shown = run("policy", "show", name).stdout
+    (tmp_path / "mine.yaml").write_text(shown)
+    assert load_policy(tmp_path / "mine.yaml") == load_policy(name)
+    comments: dict[str, str] = {}
     section, comment = "", ""
-    for line in (POLICIES / f"{name}.yaml").read_text().splitlines():
+    for line in shown.splitlines():
         if line.lstrip().startswith("#"):
             comment += line.lstrip(" #") + " "
             continue
         if line and not line.startswith(" "):
             section = line.rstrip(":")
         elif line:
-            documented[f"{section}.{line.split(':')[0].strip()}"] = comment
+            comments[f"{section}.{line.split(':')[0].strip()}"] = comment
         comment = ""
-    assert list(documented) == [doc.key for doc in config.describe()]
-    for key, text in documented.items():
-        assert text, f"{key} has no comment in {name}.yaml"
+    assert list(comments) == [doc.key for doc in config.describe()]
+    for key, text in comments.items():
+        assert text, f"{key} has no comment"
         for choice in choices(key):
-            assert re.search(rf"\b{choice}\b", text), f"the comment of {key} in {name}.yaml is silent on {choice}"
+            assert re.search(rf"\b{choice}\b", text), f"the comment of {key} is silent on {choice}"
 
 
 def choices(key: str) -> list[str]:
@@ -92,9 +101,9 @@ def test_every_key_is_described() -> None:
     assert docs["state.shards"].type == "auto, or an integer from 1"
 
 
-def test_the_schema_in_the_repository_is_the_one_of_the_model() -> None:
-    regenerate = "python -m aion.cli policy schema > policies/schema.json"
-    assert json.loads((POLICIES / "schema.json").read_text()) == config.json_schema(), regenerate
+def test_the_standard_in_the_repository_is_the_one_of_the_model() -> None:
+    regenerate = "python -m aion.cli policy show standard > policies/standard.yaml"
+    assert (POLICIES / "standard.yaml").read_text() == config.policy_file("standard"), regenerate
 
 
 def test_the_reference_in_the_repository_is_the_one_of_the_model() -> None:
@@ -296,7 +305,7 @@ def test_explain_tells_of_merging_levels(tmp_path: Path) -> None:
 def test_explain_tells_of_pressure_idleness_prestaging_and_threads(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "memory: {budget: 100MiB, moderate: 0.5, resume: 0.25, scarce: 0.8, victim: slowest}\n"
+        "memory: {budget: 100MiB, moderate: 0.5, scarce: 0.8, victim: slowest}\n"
         "destage: {keep_fraction: 0.125, idle_after: 2.5x}\n"
         "prestage: {mode: on_late_event}\n"
         "io: {codec_threads: 0, threads: 3, rate_limit: 20MiB}\n"
@@ -305,7 +314,7 @@ def test_explain_tells_of_pressure_idleness_prestaging_and_threads(tmp_path: Pat
     for part in (
         "50% of the budget (50 MiB), or of the machine's memory, is in use: moderate pressure",
         "move to disk one by one, except its first 12.5%: the one that gets the fewest bytes per second first, "
-        "until 25% of the budget (25 MiB) is in use.",
+        "until 40% of the budget (40 MiB) is in use.",
         "80% of the budget (80 MiB), or of the machine's memory, is in use: memory is scarce",
         "the window gets no events and no watermark for 2.5 times the median time of an execution",
         "Then it moves from memory to RocksDB, except its first 12.5%.",
@@ -369,10 +378,9 @@ def test_without_a_bound_there_is_no_late_execution(tmp_path: Path) -> None:
 # -- schema -------------------------------------------------------------------------------------------
 
 
-def test_schema_prints_the_file_in_the_repository() -> None:
+def test_schema_prints_the_schema_as_json() -> None:
     result = run("policy", "schema")
     assert json.loads(result.stdout) == config.json_schema()
-    assert result.stdout == (ROOT / "policies" / "schema.json").read_text()
 
 
 def test_docs_prints_the_file_in_the_repository() -> None:

@@ -64,7 +64,7 @@ def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:
             tmp_path,
             """
             state: {backend: rocksdb, codec: json, compression: zstd, shards: 12, dir: s3://bucket/state}
-            memory: {budget: 1GiB, bucket_limit: 4096, moderate: 50%, resume: 0, scarce: 1.0, victim: slowest}
+            memory: {budget: 1GiB, bucket_limit: 4096, moderate: 50%, scarce: 1.0, victim: slowest}
             destage: {keep_fraction: 12.5%, idle_after: 2.5x, class: my.own:Thing.Inner, arguments: {a: [1, {b: x}]}}
             prestage: {mode: predictive, class: mine:Plan, arguments: {}}
             io: {codec_threads: 0, threads: 4, rate_limit: 100 MB}
@@ -79,7 +79,7 @@ def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:
     }  # fmt: skip
     memory, destage, io = policy.memory, policy.destage, policy.io
     assert (memory.budget_bytes, memory.bucket_limit_bytes) == (1 << 30, 4096)
-    assert (memory.moderate, memory.resume, memory.scarce, memory.victim) == (0.5, 0.0, 1.0, "slowest")
+    assert (memory.moderate, memory.resume, memory.scarce, memory.victim) == (0.5, 0.4, 1.0, "slowest")
     assert (destage.keep_fraction, destage.idle_multiple, destage.idle_after_us) == (0.125, 2.5, None)
     assert (destage.class_path, dict(destage.arguments)) == ("my.own:Thing.Inner", {"a": [1, {"b": "x"}]})
     assert (policy.prestage.mode, policy.prestage.class_path) == ("predictive", "mine:Plan")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aion.config.model import GONE
 from tests.policy_files import refused, write
 
 
@@ -14,7 +15,7 @@ from tests.policy_files import refused, write
     ("line", "says"),
     [
         ("memory: {budgt: 1MiB}", "memory.budgt: unknown key; did you mean memory.budget? "
-         "allowed here: budget, bucket_limit, moderate, resume, scarce, victim"),
+         "allowed here: budget, bucket_limit, moderate, scarce, victim"),
         ("memroy: {budget: 1MiB}", "memroy: unknown key; did you mean memory? "
          "allowed here: state, memory, destage, prestage, io, blocks, distribution, execution, apply, lateness"),
         ("budget: 1MiB", "budget: unknown key; did you mean memory.budget?"),
@@ -37,10 +38,10 @@ from tests.policy_files import refused, write
         ("memory: {moderate: 0}", "memory.moderate: 0 is out of range; write a share above 0, e.g. 0.75, or '75%'"),
         ("memory: {scarce: 0%}", "memory.scarce: '0%' is out of range; write a share above 0"),
         ("memory: {moderate: a lot}", "memory.moderate: 'a lot' is not a share; write a number from 0 to 1"),
-        ("memory: {resume: 0.8, moderate: 0.75}", "memory.resume: 0.8 is not below memory.moderate, 0.75; set resume "
-         "lower than moderate"),
-        ("memory: {resume: 1}", "memory.resume: 1.0 is not below memory.moderate, 1.0; set resume lower than moderate; "
-         "memory.moderate is from the defaults"),
+        *(
+            (f"{section}: {{{key}: 1}}", f"{section}.{key}: this key is gone; remove it: {why}")
+            for (section, key), why in GONE.items()
+        ),
         ("memory: {moderate: 95%, scarce: 0.9}", "memory.scarce: 0.9 is below memory.moderate, 0.95; set it to at "
          "least that"),
         ("memory: {victim: oldest}", "memory.victim: 'oldest' is not possible; write 'largest' or 'slowest'"),
@@ -135,10 +136,10 @@ def test_all_errors_of_a_file_are_told_in_the_order_of_their_lines(tmp_path: Pat
 def test_all_contradictions_of_a_section_are_told(tmp_path: Path) -> None:
     text = "memory: {budget: 1MiB, bucket_limit: 2MiB}\n"
     file = write(tmp_path, text + "destage: {arguments: {a: 1}}\nprestage: {class: 'a:B', mode: none}\n")
-    overrides: dict[str, object] = {"memory": {"resume": 0.95, "moderate": 0.9, "scarce": 0.5}}
+    overrides: dict[str, object] = {"memory": {"moderate": 0.9, "scarce": 0.5}}
     lines = refused(file, overrides).splitlines()
     assert [re.sub(r"^(?:.*mine.yaml:\d+|keyword memory): (\S+): .*", r"\1", line) for line in lines] == [
-        "memory.bucket_limit", "destage.arguments", "prestage.mode", "memory.resume", "memory.scarce",
+        "memory.bucket_limit", "destage.arguments", "prestage.mode", "memory.scarce",
     ]  # fmt: skip
 
 

@@ -30,11 +30,11 @@ plugins = st.fixed_dictionaries({"class": st.sampled_from(["mine:Mine", "a.b:C.D
 
 @st.composite
 def memories(draw: st.DrawFn) -> dict[str, Any]:
-    resume, moderate, scarce = sorted(draw(st.lists(fractions, min_size=3, max_size=3, unique=True)))
+    moderate, scarce = sorted(draw(st.lists(st.floats(0, 1, exclude_min=True), min_size=2, max_size=2)))
     budget, bucket = sorted(draw(st.tuples(sizes, sizes)), reverse=True)
     return {
         "budget": draw(st.one_of(st.just(budget), percents)), "bucket_limit": bucket, "moderate": moderate,
-        "resume": resume, "scarce": scarce, "victim": draw(st.sampled_from(["largest", "slowest"])),
+        "scarce": scarce, "victim": draw(st.sampled_from(["largest", "slowest"])),
     }  # fmt: skip
 
 

@@ -211,6 +211,8 @@ class Faults:
             done = function(*args, **options)
             if name == "os.open":
                 os.close(done)  # nobody else knows it
+            elif isinstance(done, io.IOBase):
+                done.close()
         if fails:
             text = os.strerror(self.code)
             raise Exception(f"IO error: {text}: While {name}") if rocksdb else OSError(self.code, text, name)

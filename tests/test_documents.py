@@ -65,6 +65,7 @@ RUN_SMALL = {
     "restore": "tests/test_experiments_restore.py::test_the_command_prints_and_writes_what_it_found",
     "slicing": "tests/experiments/test_slicing.py::test_designs_agree_and_their_costs_are_counted",
     "staleness": "tests/test_experiments_staleness.py::test_the_command",
+    "sessions": "tests/experiments/test_commands.py::test_sessions",
     "stateful": "tests/experiments/test_commands.py::test_stateful",
     "store": "tests/test_experiments_store.py::test_ingest_in_a_process_of_its_own",
     "tune-check": "tests/test_documents.py::test_commands_that_are_cheap_do_what_is_said",
@@ -221,6 +222,7 @@ def named(command: Command) -> tuple[str, ...]:
 RUN: dict[tuple[str, ...], tuple[str, ...]] = {
     ("policy", "check"): (),
     ("policy", "explain"): (),
+    ("policy", "show"): (),
     ("policy", "schema"): (),
     ("policy", "docs"): (),
     ("inspect",): (),

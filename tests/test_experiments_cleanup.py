@@ -110,7 +110,7 @@ def test_streams_have_the_lateness_they_claim(kind: str) -> None:
     assert (synthetic(kind, 4, 40, seed=2).on_time != stream.on_time).any()
 
 
-@pytest.mark.parametrize("kind", ["log-normal", "regime change"])
+@pytest.mark.parametrize("kind", ["log-normal", pytest.param("regime change", marks=pytest.mark.proof)])
 def test_a_run_compares_what_was_learnt_with_oracle_and_fixed_bounds(kind: str) -> None:
     days = 2.0 if kind == "regime change" else 0.8
     run = known_truth((Leg(kind, days, 30, 0.4), TINY, 0))
@@ -196,6 +196,7 @@ def test_a_share_of_runs_holds_unless_it_is_surprising() -> None:
     assert found[36].measured == 0.9 and "36/40" in found[36].wanted
 
 
+@pytest.mark.proof
 def test_the_report_says_what_was_measured(tmp_path: Path) -> None:
     runs = {
         "log-normal": [known_truth((Leg("log-normal", 0.9, 30, 0.3), TINY, seed)) for seed in range(2)],

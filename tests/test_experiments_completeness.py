@@ -14,6 +14,7 @@ from experiments.completeness import judged
 from experiments.completeness_settings import Settings
 
 
+@pytest.mark.proof
 def test_the_command_judges_what_was_said(tmp_path: Path) -> None:
     arguments = ["--streams", "log-normal", "--windows", "60", "--warm-up", "40", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, ["experiment", "completeness", *arguments], catch_exceptions=False)

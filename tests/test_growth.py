@@ -18,6 +18,7 @@ import aion
 from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.compaction import BlockFact, Compact, CompactionDone
+from aion.core.lateness.bound import AdaptiveBound
 from aion.core.lateness.observe import HALF_LIFE_US
 from aion.core.operator.actions import Arrived, BatchEnded, WatermarkAdvanced
 from aion.core.operator.keyed.orders import Arrivals
@@ -25,7 +26,7 @@ from aion.core.operator.keyed.table import Table
 from aion.core.operator.operator import Operator
 from aion.core.packing import untable
 from aion.core.query.plan import Plan, make_plan
-from aion.execute.assembly import make_operator
+from aion.execute.assembly import make_bound, make_operator
 from state_backends.versions.manifest import Identity, Manifest, dump
 
 MINUTE = 60_000_000
@@ -77,17 +78,20 @@ class Year:
         one_in: int,
         late: int,
         stormy: bool = False,
-        half_life: str = "12 h",
+        half_life_us: int = 12 * HOUR,
     ) -> None:
         schema = pa.schema([("ts", pa.timestamp("us")), ("k", pa.string())])
         how: dict[str, Any] = {"aggregates": {"n": A.count()}, "apply": None, "outputs": None}
         self.plan = make_plan(schema, windows=windows, time="ts", key="k", **how)
         # What is learnt reaches back for four to eight half-lives: all of it is there within the first week.
-        lateness = {
-            "initial_bound": bound, "max_bound": bound, "coverage": 0.99 if learns else None, "half_life": half_life,
-        }  # fmt: skip
+        lateness = {"initial_bound": bound, "max_bound": bound, "coverage": 0.99 if learns else None}
         policy = load_policy({"lateness": lateness, "trigger": {"kind": "every_batch"}})
-        self.operator = make_operator(self.plan, policy, None)
+        learns_from = AdaptiveBound(
+            make_bound(self.plan, policy, None).asked,
+            half_life_us=half_life_us,
+            ahead_us=max(window.reach_us for window in self.plan.windows.values()),
+        )
+        self.operator = make_operator(self.plan, policy, None, learns_from)
         self.draw = random.Random(7)
         self.one_in, self.late, self.stormy = one_in, late, stormy
         self.end = BEGIN
@@ -169,8 +173,7 @@ def test_bounds_that_get_longer_and_shorter_leave_nothing() -> None:
 @pytest.mark.proof
 def test_with_the_default_half_life_all_that_is_learnt_is_there_after_nine_weeks() -> None:
     """Until then it fills: of few late events each is remembered one by one."""
-    half_life = f"{HALF_LIFE_US // DAY} days"
-    year = Year(TUMBLING, bound="12 h", learns=True, one_in=1, late=6, half_life=half_life)
+    year = Year(TUMBLING, bound="12 h", learns=True, one_in=1, late=6, half_life_us=HALF_LIFE_US)
 
     def learnt() -> Sizes:
         return Sizes(len(orjson.dumps(year.operator.lateness.to_json())), retained(year.operator.lateness))

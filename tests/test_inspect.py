@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from typer.testing import CliRunner
 
 import aion
@@ -31,7 +32,7 @@ from tests.operators import make
 from tests.stores.rig import make_block
 
 SLICES = (0, 10, 20)
-POSITIONS = 40  # of each file, in the corruption tests
+POSITIONS = settings.default.max_examples  # of each file, in the corruption tests
 Blocks = list[tuple[int, bytes]]
 
 

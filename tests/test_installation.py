@@ -102,7 +102,7 @@ def test_a_wheel_holds_all_packages_their_types_and_the_presets(wheel: Path) -> 
     tracked = {str(p.relative_to(ROOT)) for package in PACKAGES for p in (ROOT / package).rglob("*") if p.is_file()}
     assert {name for name in tracked if "__pycache__" not in name} <= names
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
-    assert {"policies/standard.yaml", "policies/schema.json"} <= names
+    assert {"policies/standard.yaml", "policies/low_memory.yaml"} <= names
     assert not [name for name in names if name.startswith("tests")]
 
 

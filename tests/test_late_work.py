@@ -123,7 +123,7 @@ def test_panes_are_the_same_in_the_end(window: Any, monkeypatch: pytest.MonkeyPa
         policy = {
             "lateness": {"initial_bound": "40 microseconds", "coverage": None},
             "trigger": {"kind": "every_batch", "early": "2 microseconds"},
-            "execution": {"late_share": share, "late_batches": 2},
+            "execution": {"late_share": share},
         }
         last: dict[Any, Any] = {}
         with aion.LocalOperator(
@@ -162,7 +162,7 @@ def test_a_final_pane_that_waited_has_no_event_that_was_dropped(
     policy = {
         "lateness": {"initial_bound": "20 microseconds", "coverage": None},
         "trigger": {"kind": "count", "count": 100},
-        "execution": {"late_share": 0, "late_batches": 3},
+        "execution": {"late_share": 0},
     }
     with aion.LocalOperator(windows=aion.Sliding(10, 5), time="t", key=key, policy=policy, **how) as operator:
         operator.process(at(17), 20)
@@ -176,7 +176,7 @@ def test_a_final_pane_that_waited_has_no_event_that_was_dropped(
         assert [(r["kind"], r["window_end"].microsecond, r["n"], r["events"]) for r in rows] == [("final", 25, 4, 4)]
 
 
-@pytest.mark.parametrize(("key", "value"), [("late_share", -1), ("late_share", "much"), ("late_batches", 0)])
+@pytest.mark.parametrize(("key", "value"), [("late_share", -1), ("late_share", "much")])
 def test_a_wrong_policy_is_refused(key: str, value: Any) -> None:
     with pytest.raises(PolicyError, match=rf"execution\.{key}: {value!r} is not"):
         load_policy({"execution": {key: value}})

@@ -49,7 +49,6 @@ TINY = {"memory.budget": "4KiB", "memory.bucket_limit": "2KiB", "blocks.target":
 EAGER = {
     **TINY,
     "memory.moderate": 0.2,
-    "memory.resume": 0.1,
     "memory.scarce": 0.6,
     "destage.keep_fraction": 0.3,
     "destage.idle_after": "1us",

@@ -52,7 +52,7 @@ class Peak:
     ],
 )
 def test_memory_is_bounded_for_a_window_far_larger_than_the_limit(threads: int, hot: float, tmp_path: Path) -> None:
-    limit, blocks, rows = 4 * MIB, 160, 16_384
+    limit, blocks, rows = 2 * MIB, 80, 16_384
     rng = np.random.default_rng(1)
     peak = Peak()
 

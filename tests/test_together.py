@@ -323,9 +323,9 @@ def test_a_batch_decides_the_same_in_any_order_of_its_shards_and_when_it_is_run_
     rng = np.random.default_rng(3)
     snapshots: list[Any] = [kept(shard(asked=asked)) for _ in range(3)]
     learnt = 0
-    for batch in range(1, 61):
+    for batch in range(1, 46):
         at, to = batch * 5 * MINUTE, (batch + 1) * 5 * MINUTE
-        median = 60 if batch < 35 else 400
+        median = 60 if batch < 27 else 400
         late = [[(at - int(us * SECOND), 1) for us in lognormal(median)(rng, 40 + 40 * n)] for n in range(3)]
         found, lasts = [], []
         for order in (range(3), range(2, -1, -1)):

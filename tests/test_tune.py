@@ -112,7 +112,10 @@ def test_the_command_writes_a_policy_that_says_what_its_keys_mean(trace: Trace, 
     found = yaml.safe_load(text)
     assert load_policy(out).memory.budget_bytes <= 2 << 20
     assert found["lateness"]["coverage"] == 0.99
-    assert "# Predicted: " in text and "  # The most memory that all m-buckets of a host may use" in text
+    assert (
+        "# Predicted: " in text
+        and "  # The most memory that all m-buckets (blocks of windows in memory) of a host may use" in text
+    )
     refused = CliRunner().invoke(app, ["tune"])
     assert refused.exit_code == 2
 

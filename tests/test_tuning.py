@@ -228,7 +228,7 @@ def test_a_line_is_found_whatever_a_few_slow_ones_say(
 def test_blocks_are_handed_over_as_they_were(tmp_path: Path) -> None:
     """As many at once as came, after as long as it took to make them; and a batch begins when its first call does."""
     with aion.LocalOperator(windows=WINDOWS["tumbling"], time="ts", policy=POLICY, record=tmp_path, **KEPT) as operator:
-        for watermark, events in batches(3, 6, 3000):
+        for watermark, events in batches(3, 6, 1500):
             time.sleep(0.02)
             operator.process(events)
             operator.advance(watermark)
@@ -299,7 +299,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
 
 
 def trace_of(tmp_path: Path, kind: str = "kept") -> Trace:
-    recorded(tmp_path / "trace", kind, WINDOWS["tumbling"], POLICY, batches(7, 20, 400))
+    recorded(tmp_path / "trace", kind, WINDOWS["tumbling"], POLICY, batches(7, 14, 400))
     return read_trace(tmp_path / "trace")
 
 

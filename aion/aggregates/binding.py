@@ -305,7 +305,7 @@ _BINDERS: dict[str, Callable[[_Request], _Made]] = {
 
 
 def _can_be_ordered(type_: pa.DataType) -> bool:
-    """Whether Aion or Arrow can order values of the type. Arrow is tried now, so that no batch fails later."""
+    """Returns whether Aion or Arrow can order values of the type. Arrow is tried now, so that no batch fails later."""
     t = pa.types
     if t.is_floating(type_) or t.is_boolean(type_) or (t.is_temporal(type_) and not t.is_interval(type_)):
         return True
@@ -318,7 +318,7 @@ def _can_be_ordered(type_: pa.DataType) -> bool:
 
 
 def _can_be_kept(type_: pa.DataType) -> bool:
-    """Whether Arrow can take and filter values of the type."""
+    """Returns whether Arrow can take and filter values of the type."""
     try:
         pa.nulls(1, type_).take(pa.array([0])).filter(pa.array([True]))
     except _UNSUPPORTED:

@@ -72,7 +72,9 @@ class Registers(Partial):
         return [self._settled(groups.count, coupons, parts.registers, ids[parts.dense])]
 
     def _settled(self, count: int, tagged: Ints, registers: _Bytes, owners: Ints) -> pa.Array:
-        """A state for each group, from coupons tagged with their groups, and registers of the groups ``owners``."""
+        """Returns a state for each group, from coupons tagged with their groups, and registers of the groups
+        ``owners``.
+        """
         size = 1 << self.lg
         tagged = np.sort(tagged)  # not np.unique: it hashes, which takes 50 times as long for millions
         tagged = tagged[np.diff(tagged, prepend=-1) != 0]
@@ -111,7 +113,9 @@ class Registers(Partial):
         return _Parts(dense, octets[is_dense].reshape(-1, size), sparse, lengths[sparse] // 4, coupons)
 
     def estimates(self, states: States) -> pa.Array:
-        """The numbers of distinct values. Coupons are simply counted: few values share one of the 2**26 addresses."""
+        """Returns the numbers of distinct values. Coupons are simply counted: few values share one of the 2**26
+        addresses.
+        """
         with needs_extra("sketches", "approx_count_distinct"):
             from datasketches import hll_sketch  # slow to load, and rarely needed
 

@@ -29,7 +29,7 @@ _LONG_RUN = threshold(256, 2)
 
 
 def sum_by_group(groups: Groups, values: Doubles, largest: float | None = None) -> Pair:
-    """The sum of each group as (high, low), 0 for an empty group. Infinities and NaN add up as in IEEE 754.
+    """Returns the sum of each group as (high, low), 0 for an empty group. Infinities and NaN add up as in IEEE 754.
 
     ``largest``: the :func:`magnitude` of the values, if already computed.
     """
@@ -44,12 +44,13 @@ def sum_by_group(groups: Groups, values: Doubles, largest: float | None = None) 
 
 
 def magnitude(values: Doubles) -> float:
-    """The largest absolute value. NaN if a value is NaN, and 0 without values."""
+    """Returns the largest absolute value. NaN if a value is NaN, and 0 without values."""
     return float(np.maximum(values.max(), -values.min())) if len(values) else 0.0
 
 
 def sums_are_exact(values: Doubles, most: int) -> bool:
-    """Whether a pair holds every sum of up to ``most`` of the values, and every intermediate sum, without rounding.
+    """Returns whether a pair holds every sum of up to ``most`` of the values, and every intermediate sum, without
+    rounding.
 
     All values are multiples of the lowest bit that is set in any of them, and so are their sums. If a sum has at most
     _EXACT_BITS above that bit, its low part is less than 2**53 such multiples, so each addition in :func:`add_double`
@@ -65,7 +66,7 @@ def sums_are_exact(values: Doubles, most: int) -> bool:
 
 
 def add_by_group(groups: Groups, values: Doubles) -> Doubles:
-    """The plain sum of each group, 0 for an empty one. numpy chooses the order of the additions."""
+    """Returns the plain sum of each group, 0 for an empty one. numpy chooses the order of the additions."""
     sums = np.zeros(groups.count)
     with np.errstate(over="ignore", invalid="ignore"):
         if len(values) > _LONG_RUN * groups.count and groups.are_sorted:
@@ -101,7 +102,9 @@ def _sum(groups: Groups, values: Doubles, largest: float) -> Pair:
 
 
 def _sum_with_extremes(groups: Groups, values: Doubles) -> Pair:
-    """As :func:`_sum`, but very large values are scaled down first, and infinities and NaN are added separately."""
+    """Does what :func:`_sum` does, but very large values are scaled down first, and infinities and NaN are added
+    separately.
+    """
     finite = np.isfinite(values)
     large = finite & (np.abs(values) > _LARGE)
     small = finite & ~large
@@ -156,7 +159,7 @@ def _fast_two_sum(a: Doubles, b: Doubles) -> Pair:
 
 
 def _two_product(a: Doubles, b: Doubles) -> Pair:
-    """The product and its rounding error, by Dekker's splitting of both factors."""
+    """Returns the product and its rounding error, by Dekker's splitting of both factors."""
     product = a * b
     (a1, a2), (b1, b2) = _halves(a), _halves(b)
     return product, a2 * b2 - (((product - a1 * b1) - a2 * b1) - a1 * b2)

@@ -45,7 +45,7 @@ class Aggregate:
 
 
 def count(column: str = "*") -> Aggregate:
-    """The number of events, or of the non-null values of a column. Result: bigint."""
+    """Returns the number of events, or of the non-null values of a column. Result: bigint."""
     return Aggregate("count", (column,))
 
 
@@ -103,7 +103,7 @@ def max(column: str) -> Aggregate:
 
 
 def first(column: str, ignorenulls: bool = False) -> Aggregate:
-    """The value of the earliest event by event time. Of several at the same time, the first to arrive.
+    """Returns the value of the earliest event by event time. Of several at the same time, the first to arrive.
 
     The value may be null. With ``ignorenulls``, events whose value is null are ignored.
     """
@@ -111,7 +111,7 @@ def first(column: str, ignorenulls: bool = False) -> Aggregate:
 
 
 def last(column: str, ignorenulls: bool = False) -> Aggregate:
-    """The value of the latest event by event time. Of several at the same time, the last to arrive.
+    """Returns the value of the latest event by event time. Of several at the same time, the last to arrive.
 
     The value may be null. With ``ignorenulls``, events whose value is null are ignored.
     """
@@ -119,7 +119,7 @@ def last(column: str, ignorenulls: bool = False) -> Aggregate:
 
 
 def min_by(column: str, ord: str, k: int | None = None) -> Aggregate:
-    """The value of ``column``, which may be null, in the row with the smallest ``ord``.
+    """Returns the value of ``column``, which may be null, in the row with the smallest ``ord``.
 
     Of several such rows, the one of the latest slice, and in that slice the last to arrive. With ``k``: an array of the
     values in the ``k`` rows with the smallest ``ord``, the smallest first.
@@ -128,7 +128,7 @@ def min_by(column: str, ord: str, k: int | None = None) -> Aggregate:
 
 
 def max_by(column: str, ord: str, k: int | None = None) -> Aggregate:
-    """The value of ``column``, which may be null, in the row with the largest ``ord``.
+    """Returns the value of ``column``, which may be null, in the row with the largest ``ord``.
 
     Of several such rows, the one of the latest slice, and in that slice the last to arrive. With ``k``: an array of the
     values in the ``k`` rows with the largest ``ord``, the largest first.
@@ -143,7 +143,7 @@ def _by(function: str, column: str, ord: str, k: int | None) -> Aggregate:
 
 
 def top_k(column: str, k: int) -> Aggregate:
-    """An array of the ``k`` largest values, the largest first. It is empty if there is no value."""
+    """Returns an array of the ``k`` largest values, the largest first. It is empty if there is no value."""
     _check_k("top_k", k)
     return Aggregate("top_k", (column,), (("k", k),))
 
@@ -157,7 +157,7 @@ def _check_k(function: str, k: Any) -> None:
 
 
 def count_distinct(column: str, *columns: str) -> Aggregate:
-    """The number of distinct values, or of distinct combinations of several columns. Result: bigint.
+    """Returns the number of distinct values, or of distinct combinations of several columns. Result: bigint.
 
     Nulls, and combinations with a null, do not count. The result is exact, because all distinct values are kept.
     :func:`approx_count_distinct` keeps a few hundred bytes.
@@ -166,7 +166,7 @@ def count_distinct(column: str, *columns: str) -> Aggregate:
 
 
 def approx_count_distinct(column: str, rsd: float | None = None) -> Aggregate:
-    """The approximate number of distinct values. Result: bigint.
+    """Returns the approximate number of distinct values. Result: bigint.
 
     ``rsd``: the relative standard deviation of the result, 0.05 by default. Keeps a HyperLogLog sketch of
     ``(1.04 / rsd)**2`` bytes, rounded up to a power of two. Before that many bytes are needed, the sketch keeps 4 bytes
@@ -182,12 +182,12 @@ def approx_count_distinct(column: str, rsd: float | None = None) -> Aggregate:
 
 
 def collect_list(column: str) -> Aggregate:
-    """An array of all values, ordered by slice, and in a slice by arrival. It is empty if there is no value."""
+    """Returns an array of all values, ordered by slice, and in a slice by arrival. It is empty if there is no value."""
     return Aggregate("collect_list", (column,))
 
 
 def collect_set(column: str) -> Aggregate:
-    """An array of the distinct values, in no particular order. It is empty if there is no value."""
+    """Returns an array of the distinct values, in no particular order. It is empty if there is no value."""
     return Aggregate("collect_set", (column,))
 
 
@@ -195,12 +195,12 @@ def collect_set(column: str) -> Aggregate:
 
 
 def median(column: str) -> Aggregate:
-    """The exact median: ``percentile(column, 0.5)``. All values are kept."""
+    """Returns the exact median: ``percentile(column, 0.5)``. All values are kept."""
     return Aggregate("median", (column,))
 
 
 def percentile(column: str, percentage: float | Sequence[float]) -> Aggregate:
-    """The exact percentile: double, or an array for several percentages. Values are interpolated.
+    """Returns the exact percentile: double, or an array for several percentages. Values are interpolated.
 
     ``percentage``: from 0 to 1, or several. All values are kept; :func:`approx_percentile` keeps a bounded sketch.
     """
@@ -208,7 +208,8 @@ def percentile(column: str, percentage: float | Sequence[float]) -> Aggregate:
 
 
 def approx_percentile(column: str, percentage: float | Sequence[float], accuracy: int = 10_000) -> Aggregate:
-    """The approximate percentile: the smallest value that is not exceeded by a share ``percentage`` of the values.
+    """Returns the approximate percentile: the smallest value that is not exceeded by a share ``percentage`` of the
+    values.
 
     ``percentage``: from 0 to 1, or several. The rank of the result is off by at most about 1 / ``accuracy``. The result
     has the type of the column, or is an array of that type for several percentages. It is exact up to ``16 * accuracy``

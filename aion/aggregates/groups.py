@@ -62,7 +62,7 @@ class Groups:
         return np.concatenate((np.zeros(1, np.int64), np.cumsum(self.counts)))
 
     def select(self, rows: Any) -> Groups:
-        """Some of the rows, given as a mask or as row numbers, in the same groups."""
+        """Returns some of the rows, given as a mask or as row numbers, in the same groups."""
         return Groups(self.ids[rows], self.count)
 
 
@@ -112,7 +112,7 @@ def number_coded(column: Coded) -> Numbered:
 
 
 def encode(column: pa.Array | Coded) -> tuple[Part, Callable[[Ints], pa.Array]]:
-    """A column's values as codes, and a function that turns codes back into values."""
+    """Returns a column's values as codes, and a function that turns codes back into values."""
     if isinstance(column, Coded):
         values = column.values
         return Part(column.codes, max(len(values), 1)), lambda codes: values.take(pa.array(codes))
@@ -149,7 +149,7 @@ def _as_steps(integers: Ints) -> tuple[Part, int, int] | None:
 
 
 def pack(parts: Sequence[Part]) -> tuple[Groups, list[Ints]]:
-    """Groups of rows that are equal in all parts, and for each part the code of each group.
+    """Returns groups of rows that are equal in all parts, and for each part the code of each group.
 
     Groups are ordered by the first part, then by the second, and so on. If there are too many codes for that, they are
     hashed, and groups come in no particular order.
@@ -173,7 +173,7 @@ def pack(parts: Sequence[Part]) -> tuple[Groups, list[Ints]]:
 
 
 def _unpacked(present: Ints, digits: list[int], leading: list[Ints] | None) -> list[Ints]:
-    """The codes of all parts. ``digits``: the sizes of the trailing parts in ``present``."""
+    """Returns the codes of all parts. ``digits``: the sizes of the trailing parts in ``present``."""
     trailing: list[Ints] = []
     for size in reversed(digits):
         present, digit = np.divmod(present, size)
@@ -183,7 +183,7 @@ def _unpacked(present: Ints, digits: list[int], leading: list[Ints] | None) -> l
 
 
 def _compact(codes: Ints, total: int) -> tuple[Groups, Ints]:
-    """Groups of equal codes, and the code of each group. Codes are below ``total``."""
+    """Returns groups of equal codes, and the code of each group. Codes are below ``total``."""
     if total <= max(_TABLE_PER_ROW * len(codes), _TABLE_LEAST):
         counts = np.bincount(codes, minlength=total)
         present = np.flatnonzero(counts)
@@ -201,7 +201,9 @@ def _compact(codes: Ints, total: int) -> tuple[Groups, Ints]:
 
 
 def stable_order(ids: Ints, count: int) -> Ints:
-    """The row numbers sorted by id; equal ids keep their order. numpy's radix sort of 16 bits takes linear time."""
+    """Returns the row numbers sorted by id; equal ids keep their order. numpy's radix sort of 16 bits takes linear
+    time.
+    """
     order: Ints = np.argsort((ids & 0xFFFF).astype(np.uint16), kind="stable")
     shift = 16
     while count > 1 << shift:
@@ -212,7 +214,7 @@ def stable_order(ids: Ints, count: int) -> Ints:
 
 
 def total_by_group(groups: Groups, values: Ints) -> Ints:
-    """Sums of integers that cannot overflow."""
+    """Returns sums of integers that cannot overflow."""
     totals = np.zeros(groups.count, np.int64)
     np.add.at(totals, groups.ids, values)
     return totals

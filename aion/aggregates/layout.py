@@ -61,7 +61,7 @@ class Layout:
         return all(p.commutative for p in self.partials)
 
     def regroupable(self, column: Callable[[str], pa.Array], most: int) -> frozenset[Partial]:
-        """The partials whose states give the same bits however neighbours are grouped when they are combined.
+        """Returns the partials whose states give the same bits however neighbours are grouped when they are combined.
 
         Such states have a bounded size. ``column``: gives the states by column name. ``most``: the largest number of
         states that are combined to one.
@@ -75,7 +75,7 @@ class Layout:
         return frozenset(p for p in exact if all(exact.get(needed, False) for needed in needs_all([p])))
 
     def spec(self) -> list[Any]:
-        """A description, as JSON values, of everything that the stored form of states depends on."""
+        """Returns a description, as JSON values, of everything that the stored form of states depends on."""
         return [partial.spec() for partial in self.partials]
 
     def lift(self, keys: Mapping[str, Any], events: Mapping[str, Any]) -> pa.Table:
@@ -110,7 +110,7 @@ class Layout:
         among: Collection[Partial] | None = None,
         done: Mapping[Partial, States] | None = None,
     ) -> dict[Partial, States]:
-        """The merged states of each group. ``column`` gives the states to merge, by the names of ``fields``.
+        """Returns the merged states of each group. ``column`` gives the states to merge, by the names of ``fields``.
 
         ``among``: merge only these partials. ``done``: states of the same groups that are already merged.
         """
@@ -123,11 +123,11 @@ class Layout:
         return found
 
     def states(self, table: Any) -> dict[Partial, States]:
-        """The columns of a table or batch as states."""
+        """Returns the columns of a table or batch as states."""
         return {p: [combined(table.column(name)) for name in names] for p, names in self.partials.items()}
 
     def lower(self, states: Mapping[Partial, States]) -> dict[str, pa.Array]:
-        """The result columns, by the user's names."""
+        """Returns the result columns, by the user's names."""
         found: dict[str, pa.Array] = {}
         derived: dict[Partial, States] = {}
         for partial, values in self._from_values.items():
@@ -156,7 +156,7 @@ class Layout:
 
     @contextmanager
     def fits(self, *partials: Partial) -> Iterator[None]:
-        """A context for putting states together, those of some partials or of all. Raises TooLarge."""
+        """Returns a context for putting states together, those of some partials or of all. Raises TooLarge."""
         try:
             yield
         except pa.ArrowInvalid as error:

@@ -21,13 +21,13 @@ from aion.aggregates.values import Ints, canonical, combined, orderable, to_doub
 
 
 def lists_of(groups: Groups, values: pa.Array) -> pa.ListArray:
-    """The values of each group as a list, in the order of the rows."""
+    """Returns the values of each group as a list, in the order of the rows."""
     values = values if groups.are_sorted else values.take(pa.array(groups.order))
     return pa.ListArray.from_arrays(pa.array(groups.offsets, pa.int32()), values)
 
 
 def joined(groups: Groups, lists: pa.ListArray) -> pa.ListArray:
-    """For each group, its lists joined to one."""
+    """Returns, for each group, its lists joined to one."""
     lengths = lengths_of(lists)
     if not groups.are_sorted:
         lists = lists.take(pa.array(groups.order))
@@ -41,17 +41,17 @@ def lengths_of(lists: pa.ListArray) -> Ints:
 
 
 def offsets_of(lists: pa.ListArray) -> Ints:
-    """The positions among all values at which the lists begin, and the end of the last list."""
+    """Returns the positions among all values at which the lists begin, and the end of the last list."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths_of(lists))))
 
 
 def flat_groups(groups: Groups, lists: pa.ListArray) -> Groups:
-    """The groups of the single values. ``groups``: those of the lists."""
+    """Returns the groups of the single values. ``groups``: those of the lists."""
     return Groups(np.repeat(groups.ids, lengths_of(lists)), groups.count)
 
 
 def each_list(lists: pa.ListArray) -> Groups:
-    """Groups of the single values, with each list as a group."""
+    """Returns groups of the single values, with each list as a group."""
     return Groups(np.repeat(np.arange(len(lists)), lengths_of(lists)), len(lists))
 
 
@@ -114,12 +114,12 @@ class Distinct(Partial):
         return distinct(flat_groups(groups, lists[0]), [combined(column.flatten()) for column in lists])
 
     def from_values(self, values: States) -> States:
-        """The distinct values in a state of :class:`Values`."""
+        """Returns the distinct values in a state of :class:`Values`."""
         return distinct(each_list(values[0]), [combined(values[0].flatten())])
 
 
 def distinct(groups: Groups, columns: list[pa.Array]) -> States:
-    """For each column, the values of each group's distinct rows. The columns have no nulls."""
+    """Returns, for each column, the values of each group's distinct rows. The columns have no nulls."""
     encoded = [encode(one_zero(column)) for column in columns]
     _, (ids, *codes) = pack([Part(groups.ids, max(groups.count, 1)), *(part for part, _ in encoded)])
     found = Groups(ids, groups.count)

@@ -82,7 +82,9 @@ def _at_least_0(squares: Doubles) -> Doubles:
 
 
 def lower_variance(squares: States, counts: States, *, sample: bool, root: bool) -> pa.Array:
-    """The variance, divided by n - 1 (``sample``; null for a single value) or by n. ``root``: its square root."""
+    """Returns the variance, divided by n - 1 (``sample``; null for a single value) or by n. ``root``: its square
+    root.
+    """
     n = counts[0].to_numpy() - sample
     with np.errstate(invalid="ignore"):
         result = squares[0].to_numpy() / np.maximum(n, 1)

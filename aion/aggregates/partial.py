@@ -45,15 +45,15 @@ class Rows:
         return self._once(("present", names), lambda: self._present(names))
 
     def doubles(self, name: str) -> Doubles:
-        """The non-null values, as doubles."""
+        """Returns the non-null values, as doubles."""
         return self._once(("doubles", name), lambda: to_doubles(self.present(name).values[0]))
 
     def magnitude(self, name: str) -> float:
-        """The largest absolute value; NaN if a value is NaN."""
+        """Returns the largest absolute value; NaN if a value is NaN."""
         return self._once(("magnitude", name), lambda: magnitude(self.doubles(name)))
 
     def groups_of(self, *names: str) -> Groups:
-        """The groups of the rows in which the columns are not null."""
+        """Returns the groups of the rows in which the columns are not null."""
         mask = self._mask(names)
         return self.groups if mask is None else self._once(("groups", names), lambda: self.groups.select(mask))
 
@@ -109,18 +109,20 @@ class Partial(ABC):
 
     @abstractmethod
     def lift(self, rows: Rows, done: Done) -> States:
-        """The state of each group of events."""
+        """Returns the state of each group of events."""
 
     @abstractmethod
     def combine(self, groups: Groups, old: Mapping[Partial, States], done: Done) -> States:
-        """The combined state of each group. ``old``: the states to combine, a row for each, in the order of arrival."""
+        """Returns the combined state of each group. ``old``: the states to combine, a row for each, in the order of
+        arrival.
+        """
 
     def is_exact_for(self, states: States, most: int) -> bool:
-        """Whether combining up to ``most`` of these ``states`` to one is exact."""
+        """Returns whether combining up to ``most`` of these ``states`` to one is exact."""
         return self.exact
 
     def spec(self) -> list[Any]:
-        """A description, as JSON values, of everything that its stored form depends on."""
+        """Returns a description, as JSON values, of everything that its stored form depends on."""
         return [type(self).__name__, *self.columns, *map(str, self.types)]
 
 
@@ -189,7 +191,7 @@ class Extreme(Partial):
 
 
 def extremes(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
-    """The smallest or largest value of each group; null for an empty group. ``values`` has no nulls."""
+    """Returns the smallest or largest value of each group; null for an empty group. ``values`` has no nulls."""
     if pa.types.is_floating(values.type):
         doubles = to_doubles(values)
         has_nan = bool(np.isnan(magnitude(doubles)))
@@ -206,7 +208,7 @@ def extremes(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
 
 
 def double_extremes(groups: Groups, values: Doubles, *, largest: bool, has_nan: bool) -> Doubles:
-    """The smallest or largest double of each group; an arbitrary value for an empty group."""
+    """Returns the smallest or largest double of each group; an arbitrary value for an empty group."""
     if largest:  # maximum.at propagates NaN, which is the largest value
         found = np.full(groups.count, -np.inf)
         with np.errstate(invalid="ignore"):
@@ -223,12 +225,14 @@ def double_extremes(groups: Groups, values: Doubles, *, largest: bool, has_nan: 
 
 
 def _extremes_of_any_type(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
-    """As :func:`extremes`, with Arrow's grouped kernel, for strings and other types that are not numbers."""
+    """Does what :func:`extremes` does, with Arrow's grouped kernel, for strings and other types that are not
+    numbers.
+    """
     return by_kernel(groups, values, "max" if largest else "min")
 
 
 def by_kernel(groups: Groups, values: pa.Array, kernel: str) -> pa.Array:
-    """The result of one of Arrow's grouped kernels for each group; null for an empty group."""
+    """Returns the result of one of Arrow's grouped kernels for each group; null for an empty group."""
     table = pa.table({"group": pa.array(groups.ids), "value": values})
     options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
     result = table.group_by("group", use_threads=False).aggregate([("value", kernel, options)])
@@ -238,7 +242,7 @@ def by_kernel(groups: Groups, values: pa.Array, kernel: str) -> pa.Array:
 
 
 def present(groups: Groups, *columns: pa.Array) -> Present:
-    """The rows of states in which the first column is not null."""
+    """Returns the rows of states in which the first column is not null."""
     if not columns[0].null_count:
         return Present(groups, list(columns), None)
     mask = columns[0].is_valid().to_numpy(zero_copy_only=False)
@@ -246,7 +250,7 @@ def present(groups: Groups, *columns: pa.Array) -> Present:
 
 
 def needs_all(partials: Sequence[Partial]) -> list[Partial]:
-    """The partials and all partials that they need. Each comes after those that it needs."""
+    """Returns the partials and all partials that they need. Each comes after those that it needs."""
     found: dict[Partial, None] = {}
     for partial in partials:
         for needed in needs_all(partial.needs):

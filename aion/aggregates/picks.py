@@ -68,7 +68,7 @@ class Picked(Partial):
 
 
 def _rows_of(groups: Groups, order: pa.Array, best: pa.Array, *, last: bool) -> Ints:
-    """The first or last row of each group whose order equals the group's best; -1 for an empty group."""
+    """Returns the first or last row of each group whose order equals the group's best; -1 for an empty group."""
     integers = as_integers(order)
     if integers is None:
         # As codes: a group's best string, which may be long, must not be copied for each of its rows.
@@ -93,7 +93,7 @@ def _kept_type(type_: pa.DataType) -> pa.DataType:
 
 
 def _kept(order: pa.Array) -> pa.Array:
-    """The order in its stored form: doubles and times become integers with the same order."""
+    """Returns the order in its stored form: doubles and times become integers with the same order."""
     if pa.types.is_floating(order.type):
         return pa.array(ordered_doubles(to_doubles(order)))
     if _kept_type(order.type) == order.type:

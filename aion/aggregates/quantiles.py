@@ -32,7 +32,7 @@ _LARGE_GROUP = threshold(512, 2)
 
 
 def sorted_lists(lists: pa.ListArray) -> tuple[Doubles, Ints]:
-    """The values of all lists as doubles, each list sorted with NaN last, and the offsets of the lists."""
+    """Returns the values of all lists as doubles, each list sorted with NaN last, and the offsets of the lists."""
     values, offsets = to_doubles(combined(lists.flatten())), offsets_of(lists)
     if len(values) >= _LARGE_GROUP * len(lists):
         values = values.copy()
@@ -63,7 +63,7 @@ def lower_percentiles(values: States, ranks: Sequence[float], *, array: bool) ->
 
 
 def _answer(values: pa.Array, nonempty: Mask, *, array: bool) -> pa.Array:
-    """One value for each group, or an array with a value per rank; null for an empty group."""
+    """Returns one value for each group, or an array with a value per rank; null for an empty group."""
     if not array:
         return pc.if_else(pa.array(nonempty), values, None)
     each = len(values) // max(len(nonempty), 1)
@@ -121,7 +121,7 @@ class Digest(Partial):
         return self._settled(joined(groups, values), held)
 
     def _settled(self, values: pa.ListArray, held: Mapping[int, list[bytes]]) -> States:
-        """The state, with digests for the groups that already have one or that have too many values."""
+        """Returns the state, with digests for the groups that already have one or that have too many values."""
         large = set(np.flatnonzero(lengths_of(values) > 2 * self.k).tolist()) | held.keys()
         if not large:
             return [values, pa.nulls(len(values), pa.binary())]
@@ -202,7 +202,7 @@ def _quantiles(state: bytes, ranks: Sequence[float]) -> Doubles:
 
 
 def is_quantifiable(type_: pa.DataType) -> bool:
-    """Whether values of a type can be converted to doubles and back."""
+    """Returns whether values of a type can be converted to doubles and back."""
     t = pa.types
     return bool(
         t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_) or t.is_date(type_) or t.is_timestamp(type_)

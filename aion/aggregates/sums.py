@@ -85,7 +85,7 @@ class DoubleSum(_Sum):
         return [spread(high, groups.nonempty), pa.array(low)]
 
     def is_exact_for(self, states: States, most: int) -> bool:
-        """True if every sum of the states fits into a pair: then no order of additions rounds."""
+        """Returns True if every sum of the states fits into a pair: then no order of additions rounds."""
         high, low = (column.fill_null(0.0).to_numpy(zero_copy_only=False) for column in states)
         return sums_are_exact(np.concatenate((high, low)), most)
 
@@ -126,7 +126,7 @@ def _may_overflow(values: pa.Array, most: int) -> bool:
 
 
 def _unscaled(value: Decimal, scale: int) -> int:
-    """A decimal's digits as an integer, without the decimal point."""
+    """Returns a decimal's digits as an integer, without the decimal point."""
     with localcontext() as context:
         context.prec = 80
         return int(value.scaleb(scale))

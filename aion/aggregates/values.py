@@ -17,7 +17,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def combined(column: Any) -> pa.Array:
-    """A column as one array, without chunks."""
+    """Returns a column as one array, without chunks."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     if column.num_chunks == 1:
@@ -27,12 +27,12 @@ def combined(column: Any) -> pa.Array:
 
 
 def as_batch(table: pa.Table) -> pa.RecordBatch:
-    """All rows of a table in one batch, also if there are none."""
+    """Returns all rows of a table in one batch, also if there are none."""
     return pa.RecordBatch.from_arrays([combined(column) for column in table.columns], schema=table.schema)
 
 
 def to_doubles(values: pa.Array) -> Doubles:
-    """Numbers without nulls as doubles, rounded if necessary."""
+    """Returns numbers without nulls as doubles, rounded if necessary."""
     if not pa.types.is_float64(values.type):
         values = values.cast(pa.float64(), safe=False)
     found: Doubles = values.to_numpy(zero_copy_only=False)
@@ -49,7 +49,7 @@ def to_int64(values: pa.Array) -> Ints:
 
 
 def as_integers(values: pa.Array) -> Ints | None:
-    """Values without nulls as integers with the same order; None if the type is not stored as an integer."""
+    """Returns values without nulls as integers with the same order; None if the type is not stored as an integer."""
     t, type_ = pa.types, values.type
     if t.is_boolean(type_):
         values = values.cast(pa.int8())
@@ -62,14 +62,14 @@ def as_integers(values: pa.Array) -> Ints | None:
 
 
 def from_integers(values: pa.Array, type_: pa.DataType) -> pa.Array:
-    """The inverse of :func:`as_integers`; ``values`` may have nulls."""
+    """Returns the inverse of :func:`as_integers`; ``values`` may have nulls."""
     if pa.types.is_temporal(type_):
         return (values.cast(pa.int32()) if type_.bit_width == 32 else values).view(type_)
     return values.cast(type_)
 
 
 def orderable(values: pa.Array) -> Ints:
-    """Values without nulls as integers with the same order. Integers are equal exactly if the values are."""
+    """Returns values without nulls as integers with the same order. Integers are equal exactly if the values are."""
     if pa.types.is_floating(values.type):
         return ordered_doubles(to_doubles(values))
     integers = as_integers(values)
@@ -93,7 +93,7 @@ def canonical(values: Doubles) -> Doubles:
 
 
 def spread(values: npt.NDArray[Any], valid: Mask | None) -> pa.Array:
-    """An Arrow array that is null where ``valid`` is False. NaN stays NaN."""
+    """Returns an Arrow array that is null where ``valid`` is False. NaN stays NaN."""
     if valid is None:
         return pa.array(values, from_pandas=False)
     return pa.array(values, mask=~valid, from_pandas=False)

@@ -27,17 +27,17 @@ LONGEST_US = 2**61
 
 
 def plus(count: int, more: int) -> int:
-    """The sum of two counts, at most ``MOST``."""
+    """Returns the sum of two counts, at most ``MOST``."""
     return min(count + more, MOST)
 
 
 def sum_of(counts: Ints) -> int:
-    """The sum of counts, at most ``MOST``."""
+    """Returns the sum of counts, at most ``MOST``."""
     return int(sums_by(np.zeros(len(counts), np.int64), counts, 1)[0])
 
 
 def sums_by(of: Ints, counts: Ints, groups: int) -> Ints:
-    """The sum of the counts of each group, at most ``MOST``. ``of[i]``: the group of ``counts[i]``."""
+    """Returns the sum of the counts of each group, at most ``MOST``. ``of[i]``: the group of ``counts[i]``."""
     found = np.zeros(groups, np.int64)
     if int(counts.max(initial=0)) <= MOST // max(len(counts), 1):
         np.add.at(found, of, counts)
@@ -51,11 +51,11 @@ def sums_by(of: Ints, counts: Ints, groups: int) -> Ints:
 
 
 def coarse(value: float) -> float:
-    """A measurement, rounded down to 24 bits. So it takes half the space in a window's state."""
+    """Returns a measurement, rounded down to 24 bits. So it takes half the space in a window's state."""
     mantissa, exponent = math.frexp(value)
     return math.ldexp(math.floor(mantissa * 2**24), exponent - 24)
 
 
 def within(us: int) -> int:
-    """The time, limited to ``[EARLIEST_US, LATEST_US]``."""
+    """Returns the time, limited to ``[EARLIEST_US, LATEST_US]``."""
     return min(max(us, EARLIEST_US), LATEST_US)

@@ -15,7 +15,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def hash_rows(columns: Sequence[pa.Array], seed: int) -> Hashes:
-    """A 64-bit hash of each row. Equal rows have equal hashes; hashes of different seeds are independent."""
+    """Returns a 64-bit hash of each row. Equal rows have equal hashes; hashes of different seeds are independent."""
     hashes = mixed(np.full(len(columns[0]), seed + 1, np.uint64))
     for column in columns:
         hashes = mixed(hashes ^ _digests(column))
@@ -44,7 +44,7 @@ def _digests(column: pa.Array) -> Hashes:
 
 
 def _digests_of_bytes(values: pa.LargeBinaryArray) -> Hashes:
-    """A hash of each value: the sum of a 64-bit hash of each byte together with its position."""
+    """Returns a hash of each value: the sum of a 64-bit hash of each byte together with its position."""
     _, offsets, data = values.buffers()
     ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
     lengths = np.diff(ends)

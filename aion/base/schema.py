@@ -25,7 +25,9 @@ _TOKEN = re.compile(r"\s*(`[^`]+`|\w+|[<>(),:])")
 
 
 def parse_schema(value: str | pa.Schema) -> pa.Schema:
-    """The Arrow schema of a DDL string; an Arrow schema is returned as it is. Raises SchemaError for anything else."""
+    """Returns the Arrow schema of a DDL string; an Arrow schema is returned as it is. Raises SchemaError for anything
+    else.
+    """
     if isinstance(value, pa.Schema):
         return value
     if not isinstance(value, str) or not value.strip():
@@ -128,7 +130,7 @@ class _Reader:
 
 
 def instead_of_nested(name: str, type_: pa.DataType) -> str:
-    """What to write instead of a key column of this nested type: the end of an error."""
+    """Returns what to write instead of a key column of this nested type: the end of an error."""
     if pa.types.is_struct(type_):
         fields = [field.name for field in type_]
         columns = {f"{name}_{field}": f"events[{name!r}][{field!r}]" for field in fields}

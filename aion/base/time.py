@@ -25,7 +25,7 @@ _PART = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
 def duration_us(value: str | int | timedelta, *, what: str = "duration") -> int:
-    """Microseconds of ``"20 seconds"``, ``"5m"``, ``"1 hour 30 minutes"``, a timedelta, or an int (µs).
+    """Returns microseconds of ``"20 seconds"``, ``"5m"``, ``"1 hour 30 minutes"``, a timedelta, or an int (µs).
 
     Raises ConfigError naming ``what`` for anything else. Months and years are refused: they have no
     fixed length.
@@ -59,7 +59,7 @@ def duration_us(value: str | int | timedelta, *, what: str = "duration") -> int:
 
 
 def format_duration(us: int) -> str:
-    """The shortest exact spelling that :func:`duration_us` reads back: ``90_000_000`` -> ``"90 seconds"``."""
+    """Returns the shortest exact spelling that :func:`duration_us` reads back: ``90_000_000`` -> ``"90 seconds"``."""
     for name, scale in (
         ("day", 86_400_000_000),
         ("hour", 3_600_000_000),
@@ -74,7 +74,7 @@ def format_duration(us: int) -> str:
 
 
 def instant_us(value: int | datetime) -> int:
-    """Microseconds since the epoch of an int (already µs) or a datetime (naive ones are UTC)."""
+    """Returns microseconds since the epoch of an int (already µs) or a datetime (naive ones are UTC)."""
     # NaT of pandas is a datetime that does not equal itself.
     if isinstance(value, bool) or not isinstance(value, int | datetime) or value != value:
         raise ConfigError(f"{value!r} is not an instant; give microseconds since the epoch or a datetime")

@@ -1,7 +1,8 @@
 """The policy: what is kept where, for how long, and what runs when. Its only side effect is to read files.
 
-``model``: the policy. ``values`` and ``plugin``: the types of its values. ``layers``: how it is read, and which source
-wins. ``reference``: keys, schema and documentation. ``explain``: what a policy means for a window.
+``sections``: the keys. ``model``: the policy. ``values`` and ``plugin``: the types of its values. ``layers``: how it is
+read, and which source wins. ``reference``: schema, documentation, and policies as commented files. ``explain``: what a
+policy means for a window.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ from aion.config.layers import (
 )
 from aion.config.limits import bucket_limit_bytes, budget_bytes
 from aion.config.model import (
-    BlocksPolicy,
-    DestagingPolicy,
-    IoPolicy,
     KeyPath,
-    LatenessPolicy,
-    MemoryPolicy,
     Policy,
-    PrestagingPolicy,
-    StatePolicy,
-    TriggerPolicy,
     policy_to_json,
     setting_text,
 )
 from aion.config.plugin import Arguments
-from aion.config.reference import KeyDoc, describe, differences, json_schema, policy_docs
+from aion.config.reference import KeyDoc, describe, differences, json_schema, policy_docs, policy_file
+from aion.config.sections import (
+    BlocksPolicy,
+    DestagingPolicy,
+    IoPolicy,
+    LatenessPolicy,
+    MemoryPolicy,
+    PrestagingPolicy,
+    StatePolicy,
+    TriggerPolicy,
+)
 from aion.config.values import BoundDuration, Location, Multiple, Shards, Share, Size, format_bytes, size_bytes
 
 __all__ = [
@@ -66,6 +69,7 @@ __all__ = [
     "life_of_a_window",
     "load_policy",
     "policy_docs",
+    "policy_file",
     "policy_from_json",
     "policy_from_text",
     "policy_to_json",

@@ -17,7 +17,9 @@ Story = list[tuple[str, str]]
 
 
 def life_of_a_window(policy: Policy, limit_bytes: int) -> Story:
-    """Pairs of a condition and what happens then. ``limit_bytes``: how much memory a process may use on this host."""
+    """Returns pairs of a condition and what happens then. ``limit_bytes``: how much memory a process may use on this
+    host.
+    """
     return [*_until_its_end(policy, limit_bytes), *_after_its_end(policy), *_meanwhile(policy, limit_bytes)]
 
 
@@ -103,7 +105,7 @@ def _after_its_end(policy: Policy) -> Story:
 
 
 def _bound_words(policy: Policy) -> Story:
-    """How long new windows are kept when Aion has seen enough late events to choose a bound."""
+    """Says how long new windows are kept when Aion has seen enough late events to choose a bound."""
     lateness = policy.lateness
     if lateness.coverage is None:
         return []
@@ -215,7 +217,7 @@ def _late_words(policy: Policy) -> str:
 
 
 def _meanwhile(policy: Policy, limit_bytes: int) -> Story:
-    """What can happen at any time to a window."""
+    """Says what can happen at any time to a window."""
     io, story = policy.io, Story()
     others = "another thread" if io.codec_threads == 1 else f"{io.codec_threads} other threads"
     coding = f"by {others}" if io.codec_threads else "by the thread that needs them"

@@ -21,8 +21,9 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from aion.config.model import Contradiction, KeyPath, Policy, leaves, policy_to_json
+from aion.config.model import GONE, KeyPath, Policy, leaves, policy_to_json
 from aion.config.plugin import Arguments
+from aion.config.sections import Contradiction
 from aion.config.values import FileNumber, show
 from aion.errors import PolicyError
 
@@ -65,7 +66,9 @@ def resolve(policy: Source | None = None, *, keyword: Mapping[str, object], spar
 
 
 def _source_of(named: str) -> Source:
-    """The value of ``spark.aion.policy`` as a source: the name of a preset, a path, or a policy written as JSON."""
+    """Returns the value of ``spark.aion.policy`` as a source: the name of a preset, a path, or a policy written as
+    JSON.
+    """
     if not named.startswith("{"):
         return named
     try:
@@ -76,7 +79,7 @@ def _source_of(named: str) -> Source:
 
 
 def presets() -> list[str]:
-    """The names of the presets that come with Aion."""
+    """Returns the names of the presets that come with Aion."""
     names = (file.name for file in resources.files("policies").iterdir())
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
@@ -87,13 +90,13 @@ def policy_from_json(data: Mapping[str, Any]) -> Policy:
 
 
 def policy_to_text(policy: Policy) -> str:
-    """The policy as JSON text, for tasks that run in other processes."""
+    """Returns the policy as JSON text, for tasks that run in other processes."""
     return json.dumps(policy_to_json(policy))
 
 
 @lru_cache(maxsize=16)
 def policy_from_text(text: str) -> Policy:
-    """The policy that ``policy_to_text`` wrote. A process parses each text once: a policy never changes."""
+    """Returns the policy that ``policy_to_text`` wrote. A process parses each text once: a policy never changes."""
     return policy_from_json(json.loads(text))
 
 
@@ -167,7 +170,7 @@ class _Layers:
         return policy
 
     def _set_by_the_user(self) -> dict[type, set[str]]:
-        """By section, the fields that the user set."""
+        """Returns by section, the fields that the user set."""
         paths = self._origins.keys() - self._suggested
         return {
             type(section): {field for field, key in section.written().items() if (name, key) in paths}
@@ -175,7 +178,7 @@ class _Layers:
         }
 
     def _read(self, source: str | os.PathLike[str], name: str) -> dict[str, Any]:
-        """The tree of a preset or of a file. To read a file with the name of a preset, write ``./standard``."""
+        """Returns the tree of a preset or of a file. To read a file with the name of a preset, write ``./standard``."""
         file = resources.files("policies") / f"{source}.yaml" if source in presets() else Path(source)
         try:
             loader = yaml.SafeLoader(file.read_bytes())
@@ -195,7 +198,7 @@ class _Layers:
         return values or {}
 
     def _plain(self, loader: yaml.SafeLoader, node: yaml.Node, file: str, path: KeyPath) -> Any:
-        """The plain value of a node. Notes where every key below it was written."""
+        """Returns the plain value of a node. Notes where every key below it was written."""
         if not isinstance(node, yaml.MappingNode):
             try:
                 value = loader.construct_object(node, deep=True)
@@ -227,12 +230,14 @@ class _Layers:
                 tree[inner[-1]] = value  # an empty section changes nothing
 
     def _problems_of(self, error: ErrorDetails) -> Iterator[tuple[_Origin, str]]:
-        """Where the values of a pydantic error were written, and the messages for the user."""
+        """Yields where the values of a pydantic error were written, and the messages for the user."""
         path, context = tuple(map(str, error["loc"])), error.get("ctx", {})
         match error["type"]:
             case "across":
                 yield from (self._contradiction(path, found) for found in context["found"])
                 return
+            case "extra_forbidden" if path in GONE:
+                text = f"this key is gone; remove it: {GONE[path]}"
             case "extra_forbidden":
                 text = f"unknown key; {_nearest_key(path)}allowed here: {', '.join(_keys(path[:-1]))}"
             case "model_type":

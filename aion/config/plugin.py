@@ -9,9 +9,8 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
-from aion.config.values import show
+from aion.config.values import Written, show
 from aion.errors import ConfigError
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -81,14 +80,10 @@ def _arguments(value: Any) -> Arguments:
 
 ClassPath = Annotated[
     str | None,
-    BeforeValidator(_class_path),
-    WithJsonSchema({"anyOf": [{"type": "string", "pattern": f"^{_CLASS_PATH}$"}, {"type": "null"}]}),
-    "package.module:Class, or null",
+    Written(
+        _class_path,
+        "package.module:Class, or null",
+        ({"type": "string", "pattern": f"^{_CLASS_PATH}$"}, {"type": "null"}),
+    ),
 ]
-ArgumentsValue = Annotated[
-    Arguments,
-    PlainValidator(_arguments),
-    PlainSerializer(dict, return_type=dict[str, Any]),
-    WithJsonSchema({"type": "object"}),
-    "mapping of names to values",
-]
+ArgumentsValue = Annotated[Arguments, Written(_arguments, "mapping of names to values", ({"type": "object"},), dict)]

@@ -1,6 +1,6 @@
 """The types of policy values: how each is written, what it is parsed to, and the error message if it is wrong.
 
-The string at the end of an annotation describes the type for users; the reference page shows it.
+The words of :class:`Written` describe a type for users; the reference page shows them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import os
 import re
 import reprlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema, WrapValidator
+from pydantic import TypeAdapter
+from pydantic_core import core_schema
 
 from aion.base.time import duration_us, format_duration
 from aion.errors import ConfigError
@@ -28,7 +29,7 @@ _MAX_LEVELS = 64
 _MAX_NODES = 1_000_000
 _MAX_PORT = 65_535
 _MAX_COUNT = 1 << 53  # the largest integer that a JSON number holds exactly
-_SIZE = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", re.ASCII)
+_SIZE_PARTS = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", re.ASCII)
 _PLAIN = re.compile(r"\s*([+-]?\d{0,20}\.?\d{1,20}(?:[eE][+-]?\d{1,3})?)\s*()", re.ASCII)
 _MARKED = re.compile(r"\s*([+-]?\d{0,20}\.?\d{1,20})\s*([%x])\s*", re.ASCII)
 _SIZE_UNITS = {"": 1, "b": 1} | {
@@ -39,6 +40,7 @@ _SIZE_UNITS = {"": 1, "b": 1} | {
 _SCHEMES = ("file", "s3", "s3a", "gs", "hdfs", "viewfs")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters: one would be a drive
 _SECRET = re.compile(r"secret|token|password|key|sig", re.IGNORECASE)
+_BOOL = TypeAdapter(bool)
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 
@@ -48,7 +50,7 @@ class FileNumber(int):
 
 
 def show(value: object) -> str:
-    """The value as YAML writes it, shortened to fit on a line."""
+    """Returns the value as YAML writes it, shortened to fit on a line."""
     return {"None": "null", "True": "true", "False": "false"}.get(repr(value)) or _repr.repr(value)
 
 
@@ -56,12 +58,12 @@ def show(value: object) -> str:
 
 
 def size_bytes(value: object, *, what: str = "size") -> int:
-    """Bytes of ``"512MiB"``, ``"1.5 GB"``, ``"4096"`` or an int; a fraction of a byte is cut off.
+    """Returns bytes of ``"512MiB"``, ``"1.5 GB"``, ``"4096"`` or an int; a fraction of a byte is cut off.
 
     Raises ConfigError naming ``what`` for anything else, and for less than 1 byte.
     """
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    part = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    part = _SIZE_PARTS.fullmatch(text) if isinstance(text, str) else None
     if part is None or ("." in part[1] and not part[2]):
         raise ConfigError(f"{what}: {show(value)} is not a size; write e.g. '64MiB', or a number of bytes")
     number, unit = part.groups()
@@ -79,14 +81,15 @@ def size_bytes(value: object, *, what: str = "size") -> int:
 
 
 def format_bytes(size: int) -> str:
-    """The shortest exact text that :func:`size_bytes` reads back: ``67108864`` -> ``"64MiB"``."""
+    """Returns the shortest exact text that :func:`size_bytes` reads back: ``67108864`` -> ``"64MiB"``."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size and size % 1024**power == 0:
             return f"{size // 1024**power}{unit}"
     return f"{size}B"
 
 
-def _block_size(size: int) -> int:
+def _block_size(value: object) -> int:
+    size = size_bytes(value)
     if size > _MAX_BLOCK_BYTES:
         raise ConfigError(f"{format_bytes(size)} is too large for a Spark row; write at most '1GiB'")
     return size
@@ -145,7 +148,7 @@ def _positional(number: float) -> str:
 
 
 def _number(value: object, mark: str) -> float | None:
-    """The number in ``"25%"`` if the mark is "%". None if the value does not have that form."""
+    """Returns the number in ``"25%"`` if the mark is "%". None if the value does not have that form."""
     part = (_MARKED if mark else _PLAIN).fullmatch(value) if isinstance(value, str) else None
     return float(part[1]) if part is not None and part[2] == mark else None
 
@@ -181,9 +184,7 @@ def _positive_fraction(value: Any) -> float:
     return share
 
 
-def _idle(value: Any) -> int | Multiple | None:
-    if value is None:
-        return None
+def _idle(value: Any) -> int | Multiple:
     if isinstance(value, Multiple):
         value = str(value)
     times = _number(value, "x")
@@ -202,15 +203,11 @@ def _idle(value: Any) -> int | Multiple | None:
     return idle_us
 
 
-def _format_idle(value: int | Multiple | None) -> str | None:
-    return None if value is None else format_duration(value) if isinstance(value, int) else str(value)
-
-
 # -- counts and places ----------------------------------------------------------------------------------
 
 
 def _whole(value: object) -> int | None:
-    """The integer, which may be written as a string: values in Spark's configuration are strings."""
+    """Returns the integer, which may be written as a string: values in Spark's configuration are strings."""
     number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
     return int(number) if isinstance(number, int) and not isinstance(number, bool) else None
 
@@ -225,43 +222,33 @@ def _count_or_auto(most: int, what: str) -> Callable[[object], object]:
     return count
 
 
-def _between(least: int, most: int, what: str) -> Callable[[object], int]:
+def _whole_number(least: int, most: int, what: str, or_else: str = "") -> Callable[[object], int]:
+    to = f" to {most:,}" if most < _MAX_COUNT else ""
+
     def number_of(value: object) -> int:
         number = _whole(value)
         if number is None or not least <= number <= most:
-            raise ConfigError(f"{show(value)} is not a number of {what}; write an integer from {least} to {most:,}")
+            raise ConfigError(f"{show(value)} is not a number of {what}; write an integer from {least}{to}{or_else}")
         return number
 
     return number_of
 
 
-def _switch(value: object, parse: Callable[[object], bool]) -> bool:
+def _switch(value: object) -> bool:
     try:
-        return parse(value)
+        return _BOOL.validate_python(value)
     except ValueError:
         raise ConfigError(f"{show(value)} is not a switch; write true or false") from None
 
 
-def _port(value: object) -> int | None:
+def _port(value: object) -> int:
     number = _whole(value)
-    if value is not None and (number is None or not 0 <= number <= _MAX_PORT):
+    if number is None or not 0 <= number <= _MAX_PORT:
         raise ConfigError(f"{show(value)} is not a port; write an integer from 0 to {_MAX_PORT}, or null")
     return number
 
 
-def _at_least_one(what: str, or_else: str) -> Callable[[object], int]:
-    def count(value: object) -> int:
-        number = _whole(value)
-        if number is None or not 1 <= number <= _MAX_COUNT:
-            raise ConfigError(f"{show(value)} is not a number of {what}; write an integer from 1{or_else}")
-        return number
-
-    return count
-
-
-def _late_share(value: object) -> float | None:
-    if value is None:
-        return None
+def _late_share(value: object) -> float:
     share = _number(value, "") if isinstance(value, str) else value
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1e9:
         raise ConfigError(f"{show(value)} is not a share of late work; write a number from 0, e.g. 2, or null")
@@ -282,11 +269,13 @@ def _interval(value: Any) -> int:
     return interval_us
 
 
-def _location(value: object) -> object:
+def _location(value: object) -> str | None:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if text is not None and (not isinstance(text, str) or not text.strip()):
+    if text is None:
+        return None
+    if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{show(value)} is not a location; write a path, a URI ('s3://...') or null")
-    return text if text is None else location(text)
+    return location(text)
 
 
 def location(text: str) -> str:
@@ -317,7 +306,7 @@ def location(text: str) -> str:
 
 
 def about_bytes(size_bytes: float) -> str:
-    """The size rounded to three digits, with a suitable unit: 307 MiB, 1.5 GiB."""
+    """Returns the size rounded to three digits, with a suitable unit: 307 MiB, 1.5 GiB."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size_bytes >= 1024**power:
             size = size_bytes / 1024**power
@@ -327,172 +316,136 @@ def about_bytes(size_bytes: float) -> str:
 
 # -- the types ----------------------------------------------------------------------------------------
 
-_SIZE_TEXT = {"type": "string", "pattern": r"^\s*[0-9]+(\s*|(\.[0-9]+)?\s*([KkMmGgTt][Ii]?)?[Bb]\s*)$"}
-_DURATION = r"(\s*[0-9]+(\.[0-9]+)?\s*[A-Za-z]+\s*)+$"
-_BOUND_TEXT = {"type": "string", "pattern": "^" + _DURATION}
-_IDLE_TEXT = {"type": "string", "pattern": r"^(?!.*x\s*$)" + _DURATION}
-_PERCENT = r"(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?|\.[0-9]+)\s*%\s*$"
-_POSITIVE_PERCENT_TEXT = {"type": "string", "pattern": r"^\s*(?![0.]+\s*%)" + _PERCENT}
-_PERCENT_TEXT = {"type": "string", "pattern": r"^\s*" + _PERCENT}
-_OPEN_PERCENT_TEXT = {"type": "string", "pattern": r"^\s*(?![0.]+\s*%)(?!100)" + _PERCENT}
-_MULTIPLE_TEXT = {"type": "string", "pattern": r"^\s*(?![0.]+\s*x)([0-9]{1,9}(\.[0-9]+)?|\.[0-9]+)\s*x\s*$"}
-_NULL = {"type": "null"}
 
-Size = Annotated[
-    int,
-    BeforeValidator(lambda value: size_bytes(value)),
-    PlainSerializer(format_bytes, return_type=str),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, _SIZE_TEXT]}),
-    "size such as 64MiB, 1GiB or 10MB, or a number of bytes",
-]
-BlockSize = Annotated[Size, AfterValidator(_block_size)]
-Rate = Annotated[
-    int | None,
-    PlainValidator(lambda value: None if value is None else size_bytes(value)),
-    PlainSerializer(lambda value: None if value is None else format_bytes(value), return_type=str | None),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, _SIZE_TEXT, _NULL]}),
-    "size per second, such as 100MiB, or null",
-]
+@dataclass(frozen=True)
+class Written:
+    """How a value is written in a file: what reads it, in words, as JSON schemas, and what writes it."""
+
+    parse: Callable[[Any], Any]
+    words: str
+    schemas: tuple[dict[str, Any], ...]
+    write: Callable[[Any], object] | None = None
+
+    @property
+    def or_null(self) -> Written:
+        """The same, or null."""
+
+        def parse(value: Any) -> Any:
+            return None if value is None else self.parse(value)
+
+        def write(value: Any) -> object:
+            return value if value is None or self.write is None else self.write(value)
+
+        return Written(parse, f"{self.words}, or null", (*self.schemas, {"type": "null"}), write)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        write = core_schema.plain_serializer_function_ser_schema(self.write) if self.write else None
+        return core_schema.no_info_plain_validator_function(self.parse, serialization=write)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return self.schemas[0] if len(self.schemas) == 1 else {"anyOf": list(self.schemas)}
+
+
+def _text(pattern: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": pattern}
+
+
+def _integer(least: int, most: int, what: str, or_else: str = "") -> Written:
+    schema = {"type": "integer", "minimum": least, "maximum": most}
+    return Written(_whole_number(least, most, what, or_else), f"integer from {least}", (schema,))
+
+
+def _auto_or_integer(most: int, what: str) -> Written:
+    schemas = {"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": most}
+    return Written(_count_or_auto(most, what), "auto, or an integer from 1", schemas)
+
+
+_DURATION = r"(\s*[0-9]+(\.[0-9]+)?\s*[A-Za-z]+\s*)+$"
+_BOUND_TEXT = _text("^" + _DURATION)
+_IDLE_TEXT = _text(r"^(?!.*x\s*$)" + _DURATION)
+_PERCENT = r"(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?|\.[0-9]+)\s*%\s*$"
+_POSITIVE_PERCENT_TEXT = _text(r"^\s*(?![0.]+\s*%)" + _PERCENT)
+_OPEN_PERCENT_TEXT = _text(r"^\s*(?![0.]+\s*%)(?!100)" + _PERCENT)
+_MULTIPLE_TEXT = _text(r"^\s*(?![0.]+\s*x)([0-9]{1,9}(\.[0-9]+)?|\.[0-9]+)\s*x\s*$")
+_SIZES = {"type": "integer", "minimum": 1}, _text(r"^\s*[0-9]+(\s*|(\.[0-9]+)?\s*([KkMmGgTt][Ii]?)?[Bb]\s*)$")
+
+_SIZE = Written(size_bytes, "size such as 64MiB, 1GiB or 10MB, or a number of bytes", _SIZES, format_bytes)
+_INTERVAL = Written(_interval, "duration above 0 with a unit, such as 90s or 10m", (_BOUND_TEXT,), format_duration)
+_OPEN_FRACTION = Written(
+    _open_fraction,
+    "share above 0 and below 1, such as 0.05, or 5%",
+    ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, _OPEN_PERCENT_TEXT),
+)
+
+Size = Annotated[int, _SIZE]
+OptionalSize = Annotated[int | None, _SIZE.or_null]
+BlockSize = Annotated[int, replace(_SIZE, parse=_block_size)]
 Budget = Annotated[
     int | Share,
-    PlainValidator(_budget),
-    PlainSerializer(lambda value: format_bytes(value) if isinstance(value, int) else str(value), return_type=str),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, _SIZE_TEXT, _POSITIVE_PERCENT_TEXT]}),
-    "size such as 512MiB, or a share of the host's memory, such as 25%",
+    Written(
+        _budget,
+        "size such as 512MiB, or a share of the host's memory, such as 25%",
+        (*_SIZES, _POSITIVE_PERCENT_TEXT),
+        lambda value: format_bytes(value) if isinstance(value, int) else str(value),
+    ),
 ]
 Fraction = Annotated[
     float,
-    PlainValidator(_fraction),
-    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _PERCENT_TEXT]}),
-    "share from 0 to 1, such as 0.75, or 75%",
+    Written(
+        _fraction,
+        "share from 0 to 1, such as 0.75, or 75%",
+        ({"type": "number", "minimum": 0, "maximum": 1}, _text(r"^\s*" + _PERCENT)),
+    ),
 ]
 PositiveFraction = Annotated[
     float,
-    PlainValidator(_positive_fraction),
-    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1}, _POSITIVE_PERCENT_TEXT]}),
-    "share above 0 and up to 1, such as 0.75, or 75%",
+    Written(
+        _positive_fraction,
+        "share above 0 and up to 1, such as 0.75, or 75%",
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, _POSITIVE_PERCENT_TEXT),
+    ),
 ]
+OpenFraction = Annotated[float, _OPEN_FRACTION]
+Coverage = Annotated[float | None, _OPEN_FRACTION.or_null]
 BoundDuration = Annotated[
     int,
-    BeforeValidator(_bound),
-    PlainSerializer(format_duration, return_type=str),
-    WithJsonSchema({"anyOf": [{"const": 0}, _BOUND_TEXT]}),
-    "duration with a unit, such as 90s, 10m or 3 days, or 0",
+    Written(
+        _bound,
+        "duration with a unit, such as 90s, 10m or 3 days, or 0",
+        ({"const": 0}, _BOUND_TEXT),
+        format_duration,
+    ),
 ]
 Timeout = Annotated[
     int,
-    BeforeValidator(_timeout),
-    PlainSerializer(format_duration, return_type=str),
-    WithJsonSchema(_BOUND_TEXT),
-    "duration with a unit, such as 60s, from 100ms to 1 day",
+    Written(_timeout, "duration with a unit, such as 60s, from 100ms to 1 day", (_BOUND_TEXT,), format_duration),
 ]
+Interval = Annotated[int, _INTERVAL]
+OptionalInterval = Annotated[int | None, _INTERVAL.or_null]
 Idle = Annotated[
     int | Multiple | None,
-    PlainValidator(_idle),
-    PlainSerializer(_format_idle, return_type=str | None),
-    WithJsonSchema({"anyOf": [_IDLE_TEXT, _MULTIPLE_TEXT, _NULL]}),
-    "duration such as 90s, or a multiple of the median execution time such as 3x, or null",
+    Written(
+        _idle,
+        "duration such as 90s, or a multiple of the median execution time such as 3x",
+        (_IDLE_TEXT, _MULTIPLE_TEXT),
+        lambda value: format_duration(value) if isinstance(value, int) else str(value),
+    ).or_null,
 ]
-Shards = Annotated[
-    Literal["auto"] | int,
-    BeforeValidator(_count_or_auto(_MAX_SHARDS, "shards")),
-    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": _MAX_SHARDS}]}),
-    "auto, or an integer from 1",
-]
-CodecThreads = Annotated[
-    int,
-    PlainValidator(_between(0, _MAX_THREADS, "threads")),
-    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _MAX_THREADS}),
-    "integer from 0",
-]
-IoThreads = Annotated[
-    int,
-    PlainValidator(_between(1, _MAX_THREADS, "threads")),
-    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _MAX_THREADS}),
-    "integer from 1",
-]
-MergeLevels = Annotated[
-    int,
-    PlainValidator(_between(0, _MAX_LEVELS, "levels")),
-    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _MAX_LEVELS}),
-    "integer from 0",
-]
-FanIn = Annotated[
-    int,
-    PlainValidator(_between(2, _MAX_NODES, "nodes that share a parent")),
-    WithJsonSchema({"type": "integer", "minimum": 2, "maximum": _MAX_NODES}),
-    "integer from 2",
-]
-Switch = Annotated[bool, WrapValidator(_switch), "true | false"]
+Shards = Annotated[Literal["auto"] | int, _auto_or_integer(_MAX_SHARDS, "shards")]
+Children = Annotated[Literal["auto"] | int, _auto_or_integer(_MAX_NODES, "source partitions")]
+CodecThreads = Annotated[int, _integer(0, _MAX_THREADS, "threads")]
+IoThreads = Annotated[int, _integer(1, _MAX_THREADS, "threads")]
+MergeLevels = Annotated[int, _integer(0, _MAX_LEVELS, "levels")]
+FanIn = Annotated[int, _integer(2, _MAX_NODES, "nodes that share a parent")]
+EventCount = Annotated[int, _integer(1, _MAX_COUNT, "events")]
+Executions = Annotated[int | None, _integer(1, _MAX_COUNT, "executions", ", or null").or_null]
 Port = Annotated[
     int | None,
-    PlainValidator(_port),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0, "maximum": _MAX_PORT}, _NULL]}),
-    "integer from 0 to 65535, or null",
-]
-Children = Annotated[
-    Literal["auto"] | int,
-    BeforeValidator(_count_or_auto(_MAX_NODES, "source partitions")),
-    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": _MAX_NODES}]}),
-    "auto, or an integer from 1",
-]
-Location = Annotated[str | None, BeforeValidator(_location), "path, URI, or null"]
-OpenFraction = Annotated[
-    float,
-    PlainValidator(_open_fraction),
-    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, _OPEN_PERCENT_TEXT]}),
-    "share above 0 and below 1, such as 0.05, or 5%",
-]
-Interval = Annotated[
-    int,
-    PlainValidator(_interval),
-    PlainSerializer(format_duration, return_type=str),
-    WithJsonSchema(_BOUND_TEXT),
-    "duration above 0 with a unit, such as 90s or 10m",
+    Written(_port, "integer from 0 to 65535", ({"type": "integer", "minimum": 0, "maximum": _MAX_PORT},)).or_null,
 ]
 LateShare = Annotated[
     float | None,
-    PlainValidator(_late_share),
-    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1e9}, _NULL]}),
-    "number from 0, such as 2, or null",
+    Written(_late_share, "number from 0, such as 2", ({"type": "number", "minimum": 0, "maximum": 1e9},)).or_null,
 ]
-LateBatches = Annotated[
-    int,
-    PlainValidator(_at_least_one("batches", "")),
-    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _MAX_COUNT}),
-    "integer from 1",
-]
-OptionalInterval = Annotated[
-    int | None,
-    PlainValidator(lambda value: None if value is None else _interval(value)),
-    PlainSerializer(lambda value: None if value is None else format_duration(value), return_type=str | None),
-    WithJsonSchema({"anyOf": [_BOUND_TEXT, _NULL]}),
-    "duration above 0 with a unit, such as 90s or 10m, or null",
-]
-EventCount = Annotated[
-    int,
-    PlainValidator(_at_least_one("events", "")),
-    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _MAX_COUNT}),
-    "integer from 1",
-]
-Executions = Annotated[
-    int | None,
-    PlainValidator(lambda value: None if value is None else _at_least_one("executions", ", or null")(value)),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": _MAX_COUNT}, _NULL]}),
-    "integer from 1, or null",
-]
-OptionalSize = Annotated[
-    int | None,
-    PlainValidator(lambda value: None if value is None else size_bytes(value)),
-    PlainSerializer(lambda value: None if value is None else format_bytes(value), return_type=str | None),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, _SIZE_TEXT, _NULL]}),
-    "size such as 1GiB, or null",
-]
-Coverage = Annotated[
-    float | None,
-    PlainValidator(lambda value: None if value is None else _open_fraction(value)),
-    WithJsonSchema(
-        {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, _OPEN_PERCENT_TEXT, _NULL]}
-    ),
-    "share above 0 and below 1, such as 0.99, or null",
-]
+Switch = Annotated[bool, Written(_switch, "true | false", ({"type": "boolean"},))]
+Location = Annotated[str | None, Written(_location, "path, URI, or null", ({"type": "string"}, {"type": "null"}))]

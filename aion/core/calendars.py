@@ -94,7 +94,7 @@ class Steps:
         return (self.days or 28 * self.months) * DAY_US
 
     def refine(self, other: Steps) -> bool:
-        """Whether each of the other steps begins with one of these."""
+        """Returns whether each of the other steps begins with one of these."""
         if not self.days:
             return bool(other.months) and other.months % self.months == 0
         if not other.days:
@@ -102,14 +102,14 @@ class Steps:
         return other.days % self.days == 0 and (other._first - self._first) % self.days == 0
 
     def number(self, days: Ints) -> Ints:
-        """The number of the step of each day. Days count from 1970-01-01."""
+        """Returns the number of the step of each day. Days count from 1970-01-01."""
         if self.days:
             return np.asarray((days - self._first) // self.days)
         months = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
         return np.asarray(months // self.months)
 
     def first_day(self, numbers: Ints) -> Ints:
-        """The day with which each step begins."""
+        """Returns the day with which each step begins."""
         if self.days:
             return np.asarray(self._first + numbers * self.days)
         months = (numbers * self.months).astype("datetime64[M]")
@@ -133,7 +133,7 @@ class ZoneRules:
         return hashlib.sha256(self.tzif).hexdigest()[:16]
 
     def day_starts(self, days: Ints) -> Ints:
-        """The first instant of each day, in µs. Days count from 1970-01-01."""
+        """Returns the first instant of each day, in µs. Days count from 1970-01-01."""
         return _days_of(self).starts(days)
 
     def __repr__(self) -> str:
@@ -225,7 +225,7 @@ class Pins:
         return len(self.numbers)
 
     def applied(self, numbers: Ints, starts_us: Ints) -> Ints:
-        """The starts of these steps, where ``starts_us`` is what the rules say."""
+        """Returns the starts of these steps, where ``starts_us`` is what the rules say."""
         after = np.searchsorted(self.numbers, numbers)
         low = np.concatenate(([np.iinfo(np.int64).min], self.starts_us))[after]
         high = np.append(self.starts_us, np.iinfo(np.int64).max)[after]
@@ -261,12 +261,12 @@ class CalendarEdges:
         return self.steps.longest_us + _SLACK_US
 
     def starts(self, numbers: Ints) -> Ints:
-        """The start of each step, in µs."""
+        """Returns the start of each step, in µs."""
         found = self.rules.day_starts(self.steps.first_day(numbers))
         return self.pins.applied(numbers, found) if len(self.pins) else found
 
     def numbers(self, times_us: Ints) -> Ints:
-        """The number of the step that each instant is in: the last one that starts at or before it."""
+        """Returns the number of the step that each instant is in: the last one that starts at or before it."""
         if not len(times_us):
             return np.empty(0, np.int64)
         # No clock is a day or more ahead of UTC.
@@ -281,15 +281,15 @@ class CalendarEdges:
         return int(self.numbers(np.array([us], np.int64))[0])
 
     def floors(self, times_us: Ints) -> Ints:
-        """The last edge at or before each instant."""
+        """Returns the last edge at or before each instant."""
         return self.starts(self.numbers(times_us))
 
     def afters(self, times_us: Ints) -> Ints:
-        """The first edge after each instant."""
+        """Returns the first edge after each instant."""
         return self.starts(self.numbers(times_us) + 1)
 
     def between(self, low_us: int, high_us: int) -> Ints:
-        """The last edge at or before ``low_us``, then all edges up to ``high_us``, in order and each once."""
+        """Returns the last edge at or before ``low_us``, then all edges up to ``high_us``, in order and each once."""
         first, last = self.numbers(np.array([low_us, high_us], np.int64)).tolist()
         edges = self.starts(np.arange(first, last + 1))
         distinct = np.ones(len(edges), np.bool_)
@@ -302,7 +302,7 @@ class CalendarEdges:
         return CalendarEdges(self.steps, self.rules)
 
     def makes_redundant(self, other: CalendarEdges) -> bool:
-        """Whether all edges of the other are edges of this, whatever the rules are."""
+        """Returns whether all edges of the other are edges of this, whatever the rules are."""
         same = self.rules == other.rules and not len(self.pins) and not len(other.pins)
         return same and self.steps.refine(other.steps)
 

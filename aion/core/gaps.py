@@ -31,12 +31,13 @@ _UNITS_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def is_gap(type_: pa.DataType) -> bool:
-    """Whether a column of this type can say the gap of each event."""
+    """Returns whether a column of this type can say the gap of each event."""
     return bool(pa.types.is_duration(type_) or pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
 def gaps_us(column: pa.Array) -> Micros:
-    """The gap of each event, in microseconds. At most 0 if it cannot be used. ``column``: of a type of :func:`is_gap`.
+    """Returns the gap of each event, in microseconds. At most 0 if it cannot be used. ``column``: of a type of
+    :func:`is_gap`.
 
     A part of a microsecond does not count. Strings are read once for each distinct one.
     """

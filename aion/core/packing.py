@@ -22,7 +22,9 @@ _VERSION = 1
 
 
 def pack(columns: Iterable[npt.NDArray[np.integer]]) -> str:
-    """Columns of integers as text: differences, then all lowest bytes, all second bytes, and so on, then deflated."""
+    """Returns columns of integers as text: differences, then all lowest bytes, all second bytes, and so on, then
+    deflated.
+    """
     parts = [np.array([_VERSION], "<i8").tobytes()]
     for column in columns:
         values: Ints = np.diff(np.concatenate([np.zeros(1, np.int64), column.astype(np.int64)]))
@@ -33,7 +35,7 @@ def pack(columns: Iterable[npt.NDArray[np.integer]]) -> str:
 
 
 def unpack(text: str) -> list[Ints]:
-    """The columns of :func:`pack`. Raises FormatError if the text is damaged or a newer Aion wrote it."""
+    """Returns the columns of :func:`pack`. Raises FormatError if the text is damaged or a newer Aion wrote it."""
     try:
         raw = zlib.decompress(base64.b64decode(text))
     except (ValueError, zlib.error) as error:
@@ -53,7 +55,7 @@ def unpack(text: str) -> list[Ints]:
 
 
 def table(columns: Mapping[str, Sequence[float]], doubles: Container[str] = ()) -> dict[str, Any]:
-    """Columns of equal length as a JSON value: ``columns`` (coding and step of each) and ``packed``.
+    """Returns columns of equal length as a JSON value: ``columns`` (coding and step of each) and ``packed``.
 
     Columns named in ``doubles`` are stored as the integers with the same bits. The integers of a column are stored
     divided by their common divisor, its step.
@@ -72,7 +74,7 @@ def table(columns: Mapping[str, Sequence[float]], doubles: Container[str] = ()) 
 
 
 def untable(value: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The columns of :func:`table`."""
+    """Returns the columns of :func:`table`."""
     found: dict[str, list[Any]] = {}
     for (name, (coding, step)), column in zip(value["columns"].items(), unpack(value["packed"]), strict=True):
         integers = (column if coding == "differences" else np.diff(column, prepend=0)) * step

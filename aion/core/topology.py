@@ -31,7 +31,7 @@ class MergingDecision(NamedTuple):
 
 
 def merging_strategy(window: Definition, *, keys_disjoint: bool = False, splittable: bool = True) -> MergingDecision:
-    """The strategy for one window.
+    """Returns the strategy for one window.
 
     ``keys_disjoint``: all events of a key are in one source partition. ``splittable``: the result can be combined of
     partials. A user's function of all events of a window cannot.
@@ -74,7 +74,7 @@ def merging_strategy(window: Definition, *, keys_disjoint: bool = False, splitta
 def merging_strategies(
     windows: Mapping[str, Definition], *, keys_disjoint: bool = False, splittable: bool = True
 ) -> dict[str, MergingDecision]:
-    """The strategy of each window, by its name."""
+    """Returns the strategy of each window, by its name."""
     return {
         name: merging_strategy(window, keys_disjoint=keys_disjoint, splittable=splittable)
         for name, window in windows.items()
@@ -106,27 +106,27 @@ class Tree:
             raise ConfigError(f"{self}: a tree needs at least one child, one task at the root, and one shard")
 
     def nodes(self, level: int) -> int:
-        """How many nodes a level has. Level 0 is the children."""
+        """Returns how many nodes a level has. Level 0 is the children."""
         nodes = self.children
         for _ in range(level):
             nodes = -(-nodes // self.fan_in)
         return nodes
 
     def tasks_per_node(self, level: int) -> int:
-        """How many tasks the shards of one node of a level are spread over."""
+        """Returns how many tasks the shards of one node of a level are spread over."""
         wanted = min(self.root_tasks, len(self.shards))
         return -(-wanted // self.nodes(level))
 
     def tasks(self, level: int) -> int:
-        """How many tasks, and so Spark partitions, a level has."""
+        """Returns how many tasks, and so Spark partitions, a level has."""
         return self.nodes(level) * self.tasks_per_node(level)
 
     def node(self, level: int, task: int) -> int:
-        """The node that a task of a level belongs to. A child is its own node."""
+        """Returns the node that a task of a level belongs to. A child is its own node."""
         return task % self.children if level == 0 else task // self.tasks_per_node(level)
 
     def parents(self, level: int, task: int) -> dict[int, int]:
-        """For each shard, the task of the next level to which a task of ``level`` sends the shard's blocks."""
+        """Returns, for each shard, the task of the next level to which a task of ``level`` sends the shard's blocks."""
         above = level + 1
         per_node = self.tasks_per_node(above)
         parent = self.node(level, task) // self.fan_in
@@ -134,5 +134,7 @@ class Tree:
 
 
 def levels_for(asked: int, decisions: Sequence[MergingDecision]) -> int:
-    """The number of levels to use: ``asked``, but none if every window is unique, since then nothing is merged."""
+    """Returns the number of levels to use: ``asked``, but none if every window is unique, since then nothing is
+    merged.
+    """
     return 0 if all(d.strategy is Strategy.UNIQUE for d in decisions) else asked

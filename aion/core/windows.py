@@ -31,11 +31,11 @@ class Family(NamedTuple):
     phase_us: int
 
     def floor(self, t_us: int) -> int:
-        """The last edge at or before ``t_us``."""
+        """Returns the last edge at or before ``t_us``."""
         return t_us - (t_us - self.phase_us) % self.period_us
 
     def after(self, t_us: int) -> int:
-        """The first edge after ``t_us``."""
+        """Returns the first edge after ``t_us``."""
         return self.floor(t_us) + self.period_us
 
 
@@ -49,7 +49,7 @@ class Periodic:
     timing: Timing = NO_TIMING
 
     def starts_covering(self, t_us: int) -> Iterator[int]:
-        """Starts of the windows that contain the instant ``t_us``, latest first."""
+        """Yields starts of the windows that contain the instant ``t_us``, latest first."""
         start = t_us - (t_us - self.offset_us) % self.slide_us
         while start > t_us - self.size_us:
             yield start
@@ -74,7 +74,7 @@ class Periodic:
         return self.slide_us
 
     def run_values(self, starts_us: Ints) -> Ints:
-        """What stands for each window in a run."""
+        """Returns what stands for each window in a run."""
         return starts_us
 
     def ended_run_value(self, us: int) -> int:
@@ -82,14 +82,14 @@ class Periodic:
         return us - self.size_us
 
     def families(self) -> set[Family]:
-        """The edges of these windows: their starts and their ends."""
+        """Returns the edges of these windows: their starts and their ends."""
         return {
             Family(self.slide_us, self.offset_us % self.slide_us),
             Family(self.slide_us, (self.offset_us + self.size_us) % self.slide_us),
         }
 
     def spec(self) -> dict[str, int | str]:
-        """What identifies this definition after a restart."""
+        """Returns what identifies this definition after a restart."""
         return {
             "type": "periodic",
             "size_us": self.size_us,
@@ -166,7 +166,7 @@ class Calendar:
         return (self.edges, *self.earlier)
 
     def starts_covering(self, t_us: int) -> Iterator[int]:
-        """The start of the window that contains the instant ``t_us``."""
+        """Yields the start of the window that contains the instant ``t_us``."""
         yield int(self.edges.floors(np.array([t_us], np.int64))[0])
 
     def end(self, start_us: int) -> int:
@@ -187,7 +187,7 @@ class Calendar:
     run_step: ClassVar[int] = 1
 
     def run_values(self, starts_us: Ints) -> Ints:
-        """What stands for each window in a run."""
+        """Returns what stands for each window in a run."""
         return self.edges.numbers(starts_us)
 
     def ended_run_value(self, us: int) -> int:
@@ -195,12 +195,12 @@ class Calendar:
         return self.edges.number(us) - 1
 
     def with_rules(self, *rules: ZoneRules) -> Calendar:
-        """The same windows for a query that knew these rules before."""
+        """Returns the same windows for a query that knew these rules before."""
         others = dict.fromkeys(r for r in rules if r != self.edges.rules)
         return self._changed(earlier=tuple(CalendarEdges(self.edges.steps, r) for r in others))
 
     def with_edges(self, edges: CalendarEdges) -> Calendar:
-        """The same windows, but with edges that other rules of the zone gave them."""
+        """Returns the same windows, but with edges that other rules of the zone gave them."""
         return self._changed(edges=edges)
 
     def _changed(self, **fields: Any) -> Calendar:
@@ -210,7 +210,7 @@ class Calendar:
         return found
 
     def spec(self) -> dict[str, int | str]:
-        """What identifies this definition after a restart. The rules of the zone may be others then."""
+        """Returns what identifies this definition after a restart. The rules of the zone may be others then."""
         return {"type": "calendar", "every": str(self.edges.steps), "zone": self.zone}
 
     def __str__(self) -> str:
@@ -281,7 +281,7 @@ class Session:
         return self.gap_us
 
     def end(self, last_us: int) -> int:
-        """The end of a session whose last event is at ``last_us``, unless it is cut before."""
+        """Returns the end of a session whose last event is at ``last_us``, unless it is cut before."""
         return last_us + self.gap_us
 
     def spec(self) -> dict[str, int | str]:

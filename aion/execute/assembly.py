@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aion.config import Policy, Share, load_policy
-from aion.config.model import TriggerPolicy
+from aion.config.sections import TriggerPolicy
 from aion.core.compaction import BlockCompaction
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import BlockSettings
@@ -36,6 +36,9 @@ from state_backends.backends import StoreConfig
 from state_backends.format.block import Codec, Compression
 from state_backends.store.attempt import ShardAttempt
 from state_backends.store.codec_pool import CodecPool
+
+_LATE_BATCHES = 10
+"""Late work waits for at most this number of batches."""
 
 
 def make_operator(
@@ -93,7 +96,7 @@ def make_operator(
         rules=rules,
         late_work=LateWork(
             math.inf if policy.execution.late_share is None else policy.execution.late_share,
-            policy.execution.late_batches,
+            _LATE_BATCHES,
             # Windows of kept events are computed one by one, so each reads all its events.
             {
                 n: w.slide_us / w.size_us
@@ -160,7 +163,6 @@ def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *
     known = snapshot["lateness"] if snapshot is not None else None
     return AdaptiveBound(
         asked,
-        half_life_us=lateness.half_life_us,
         model=lateness.model,
         ahead_us=longest_us,
         together=lateness.per == "query" and shards > 1,
@@ -266,7 +268,7 @@ def make_executor(plan: Plan, operator: Operator, attempt: ShardAttempt, codec: 
         codec,
         compactor,
         memory_limit_bytes=policy.apply.memory_bytes,
-        spill_folder=policy.apply.spill_dir or _local_dir(),
+        spill_folder=_local_dir(),
         aggregation=policy.execution.aggregation,
     )
     return Executor(plan, operator, attempt, rows)

@@ -19,7 +19,7 @@ _TO_LEVEL = _TO_ROOT.append(pa.field("task", pa.int32()))
 
 
 def row_type(tree: Tree, level: int) -> str:
-    """The schema of the rows that leave a level. Rows go to the root by shard, and to another level by task."""
+    """Returns the schema of the rows that leave a level. Rows go to the root by shard, and to another level by task."""
     return "shard int, block binary" + (", task int" if level < tree.levels else "")
 
 
@@ -38,7 +38,7 @@ class BlockRows:
         self._fragmenter = Fragmenter(context.taskAttemptId(), limit_bytes)
 
     def of(self, blocks: Iterator[ShardBlock]) -> Iterator[pa.RecordBatch]:
-        """The blocks as batches of rows, each of about ``_BATCH_BYTES``."""
+        """Yields the blocks as batches of rows, each of about ``_BATCH_BYTES``."""
         shards: list[int] = []
         rows: list[bytes] = []
         size = 0
@@ -61,7 +61,7 @@ class BlockRows:
 
 
 def blocks_of(batches: Iterator[pa.RecordBatch]) -> Iterator[ShardBlock]:
-    """The blocks in rows that came through a shuffle. A block that fits in one row is not copied.
+    """Yields the blocks in rows that came through a shuffle. A block that fits in one row is not copied.
 
     Raises CorruptBlock, FormatError.
     """

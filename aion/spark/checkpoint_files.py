@@ -37,14 +37,14 @@ class CheckpointFiles:
         return bool(self._files.getFileStatus(self._path(name)).isDirectory())
 
     def names(self, folder: str = "") -> list[str]:
-        """What is in a folder, without checksums and other hidden files. Empty if there is no such folder."""
+        """Returns what is in a folder, without checksums and other hidden files. Empty if there is no such folder."""
         if not self.exists(folder):
             return []
         found = [status.getPath().getName() for status in self._files.listStatus(self._path(folder))]
         return sorted(name for name in found if not name.startswith("."))
 
     def batches(self, log: str) -> list[int]:
-        """The batches that a log has entries of, in their order."""
+        """Returns the batches that a log has entries of, in their order."""
         return sorted(int(name) for name in self.names(log) if name.isdecimal())
 
     def read(self, name: str) -> str:
@@ -58,7 +58,7 @@ class CheckpointFiles:
         return self.read(f"{log}/{batch}").split("\n")
 
     def metadata(self, log: str, batch: int) -> dict[str, Any]:
-        """The second line of an entry, which says when the batch was, and under which settings."""
+        """Returns the second line of an entry, which says when the batch was, and under which settings."""
         found: dict[str, Any] = json.loads(self.entry(log, batch)[1])
         return found
 

@@ -10,7 +10,7 @@ from aion.aggregates.lists import Distinct
 from aion.aggregates.partial import Partial
 from aion.base.time import format_duration
 from aion.config import Policy
-from aion.config.model import TriggerPolicy
+from aion.config.sections import TriggerPolicy
 from aion.config.values import format_bytes
 from aion.core.calendars import Steps
 from aion.core.query.plan import Plan
@@ -36,7 +36,7 @@ def explain_plan(
     reading: str | None = None,
     hand_over_bytes: int | None = None,
 ) -> str:
-    """The text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer.
+    """Says the text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer.
 
     ``reading``: how the children read events themselves. None: Spark reads them. ``hand_over_bytes``: from how many
     bytes on they hand events over in files (docs/hand-over.md). None: they never do.
@@ -82,7 +82,7 @@ def _windows(windows: Mapping[str, Definition], decisions: Mapping[str, MergingD
 
 
 def _rules(window: Definition) -> Iterator[str]:
-    """What else decides where the windows end, and when they come out."""
+    """Yields what else decides where the windows end, and when they come out."""
     match window:
         case Session(gap_column=column, max_duration_us=most_us):
             if column is not None:
@@ -94,7 +94,7 @@ def _rules(window: Definition) -> Iterator[str]:
 
 
 def _timing(plan: Plan, policy: Policy) -> Iterator[Line]:
-    """What single definitions decide for themselves, and when panes come besides the usual ones."""
+    """Yields what single definitions decide for themselves, and when panes come besides the usual ones."""
     triggers = own_triggers(plan.windows)
     for name, window in plan.windows.items():
         timing, says = window.timing, []
@@ -110,7 +110,7 @@ def _timing(plan: Plan, policy: Policy) -> Iterator[Line]:
 
 
 def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
-    """The edges of the slices, and how many windows share a slice."""
+    """Yields the edges of the slices, and how many windows share a slice."""
     aligned = [window for window in windows.values() if isinstance(window, Aligned)]
     gaps = [window.gap_us for window in windows.values() if isinstance(window, Session) and not window.by_event]
     edges = SliceGrid(tuple(windows.values()), segmented=False).edges
@@ -187,7 +187,7 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterat
 
 
 def _combining(layout: Layout, policy: Policy) -> str:
-    """How overlapping windows are combined."""
+    """Says how overlapping windows are combined."""
     lazy = "each window is combined from all its slices"
     eager = "runs of slices are combined first, once for many windows, and each window from a few runs"
     rounding = [b.name for b in layout.bound if not all(p.exact and not p.holistic for p in b.partials)]
@@ -257,7 +257,7 @@ def _again(trigger: TriggerPolicy) -> str:
 
 
 def _completeness(plan: Plan, policy: Policy) -> Iterator[Line]:
-    """How rows say how complete they are."""
+    """Yields how rows say how complete they are."""
     if not plan.completeness:
         return
     of = [name for name, window in plan.windows.items() if isinstance(window, Periodic)]
@@ -272,7 +272,7 @@ def _completeness(plan: Plan, policy: Policy) -> Iterator[Line]:
 
 
 def _values(partials: Iterable[Partial]) -> str:
-    """The columns whose values holistic partials keep."""
+    """Says the columns whose values holistic partials keep."""
     kept = [partial for partial in partials if partial.holistic]
     every = [column for p in kept if not isinstance(p, Distinct) for column in p.columns]
     distinct = [column for p in kept if isinstance(p, Distinct) for column in p.columns]

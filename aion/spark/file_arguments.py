@@ -34,7 +34,7 @@ _ARGUMENTS = {
 
 
 def declared_columns(schema: str | StructType | pa.Schema, case_sensitive: bool, what: str = "schema") -> pa.Schema:
-    """The columns of a schema, with Spark's types. As with Spark's readers, any part of any column may be null.
+    """Returns the columns of a schema, with Spark's types. As with Spark's readers, any part of any column may be null.
 
     Raises SchemaError, which names ``what``.
     """
@@ -117,7 +117,7 @@ def source_options(max_files: int | None, latest_first: bool, max_age: str | Non
 
 
 def other_options(options: Mapping[str, object] | None, format_: str) -> tuple[dict[str, str], dict[str, str]]:
-    """The options by Spark's names: those of the file source, and those of the format."""
+    """Returns the options by Spark's names: those of the file source, and those of the format."""
     if options is not None and not isinstance(options, Mapping):
         raise ConfigError(f"options: {options!r} is not a mapping; write e.g. options={{'header': True}}")
     known = [*_SOURCE_OPTIONS, *(CSV_OPTIONS if format_ == "csv" else ())]
@@ -143,7 +143,7 @@ def check_count(name: str, value: int | None) -> None:
 
 
 def columns_after(transform: Transform, declared: pa.Schema, case_sensitive: bool) -> pa.Schema:
-    """The columns that ``transform`` returns, with the types that Spark has for them."""
+    """Returns the columns that ``transform`` returns, with the types that Spark has for them."""
     if not callable(transform):
         raise ConfigError(f"transform: {transform!r} is not a function of a pyarrow.RecordBatch")
     empty = pa.RecordBatch.from_pylist([], schema=declared)
@@ -158,7 +158,7 @@ def columns_after(transform: Transform, declared: pa.Schema, case_sensitive: boo
 
 
 def columns_used(where: Any, schema: pa.Schema) -> tuple[str, ...]:
-    """The columns that an expression uses: those without which it cannot be computed. Raises ConfigError."""
+    """Returns the columns that an expression uses: those without which it cannot be computed. Raises ConfigError."""
     if where is None:
         return ()
     if not isinstance(where, pc.Expression):
@@ -181,7 +181,7 @@ def _computes(where: Any, table: pa.Table) -> bool:
 
 
 def qualified(spark: SparkSession, path: str) -> str:
-    """A path as Spark writes it in the paths of files: with its scheme, and without a slash at the end."""
+    """Returns a path as Spark writes it in the paths of files: with its scheme, and without a slash at the end."""
     jvm: Any = spark.sparkContext._jvm
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
     place = jvm.org.apache.hadoop.fs.Path(path)
@@ -189,7 +189,7 @@ def qualified(spark: SparkSession, path: str) -> str:
 
 
 def base_of(spark: SparkSession, path: str) -> str:
-    """The folder of ``path``. Of a glob, what comes before its first star."""
+    """Returns the folder of ``path``. Of a glob, what comes before its first star."""
     plain = path
     for wild in "*?[{":
         plain = plain.partition(wild)[0]
@@ -199,7 +199,9 @@ def base_of(spark: SparkSession, path: str) -> str:
 
 
 def zone_of(spark: SparkSession) -> str:
-    """The session's time zone by a name that Arrow knows, too. Java also has names such as ``GMT+2`` and ``PST``."""
+    """Returns the session's time zone by a name that Arrow knows, too. Java also has names such as ``GMT+2`` and
+    ``PST``.
+    """
     jvm: Any = spark.sparkContext._jvm
     name = spark.conf.get("spark.sql.session.timeZone")
     zone: Any = jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils.getZoneId(name)

@@ -68,7 +68,7 @@ class FileScan:
                     yield events
 
     def _usable(self, parts: Iterator[tuple[int, Part]], skipping: Skipping, counts: dict[str, int]) -> Iterator[Part]:
-        """The files that are not skipped. No event may be used before all that is decided is recorded."""
+        """Yields the files that are not skipped. No event may be used before all that is decided is recorded."""
         of_tasks: dict[int, list[Part]] = {}
         for task, part in parts:
             of_tasks.setdefault(task, []).append(part)
@@ -122,7 +122,9 @@ class Skipping:
 
 
 def transformed(transform: Transform, events: pa.RecordBatch, schema: pa.Schema | None) -> pa.RecordBatch:
-    """The result of a user's function, with the columns of ``schema`` if they are known. Raises TransformError."""
+    """Returns the result of a user's function, with the columns of ``schema`` if they are known. Raises
+    TransformError.
+    """
     try:
         result = transform(events)
         if isinstance(result, pa.Table):
@@ -199,7 +201,7 @@ class FileRows:
 
 
 def extended(rows: pa.RecordBatch, latest: pa.Scalar | None, counts: dict[str, int] | None = None) -> pa.RecordBatch:
-    """Rows with the largest event time, if there is one, and the counts."""
+    """Returns rows with the largest event time, if there is one, and the counts."""
     more = {} if latest is None else {LATEST: pa.repeat(latest, rows.num_rows)}
     values = counts or _NO_COUNTS
     more |= {column: pa.repeat(pa.scalar(values[name], pa.int64()), rows.num_rows) for name, column in COUNTS.items()}

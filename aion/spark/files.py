@@ -157,7 +157,7 @@ class Files:
     _tasks: int
 
     def to_df(self, name: str = "files") -> DataFrame:
-        """The events as a streaming DataFrame, with the watermark.
+        """Returns the events as a streaming DataFrame, with the watermark.
 
         Spark's progress reports how many events were read, as ``observedMetrics[name]``. Several such DataFrames in one
         query need different names.
@@ -171,12 +171,14 @@ class Files:
         return _counted(rows, name).withWatermark(quoted(column), _spark_delay(delay_us))
 
     def delay_us(self, time: str) -> int | None:
-        """The delay of the watermark in microseconds. None if the watermark is on another column than ``time``."""
+        """Returns the delay of the watermark in microseconds. None if the watermark is on another column than
+        ``time``.
+        """
         column, delay_us = self._watermark
         return delay_us if column == time else None
 
     def reading(self, plan: Plan) -> str:
-        """How the children read the events, in words."""
+        """Returns how the children read the events, in words."""
         columns = ", ".join(self._scan(self._needed(plan), "").reader.schema.names)
         how = "parts of files" if self._is_split else "whole files"
         return (
@@ -185,7 +187,9 @@ class Files:
         )
 
     def children(self, work: ChildWork) -> DataFrame:
-        """The rows of blocks (:mod:`aion.spark.blocks`) that the children make of the events, with the watermark."""
+        """Returns the rows of blocks (:mod:`aion.spark.blocks`) that the children make of the events, with the
+        watermark.
+        """
         if not ShardOfKeys.covers(work.key_types):
             raise SchemaError(f"key: read_files cannot hash keys of type {', '.join(map(str, work.key_types))}")
         column, delay_us = self._watermark
@@ -222,7 +226,7 @@ class Files:
         return self._format.is_split and not self._skips
 
     def _scan(self, names: Iterable[str], operator: str) -> FileScan:
-        """The reading of the columns ``names``, and of those that are needed to make them."""
+        """Returns the reading of the columns ``names``, and of those that are needed to make them."""
         schema = pa.schema([self.schema.field(name) for name in names])
         read = schema
         if self._transform is not None:
@@ -250,7 +254,7 @@ class Files:
         return FileScan(reader, self._transform, schema, skipping)
 
     def _parts(self) -> DataFrame:
-        """The parts of the files of a batch, spread over the tasks that read them.
+        """Returns the parts of the files of a batch, spread over the tasks that read them.
 
         A large file has a part for each task. Which task gets the first is a matter of the file's name, so that small
         files are spread, too.

@@ -31,7 +31,7 @@ def _pandas_type(type_: pa.DataType) -> pd.ArrowDtype | None:
 
 
 def _is_safe(column: pa.Array) -> bool:
-    """Whether pandas and pyspark keep these nested values. True for most lists of plain values."""
+    """Returns whether pandas and pyspark keep these nested values. True for most lists of plain values."""
     if not pa.types.is_list(column.type):
         return False
     values = column.flatten()
@@ -43,7 +43,9 @@ def _is_safe(column: pa.Array) -> bool:
 
 
 def _object(value: Any, type_: pa.DataType) -> Any:
-    """A value from Arrow's ``to_pylist`` as pyspark wants it. NaN becomes an Arrow scalar: a Python NaN means null."""
+    """Returns a value from Arrow's ``to_pylist`` as pyspark wants it. NaN becomes an Arrow scalar: a Python NaN means
+    null.
+    """
     if value is None:
         return None
     if pa.types.is_floating(type_):

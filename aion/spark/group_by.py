@@ -64,7 +64,7 @@ class Grouped:
 
     @classmethod
     def of_spark(cls, grouped: GroupedData, name: str) -> Grouped:
-        """What Spark has grouped."""
+        """Returns what Spark has grouped."""
         return cls(*_frame_and_columns(grouped), None, name)
 
     def transformWithStateInPandas(
@@ -162,7 +162,7 @@ def stateful_config(
     pandas: bool,
     time_mode: str,
 ) -> StatefulConfig:
-    """What the tasks of an operator need. ``rows``: its input."""
+    """Returns what the tasks of an operator need. ``rows``: its input."""
     return StatefulConfig(
         policy=policy_to_text(policy),
         name=name,

@@ -51,11 +51,11 @@ class BatchFolder:
         self._swept = False
 
     def owner(self, shard: int) -> int | None:
-        """The shard that the file of a shard's blocks belongs to. None: it belongs to all."""
+        """Returns the shard that the file of a shard's blocks belongs to. None: it belongs to all."""
         return shard if self._folder is None else None
 
     def create(self, shard: int) -> HandedFile:
-        """A new file, for the :meth:`owner` of this shard. No other attempt of any task uses its name."""
+        """Returns a new file, for the :meth:`owner` of this shard. No other attempt of any task uses its name."""
         name = name_of(self._batch, self._lineage, uuid.uuid4().hex[:16])
         if self._folder is not None:
             return HandedFile(self._folder, name)
@@ -144,7 +144,7 @@ class Sending:
         return self._rows.of(blocks if self._hand_over is None else self._hand_over.of(blocks))
 
     def finish(self, blocks: Iterator[ShardBlock]) -> Iterator[pa.RecordBatch]:
-        """The last blocks of the task."""
+        """Yields the last blocks of the task."""
         yield from self.of(blocks)
         if self._hand_over is not None:
             yield from self._rows.of(self._hand_over.finish())

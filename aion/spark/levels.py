@@ -34,7 +34,7 @@ class Merging:
 
 
 def merged(blocks: DataFrame, work: ChildWork) -> DataFrame:
-    """The children's rows after every level of the tree has merged them."""
+    """Returns the children's rows after every level of the tree has merged them."""
     tree = work.tree
     for level in range(1, tree.levels + 1):
         by_task = blocks.repartitionById(tree.tasks(level), "task")

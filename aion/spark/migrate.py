@@ -94,7 +94,7 @@ def migrate_alone(
     state_dir: str | None = None,
     names: Mapping[int, str] | None = None,
 ) -> Migrated:
-    """The same as :func:`migrate`, in a session with these settings, which it makes and stops."""
+    """Returns the same as :func:`migrate`, in a session with these settings, which it makes and stops."""
     builder = SparkSession.builder.appName("aion migrate").config("spark.ui.enabled", "false")
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -107,7 +107,9 @@ def migrate_alone(
 
 
 def _session(spark: SparkSession, stock: StockCheckpoint) -> SparkSession:
-    """A session with the settings that Spark has recorded for the query, as it will have them when it goes on."""
+    """Returns a session with the settings that Spark has recorded for the query, as it will have them when it goes
+    on.
+    """
     session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     for key, value in stock.settings.items():
         session.conf.set(key, value)

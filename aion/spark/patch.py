@@ -55,6 +55,6 @@ def _replacement(name: str, stock: Callable[..., DataFrame]) -> Callable[..., Da
 
 
 def _name(df: DataFrame) -> str:
-    """The name of an operator: its number among the stateful processors of the query, from the source on."""
+    """Returns the name of an operator: its number among the stateful processors of the query, from the source on."""
     before = df._jdf.queryExecution().logical().toString().count("TransformWithStateIn")
     return f"stateful-{before}" if before else "stateful"

@@ -35,7 +35,7 @@ from state_backends.versions.manifest import Identity, load, load_operator
 def read_state(
     spark: SparkSession, checkpoint: str, *, name: str = "stateful", policy: PolicySource | None = None
 ) -> DataFrame:
-    """The state of a processor on Aion, after the last complete batch of a stopped query. One row for each key.
+    """Returns the state of a processor on Aion, after the last complete batch of a stopped query. One row for each key.
 
     ``checkpoint``: the query's. ``name``: the processor's. The columns are those of the key, ``timers`` (ms), and one
     for each state variable: a struct, an array of structs, or for a map an array of structs of ``key`` and ``value``;
@@ -115,7 +115,7 @@ def read_state(
 
 
 def _tokens(spark: SparkSession, files: CheckpointFiles, batch: int) -> list[dict[int, str]]:
-    """The versions that Spark's own state names, by shard, of each processor of the query."""
+    """Returns the versions that Spark's own state names, by shard, of each processor of the query."""
     found = []
     for operator in spark.read.format("state-metadata").load(files.location).collect():
         if f'"{StatefulRoot.STATE}"' not in (operator["operatorProperties"] or ""):
@@ -160,7 +160,7 @@ class _Reader:
 
 
 def restoring(processor: StatefulProcessor) -> StatefulProcessor:
-    """A processor that does what ``processor`` does, and takes its initial state from :func:`read_state`.
+    """Returns a processor that does what ``processor`` does, and takes its initial state from :func:`read_state`.
 
     Group the DataFrame of :func:`read_state` by the columns of the key, and give it as ``initialState``. You may leave
     out rows, but not the column ``packed``: the state is taken from there, so other values in other columns change

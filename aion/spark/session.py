@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 from aion.config import (
     SPARK_PREFIX,
     Policy,
-    describe,
     load_policy,
     policy_to_json,
     presets,
@@ -25,6 +24,7 @@ from aion.config import (
     setting_text,
 )
 from aion.config.layers import Source
+from aion.config.model import leaves
 from aion.errors import ConfigError, MissingJava
 from aion.spark.settings import REQUIRED
 
@@ -128,7 +128,8 @@ def _prepared(session: SparkSession) -> SparkSession:
 
 
 def _batches(existing: Mapping[str, str]) -> dict[str, str]:
-    """The size of batches for Python: limited by rows. The limit in bytes stays only if the user allows many rows.
+    """Returns the size of batches for Python: limited by rows. The limit in bytes stays only if the user allows many
+    rows.
 
     With a limit in bytes, Spark adds up the sizes of all columns after each row, which is most of the cost of a row.
     """
@@ -138,7 +139,7 @@ def _batches(existing: Mapping[str, str]) -> dict[str, str]:
 
 
 def _settings(policy: Source | None, overrides: Mapping[str, Any]) -> dict[str, str]:
-    """The policy as Spark settings, so that it reaches :func:`windowed` through the session.
+    """Returns the policy as Spark settings, so that it reaches :func:`windowed` through the session.
 
     Only keys that the user gave: a setting that repeats a default would override a policy given later.
     """
@@ -157,7 +158,7 @@ def _settings(policy: Source | None, overrides: Mapping[str, Any]) -> dict[str, 
 
 
 def _as_text(policy: Mapping[str, Any] | Policy) -> str:
-    """A mapping as a single setting, which has the precedence of a file: single keys override it."""
+    """Returns a mapping as a single setting, which has the precedence of a file: single keys override it."""
     values = policy_to_json(load_policy(policy))
     keys = _keys(values if isinstance(policy, Policy) else policy)
     tree: dict[str, dict[str, Any]] = {}
@@ -167,8 +168,10 @@ def _as_text(policy: Mapping[str, Any] | Policy) -> str:
 
 
 def _keys(settings: Mapping[str, Any]) -> set[str]:
-    """The dotted keys that a mapping sets. In it, they may be nested, dotted, or with underscores as in keywords."""
-    key_of = {spelling: doc.key for doc in describe() for spelling in (doc.key, doc.key.replace(".", "_"))}
+    """Returns the dotted keys that a mapping sets. In it, they may be nested, dotted, or with underscores as in
+    keywords.
+    """
+    key_of = {spelling: ".".join(path) for path, _ in leaves() for spelling in (".".join(path), "_".join(path))}
     found: set[str] = set()
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -179,7 +182,7 @@ def _keys(settings: Mapping[str, Any]) -> set[str]:
 
 
 def check_java() -> int:
-    """The major version of the Java that Spark will use. Raises MissingJava, which says what to install."""
+    """Returns the major version of the Java that Spark will use. Raises MissingJava, which says what to install."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():

@@ -36,13 +36,15 @@ def check_name(name: str) -> None:
 
 
 def shard_count(spark: SparkSession, policy: Policy) -> int:
-    """The number of shards of an operator."""
+    """Returns the number of shards of an operator."""
     partitions = int(conf(spark, "spark.sql.shuffle.partitions"))
     return partitions if policy.state.shards == "auto" else int(policy.state.shards)
 
 
 def task_failures(spark: SparkSession) -> int:
-    """How often a task may fail. Local mode ignores the setting: the master's URL has the number, by default 1."""
+    """Returns how often a task may fail. Local mode ignores the setting: the master's URL has the number, by default
+    1.
+    """
     local = re.fullmatch(r"local(\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", spark.sparkContext.master)
     if local is not None:
         return int(local[2] or 1)
@@ -73,7 +75,8 @@ def conf(spark: SparkSession, key: str) -> str:
 
 
 def place_of_state(spark: SparkSession, policy: Policy) -> str:
-    """The place of the versions: the policy's folder, or a folder beside the checkpoints, or in the working folder.
+    """Returns the place of the versions: the policy's folder, or a folder beside the checkpoints, or in the working
+    folder.
 
     A path or a URI. The state servers connect to it with the credentials that they find on their hosts. Raises
     ConfigError if the executors run on other hosts and no place is set that all of them can reach.

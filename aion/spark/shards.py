@@ -13,7 +13,7 @@ _MASK = 0xFFFFFFFF
 
 
 def shard_ids(shards: int) -> list[int]:
-    """The ids of this number of shards. They work with any number of partitions.
+    """Returns the ids of this number of shards. They work with any number of partitions.
 
     Small integers hash unevenly: of the ids 0 to 3, one went to the first of two partitions and three to the second. So
     suitable ids are searched for: the i-th id is the smallest integer that Spark's hash partitioner sends to partition
@@ -29,7 +29,7 @@ def shard_ids(shards: int) -> list[int]:
 
 
 def shard_column(keys: Sequence[tuple[Column, DataType]], ids: Sequence[int]) -> Column:
-    """The shard id of a row, from the hash of its key. Without a key, all rows go to one shard.
+    """Returns the shard id of a row, from the hash of its key. Without a key, all rows go to one shard.
 
     Gives the same ids as aion.core.ingest.hashing.
     """
@@ -48,7 +48,9 @@ def _hashable(key: tuple[Column, DataType]) -> Column:
 
 
 def partition_of(value: int, partitions: int) -> int:
-    """The partition to which Spark's hash partitioning sends an int key: Murmur3 with seed 42, modulo partitions."""
+    """Returns the partition to which Spark's hash partitioning sends an int key: Murmur3 with seed 42, modulo
+    partitions.
+    """
     h = _murmur3_int(value, 42)
     signed = h - (1 << 32) if h & 0x80000000 else h
     return signed % partitions

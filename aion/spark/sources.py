@@ -33,13 +33,15 @@ class Source(Protocol):
         """The columns of the events."""
 
     def delay_us(self, time: str) -> int | None:
-        """The delay of the watermark. None if the watermark is on another column than ``time``."""
+        """Returns the delay of the watermark. None if the watermark is on another column than ``time``."""
 
     def reading(self, plan: Plan) -> str | None:
-        """How the children read the events themselves, in words. None: Spark reads them."""
+        """Returns how the children read the events themselves, in words. None: Spark reads them."""
 
     def children(self, work: ChildWork) -> DataFrame:
-        """The rows of blocks (:mod:`aion.spark.blocks`) that the children make of the events, with the watermark."""
+        """Returns the rows of blocks (:mod:`aion.spark.blocks`) that the children make of the events, with the
+        watermark.
+        """
 
 
 _CHILD = re.compile(r"\bMapInArrow (Child|FileChild)\(")

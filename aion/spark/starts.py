@@ -85,7 +85,7 @@ def watch(spark: SparkSession) -> None:
 
 
 def checkpoint_of(context: TaskContext) -> str:
-    """The qualified location of the checkpoint of a task's query. Raises StateError if it is not known."""
+    """Returns the qualified location of the checkpoint of a task's query. Raises StateError if it is not known."""
     found = context.getLocalProperty(_CHECKPOINT)
     if found is None:
         raise StateError(

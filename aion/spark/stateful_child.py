@@ -114,7 +114,7 @@ class _Announced:
 
 
 def pack(batches: Sequence[pa.RecordBatch]) -> Iterator[bytes]:
-    """The rows of batches as Arrow streams of about ``PACKED_BYTES`` each."""
+    """Yields the rows of batches as Arrow streams of about ``PACKED_BYTES`` each."""
     table = pa.Table.from_batches(batches)
     rows = max(1, table.num_rows * PACKED_BYTES // max(table.nbytes, 1))
     for begin in range(0, table.num_rows, rows):
@@ -126,7 +126,7 @@ def pack(batches: Sequence[pa.RecordBatch]) -> Iterator[bytes]:
 
 
 def unpack(packed: Sequence[bytes]) -> pa.Table:
-    """The rows that were packed, in their order. There is at least one."""
+    """Returns the rows that were packed, in their order. There is at least one."""
     return pa.concat_tables([pa.ipc.open_stream(data).read_all() for data in packed])
 
 
@@ -145,6 +145,6 @@ def _by_shard(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 def packed_rows(packed: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
-    """A row for each shard with its packed rows."""
+    """Returns a row for each shard with its packed rows."""
     shards, data = zip(*packed, strict=True)
     return pa.RecordBatch.from_arrays([pa.array(shards, pa.int32()), pa.array(data, pa.binary())], schema=_ARROW)

@@ -156,7 +156,9 @@ class StatefulRoot(ShardRoot):
         self._set_timer(shard, self._states[shard], _State(work.makes, None, None, work.due_ms), times)
 
     def _has_nothing_to_do(self, shard: int, times: Any) -> bool:
-        """Whether a shard without rows need not be opened. If so, remembers the watermark, and sets the next timer."""
+        """Returns whether a shard without rows need not be opened. If so, remembers the watermark, and sets the next
+        timer.
+        """
         if shard in self._work:
             return False
         self._states[shard] = state = _State(*(self._state.get() or ()))
@@ -192,7 +194,7 @@ class StatefulRoot(ShardRoot):
         self._state.update(tuple(state))
 
     def _now(self, times: Any) -> int:
-        """The time up to which timers expire in this batch."""
+        """Returns the time up to which timers expire in this batch."""
         match self._stateful.time_mode:
             case "eventtime":
                 return int(times.getCurrentWatermarkInMs())

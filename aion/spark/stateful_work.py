@@ -83,7 +83,7 @@ class StatefulTask(ShardTask):
         return [found[distance] for distance in sorted(found)]
 
     def may_have(self, shard: int, token: str, names: frozenset[str]) -> bool:
-        """Whether the version ``token`` of a shard may have one of these state variables."""
+        """Returns whether the version ``token`` of a shard may have one of these state variables."""
         known, there = _variables.get((self._query, self._config.name, shard), ("", names))
         return known != token or not names.isdisjoint(there)
 
@@ -269,7 +269,8 @@ def _size_bytes(column: npt.NDArray[Any]) -> int:
 
 
 def _copied(frame: pd.DataFrame) -> tuple[list[npt.NDArray[Any]] | None, list[Any]]:
-    """Copies of the columns, and their types. None: they are not numpy's, or what is in them may change, as lists may.
+    """Returns copies of the columns, and their types. None: they are not numpy's, or what is in them may change, as
+    lists may.
 
     The type of a column of objects is what pandas finds in it.
     """

@@ -71,7 +71,7 @@ class StockCheckpoint:
         self._find_operators()
 
     def state(self, operator: StockOperator) -> DataFrame:
-        """The state after the last complete batch. A row has a key, and one timer or the state of one variable.
+        """Returns the state after the last complete batch. A row has a key, and one timer or the state of one variable.
 
         Lists are arrays, and maps are arrays of entries. Elements with a TTL are pairs of a value and an expiry.
         """
@@ -147,7 +147,7 @@ class StockCheckpoint:
         )
 
     def _is_shard_root(self, number: int) -> bool:
-        """Whether this is an operator of ``aion.windowed``."""
+        """Returns whether this is an operator of ``aion.windowed``."""
         fields = self._variable(number, ShardRoot.STATE).schema["value"].dataType
         return isinstance(fields, StructType) and fields.names == ShardRoot.SCHEMA.names
 

@@ -173,7 +173,7 @@ def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecisi
 
 
 def panes(df: DataFrame) -> DataFrame:
-    """The panes in a result of :func:`windowed`, without the columns that only dropped rows use.
+    """Returns the panes in a result of :func:`windowed`, without the columns that only dropped rows use.
 
     Raises SchemaError for any other DataFrame.
     """
@@ -182,7 +182,7 @@ def panes(df: DataFrame) -> DataFrame:
 
 
 def dropped(df: DataFrame) -> DataFrame:
-    """The dropped rows in a result of :func:`windowed`: events that came too late or had no event time.
+    """Returns the dropped rows in a result of :func:`windowed`: events that came too late or had no event time.
 
     Raises SchemaError for any other DataFrame.
     """
@@ -196,6 +196,6 @@ def _check_result(caller: str, df: DataFrame) -> None:
 
 
 def _hand_over(plan: Plan, policy: Policy, state_dir: str, name: str) -> HandOverConfig | None:
-    """How children hand over kept events. None if they send all blocks as rows."""
+    """Returns how children hand over kept events. None if they send all blocks as rows."""
     limit_bytes = hand_over_bytes(plan, policy)
     return None if limit_bytes is None else HandOverConfig(state_dir, name, limit_bytes)

@@ -83,7 +83,7 @@ def in_background(commit: Callable[..., None], *arguments: Any) -> Future[None]:
 
 
 def query_of(context: TaskContext) -> str:
-    """The id of the query that a task belongs to."""
+    """Returns the id of the query that a task belongs to."""
     return context.getLocalProperty("sql.streaming.queryId") or "no-query"
 
 

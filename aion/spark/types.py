@@ -16,7 +16,8 @@ _ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema, with names and types only. A plan needs neither nullability nor metadata (as of watermarks).
+    """Returns the Arrow schema, with names and types only. A plan needs neither nullability nor metadata (as of
+    watermarks).
 
     Raises SchemaError if Spark cannot send a column to Python.
     """
@@ -33,5 +34,5 @@ def _arrow_field(field: StructField) -> pa.Field:
 
 
 def quoted(name: str) -> str:
-    """The name of a column in an expression of Spark."""
+    """Returns the name of a column in an expression of Spark."""
     return "`" + name.replace("`", "``") + "`"

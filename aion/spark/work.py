@@ -153,7 +153,7 @@ class ShardWork:
         self.attempt.abort()
 
     def _next_slices(self) -> tuple[int, ...]:
-        """The slices that the next batch will read. Its watermark follows from the events of this batch.
+        """Returns the slices that the next batch will read. Its watermark follows from the events of this batch.
 
         See docs/operating.md.
         """
@@ -171,7 +171,9 @@ class ShardWork:
         return None if due is None else -(-due // 1000)
 
     def _frames(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        """Rows as frames. Few rows wait for more, since a frame has a cost of its own, in pandas and in pyspark."""
+        """Yields rows as frames. Few rows wait for more, since a frame has a cost of its own, in pandas and in
+        pyspark.
+        """
         for batch in batches:
             if batch.num_rows:
                 self._rows.append(batch)

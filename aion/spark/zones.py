@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def slicing_plan(plan: Plan, name: str) -> Plan:
-    """The plan for a task that makes or merges blocks. ``name``: of the operator."""
+    """Returns the plan for a task that makes or merges blocks. ``name``: of the operator."""
     if not plan.calendars:
         return plan
     checkpoint, run = _query()
@@ -37,7 +37,7 @@ def record_rules(plan: Plan, name: str) -> None:
 
 
 def shard_plan(plan: Plan, snapshot: Mapping[str, Any] | None, name: str) -> Plan:
-    """The plan for a shard: windows that live keep their edges. Raises StateError."""
+    """Returns the plan for a shard: windows that live keep their edges. Raises StateError."""
     if not plan.calendars:
         return plan
     from aion.core.operator.pins import pinned_plan
@@ -53,7 +53,7 @@ _recorded: set[tuple[str, str, str, frozenset[str]]] = set()
 
 
 def _query() -> tuple[str, str]:
-    """The query's checkpoint, and its run."""
+    """Returns the query's checkpoint, and its run."""
     context = TaskContext.get()
     assert context is not None
     return checkpoint_of(context), context.getLocalProperty("spark.jobGroup.id") or ""

@@ -11,7 +11,7 @@ _INTEGERS = {"timestamp": pa.int64(), "duration": pa.int64(), "time64": pa.int64
 
 
 def plain_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The plain form of each value. Times keep the unit of the column, which is Spark's own."""
+    """Returns the plain form of each value. Times keep the unit of the column, which is Spark's own."""
     if isinstance(column, pa.ChunkedArray):
         return [value for chunk in column.chunks for value in plain_values(chunk)]
     values = _values(column)

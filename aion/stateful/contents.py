@@ -32,7 +32,7 @@ class Pages(Protocol):
     """The pages of one variable of one key."""
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        """The contents of pages. None: there is no such page."""
+        """Returns the contents of pages. None: there is no such page."""
 
     def write(self, number: int, content: Any) -> None:
         """Writes a page. None: deletes it."""
@@ -44,14 +44,14 @@ class Content(Protocol):
     changed: bool
 
     def encode(self, pages: Pages) -> bytes | None:
-        """What the record keeps. None: nothing. Writes the pages that changed."""
+        """Returns what the record keeps. None: nothing. Writes the pages that changed."""
 
     def expire(self, now: int, pages: Pages) -> int:
         """Removes what has expired. Returns when the next element expires; 0: none does."""
 
 
 def has_pages(stored: bytes) -> bool:
-    """Whether content has pages, if nobody knows its kind any more."""
+    """Returns whether content has pages, if nobody knows its kind any more."""
     first, *others = unpack(stored)
     if len(others) == 2:  # a map begins with its bits
         return bool(first >= 0)
@@ -103,13 +103,13 @@ class ListContent:
         return next(self.get(now, pages), None) is not None
 
     def get(self, now: int, pages: Pages) -> Iterator[Plain]:
-        """The values that have not expired, lazily, as they are when the first is taken."""
+        """Returns the values that have not expired, lazily, as they are when the first is taken."""
         if not self._pages:
             return iter([element[1] for element in self._tail if not 0 < element[0] <= now])
         return (element[1] for element in self.elements(pages) if not 0 < element[0] <= now)
 
     def elements(self, pages: Pages) -> Iterator[Element]:
-        """All elements, lazily, as they are when the first is taken."""
+        """Yields all elements, lazily, as they are when the first is taken."""
         tail, count = list(self._tail), self._pages
         for begin in range(0, count, _AT_ONCE):
             for page in pages.read(range(begin, min(begin + _AT_ONCE, count))):
@@ -117,7 +117,9 @@ class ListContent:
         yield from tail
 
     def count(self, pages: Pages) -> tuple[int, bool]:
-        """How many elements there are, and whether that is exact. Else each page counts as the first one does."""
+        """Returns how many elements there are, and whether that is exact. Else each page counts as the first one
+        does.
+        """
         if not self._pages:
             return len(self._tail), True
         (first,) = pages.read([0])
@@ -215,11 +217,13 @@ class MapContent:
             self._touch(number)
 
     def items(self, now: int, pages: Pages) -> Iterator[tuple[bytes, Plain]]:
-        """The entries that have not expired, lazily, as they are when the first is taken."""
+        """Returns the entries that have not expired, lazily, as they are when the first is taken."""
         return ((entry[0], entry[2]) for entry in self.entries(pages) if not 0 < entry[1] <= now)
 
     def entries(self, pages: Pages) -> Iterator[Entry]:
-        """All entries, lazily, as they are when the first is taken. Pages that were not in memory do not stay there."""
+        """Yields all entries, lazily, as they are when the first is taken. Pages that were not in memory do not stay
+        there.
+        """
         loaded = {number: dict(page) for number, page in self._loaded.items()}
         for page in self._all(loaded, pages):
             yield from page.values()
@@ -285,7 +289,7 @@ class MapContent:
         return found
 
     def _all(self, loaded: Mapping[int, dict[bytes, Entry]], pages: Pages) -> Iterator[dict[bytes, Entry]]:
-        """All pages, lazily: those in memory are ``loaded``, and others as the last batch left them."""
+        """Yields all pages, lazily: those in memory are ``loaded``, and others as the last batch left them."""
         count = max(1, self._stored_pages())
         for begin in range(0, count, _AT_ONCE):
             numbers = range(begin, min(begin + _AT_ONCE, count))

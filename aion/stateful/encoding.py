@@ -98,21 +98,21 @@ class Codec:
         return [convert(v) for convert, v in zip(self._to, values, strict=True)]
 
     def value(self, plain: Sequence[Any]) -> tuple[Any, ...]:
-        """The user's tuple."""
+        """Returns the user's tuple."""
         if self._is_plain:
             return tuple(plain)
         return tuple(self.schema.fromInternal(self.internal(plain))) if self._converts else self.internal(plain)
 
     def internal(self, plain: Sequence[Any]) -> tuple[Any, ...]:
-        """The value in the form that Spark's schema makes the user's value of."""
+        """Returns the value in the form that Spark's schema makes the user's value of."""
         return tuple([convert(v) if convert else v for convert, v in zip(self._from, plain, strict=True)])
 
     def values(self, plains: Iterable[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-        """The user's tuples, lazily."""
+        """Returns the user's tuples, lazily."""
         return map(tuple if self._is_plain else self.value, plains)
 
     def row(self, plain: Sequence[Any]) -> Row:
-        """The value as a Row with the names of its fields."""
+        """Returns the value as a Row with the names of its fields."""
         return self._row(self.value(plain))
 
 
@@ -124,7 +124,9 @@ def _wrong_length(fields: int, values: int) -> PySparkRuntimeError:
 
 
 def normalized(v: Any) -> Any:
-    """A value with numbers of Python instead of numpy's, and times of Python instead of pandas', at every depth."""
+    """Returns a value with numbers of Python instead of numpy's, and times of Python instead of pandas', at every
+    depth.
+    """
     if type(v) in _SCALARS:
         return v
     if isinstance(v, np.generic):
@@ -207,7 +209,7 @@ def _string(v: Any) -> str | None:
 
 
 def _java_text(v: Any) -> str:
-    """A value as the JVM's ``toString`` writes it."""
+    """Returns a value as the JVM's ``toString`` writes it."""
     match v:
         case None:
             return "null"
@@ -297,7 +299,7 @@ _TO: tuple[tuple[type[DataType] | tuple[type[DataType], ...], Convert], ...] = (
 
 
 def _from_plain(type_: DataType) -> Convert | None:
-    """What makes the value that Spark's schema takes. None: the plain value is that value."""
+    """Returns what makes the value that Spark's schema takes. None: the plain value is that value."""
     match type_:
         case DecimalType():
             return _or_none(Decimal)

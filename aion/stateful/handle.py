@@ -218,7 +218,7 @@ class _Local:
         self._record, self._found = record, record.content(self.variable)
 
     def _expires(self) -> int:
-        """When a value that is set now expires. 0: never."""
+        """Returns when a value that is set now expires. 0: never."""
         ttl_ms = self.variable.ttl_ms
         if ttl_ms is None:
             return 0
@@ -325,7 +325,9 @@ class LocalMapState(_Paged, MapState):
         return _from_first_next(self._ordered)
 
     def _ordered(self) -> Iterator[tuple[bytes, Plain]]:
-        """The entries in Spark's order, if they are in memory. Pages are read one after the other, as they lie."""
+        """Returns the entries in Spark's order, if they are in memory. Pages are read one after the other, as they
+        lie.
+        """
         content = self._content
         items = content.items(self._handle.now_ms, self._pages)
         if content.paged:

@@ -55,7 +55,7 @@ class JsonKey:
         return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self.schema)
 
     def values(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The values of the columns. Raises SchemaError for other columns or types."""
+        """Returns the values of the columns. Raises SchemaError for other columns or types."""
         names = self.schema.names
         wrong = [f"the column {name} is missing" for name in names if name not in given]
         wrong += [f"it has no column {name}" for name in given if name not in names]
@@ -70,7 +70,7 @@ class JsonKey:
         return tuple(values)
 
     def to_bytes(self, values: tuple[Any, ...]) -> bytes:
-        """The key as it is stored. Raises SchemaError for a value that its type cannot have."""
+        """Returns the key as it is stored. Raises SchemaError for a value that its type cannot have."""
         try:
             return self._keys.to_bytes(values)
         except PySparkException as error:
@@ -78,12 +78,12 @@ class JsonKey:
 
 
 def json_text(plain: Any, type_: DataType) -> str:
-    """A plain value as the text of JSON."""
+    """Returns a plain value as the text of JSON."""
     return json.dumps(as_json(plain, type_), ensure_ascii=False)
 
 
 def as_json(plain: Any, type_: DataType) -> Any:
-    """What :func:`json.dumps` takes, for a plain value (:mod:`aion.stateful.encoding`)."""
+    """Returns what :func:`json.dumps` takes, for a plain value (:mod:`aion.stateful.encoding`)."""
     if plain is None:
         return None
     match type_:
@@ -111,7 +111,9 @@ def as_json(plain: Any, type_: DataType) -> Any:
 
 
 def from_json(value: Any, type_: DataType) -> Any:
-    """What a user's code has for a value that is given as JSON. Raises SchemaError for a value of another type."""
+    """Returns what a user's code has for a value that is given as JSON. Raises SchemaError for a value of another
+    type.
+    """
     if value is None:
         return None
     try:

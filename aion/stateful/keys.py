@@ -41,7 +41,7 @@ class Keys:
         self._integral = [isinstance(field.dataType, IntegralType) for field in schema]
 
     def values(self, values: Iterable[Any]) -> tuple[Any, ...]:
-        """A key as the processor sees it. pandas has turned integers into doubles where one of them is null."""
+        """Returns a key as the processor sees it. pandas has turned integers into doubles where one of them is null."""
         return tuple(
             _whole(value) if integral and isinstance(value, float) else value
             for value, integral in zip(values, self._integral, strict=True)
@@ -51,11 +51,11 @@ class Keys:
         return self.packed(self._codec.plain(tuple(None if value is pd.NaT else value for value in values)))
 
     def packed(self, plain: Iterable[Any]) -> bytes:
-        """The bytes of a key in its plain form."""
+        """Returns the bytes of a key in its plain form."""
         return pack([_canonical(value) for value in plain])
 
     def to_row(self, key: bytes) -> Row:
-        """A key as Spark hands it to ``handleExpiredTimer``."""
+        """Returns a key as Spark hands it to ``handleExpiredTimer``."""
         return self._codec.row(unpack(key))
 
 
@@ -64,14 +64,15 @@ def _whole(value: float) -> int | None:
 
 
 def _canonical(value: Any) -> Any:
-    """One zero and one NaN, at every depth."""
+    """Leaves one zero and one NaN, at every depth."""
     if isinstance(value, float):
         return math.nan if math.isnan(value) else value + 0.0
     return [_canonical(inner) for inner in value] if isinstance(value, list) else value
 
 
 def group_frames(frames: Sequence[pd.DataFrame], keys: Keys, key: Sequence[int], values: slice) -> Iterator[Group]:
-    """The groups of frames. ``key``: where the columns of the key are. ``values``: those that the processor gets.
+    """Yields the groups of frames. ``key``: where the columns of the key are. ``values``: those that the processor
+    gets.
 
     Not by name: pyspark gives a column another name if its own cannot be that of a field, such as ``_id``. The rows of
     a key come in the order of arrival.
@@ -95,7 +96,7 @@ def group_frames(frames: Sequence[pd.DataFrame], keys: Keys, key: Sequence[int],
 
 
 def group_table(table: pa.Table, keys: Keys, key: Sequence[int], names: Sequence[str]) -> Iterator[Group]:
-    """The groups of the rows of a table. ``key``: where the columns of the key are.
+    """Yields the groups of the rows of a table. ``key``: where the columns of the key are.
 
     ``names``: of the first columns, which the processor gets. The rows of a key come in the order of arrival.
     """
@@ -124,7 +125,9 @@ def group_table(table: pa.Table, keys: Keys, key: Sequence[int], names: Sequence
 
 
 def distinct_keys(table: pa.Table, keys: Keys, key: Sequence[int]) -> list[bytes]:
-    """The keys of the rows of a table, as their bytes, in the order of arrival. ``key``: where its columns are."""
+    """Returns the keys of the rows of a table, as their bytes, in the order of arrival. ``key``: where its columns
+    are.
+    """
     columns = [table.column(at) for at in key]
     order, edges = _stretches(_table_codes(columns))
     taken = pa.array(np.sort(order[edges[:-1]]))
@@ -133,7 +136,7 @@ def distinct_keys(table: pa.Table, keys: Keys, key: Sequence[int]) -> list[bytes
 
 
 def _frame_codes(columns: Sequence[pd.Series]) -> npt.NDArray[np.int64]:
-    """A number for each row, from 0 on. Rows with the same number have the same key."""
+    """Returns a number for each row, from 0 on. Rows with the same number have the same key."""
     try:
         if len(columns) == 1:
             return pd.factorize(columns[0], use_na_sentinel=False)[0].astype(np.int64, copy=False)
@@ -144,7 +147,7 @@ def _frame_codes(columns: Sequence[pd.Series]) -> npt.NDArray[np.int64]:
 
 
 def _has_another_type(column: pd.Series) -> bool:
-    """Whether a column holds objects only because other keys have nulls in it.
+    """Returns whether a column holds objects only because other keys have nulls in it.
 
     This happens to booleans. With Spark's option for integers that may be null, it happens to integers, too.
     """
@@ -152,7 +155,7 @@ def _has_another_type(column: pd.Series) -> bool:
 
 
 def _table_codes(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.int64]:
-    """A number for each row, from 0 on. Rows with the same number have the same key."""
+    """Returns a number for each row, from 0 on. Rows with the same number have the same key."""
     combined = np.zeros(len(columns[0]), np.int64)
     try:
         for column in columns:
@@ -190,7 +193,8 @@ def _by_bytes(
 
 
 def _stretches(codes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The order of rows by their numbers, those of a number as they arrived, and where each number begins and ends.
+    """Returns the order of rows by their numbers, those of a number as they arrived, and where each number begins and
+    ends.
 
     Every number from 0 up to the largest one has rows.
     """

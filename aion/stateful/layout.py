@@ -37,7 +37,7 @@ def page_key(key: bytes, variable: int, page: int) -> bytes:
 
 
 def pages_of(key: bytes, variable: int) -> tuple[bytes, bytes]:
-    """The range of the pages of a variable of a key."""
+    """Returns the range of the pages of a variable of a key."""
     first = page_key(key, variable, 0)
     return first, first[: -_PAGE.size + 2] + b"\xff" * 5
 
@@ -47,10 +47,10 @@ def wake_key(time_ms: int, key: bytes) -> bytes:
 
 
 def wakes(first_ms: int, last_ms: int = MAX_MS) -> tuple[bytes, bytes]:
-    """The range of the entries for times from ``first_ms`` up to and including ``last_ms``."""
+    """Returns the range of the entries for times from ``first_ms`` up to and including ``last_ms``."""
     return wake_key(first_ms, b""), wake_key(last_ms + 1, b"") if last_ms < MAX_MS else _AFTER_WAKES
 
 
 def wake_of(entry: bytes) -> tuple[int, bytes]:
-    """The time, and the key, of an entry."""
+    """Returns the time, and the key, of an entry."""
     return _TIME.unpack_from(entry, 1)[0] - _SIGN, entry[1 + _TIME.size :]

@@ -40,7 +40,7 @@ def timer_order(time_ms: int) -> bytes:
 
 
 def map_order(schema: StructType) -> Callable[[Sequence[Any]], bytes]:
-    """The order of the entries of a map, as a sort key of the plain values of a map's key."""
+    """Returns the order of the entries of a map, as a sort key of the plain values of a map's key."""
     fields = [_field(field.dataType) for field in schema]
     if None in fields:
         return pack

@@ -22,7 +22,7 @@ PACKED = "packed"
 
 
 def row_type(key: StructType, variables: Sequence[Variable]) -> StructType:
-    """The type of rows: the columns of the key, ``timers``, a column for each variable, and ``packed``.
+    """Returns the type of rows: the columns of the key, ``timers``, a column for each variable, and ``packed``.
 
     All but ``packed`` may be null. ``packed`` repeats the timers and variables as bytes, for :func:`unpacked`. If
     pyspark passes the other columns on as a frame of pandas, it renames some of them, makes doubles of integers beside
@@ -47,7 +47,7 @@ def _type(variable: Variable) -> DataType:
 
 
 def rows(store: KeyedAttempt, key: StructType, variables: Sequence[Variable], names: Sequence[str]) -> Iterator[Any]:
-    """A row for each key. ``variables``: the shard's own. ``names``: the columns, in their order."""
+    """Yields a row for each key. ``variables``: the shard's own. ``names``: the columns, in their order."""
     codec = Codec(key)
     own = {variable.name: (variable, _type(variable)) for variable in variables if variable.name in names}
     for entry, data in store.scan(*RECORDS):
@@ -59,13 +59,17 @@ def rows(store: KeyedAttempt, key: StructType, variables: Sequence[Variable], na
 
 
 def unpacked(packed: bytes) -> tuple[list[int], dict[str, Any]]:
-    """The timers (ms), and what each variable holds, by its name. The values may be written to state as they are."""
+    """Returns the timers (ms), and what each variable holds, by its name. The values may be written to state as they
+    are.
+    """
     timers, values = pickle.loads(packed)
     return timers, {name: _given(value, type_) for name, (type_, value) in values.items()}
 
 
 def _given(value: Any, type_: DataType) -> Any:
-    """The user's value, from Spark's internal form. Times get the zone UTC: without one they would be local times."""
+    """Returns the user's value, from Spark's internal form. Times get the zone UTC: without one they would be local
+    times.
+    """
     if value is None:
         return None
     match type_:
@@ -81,7 +85,7 @@ def _given(value: Any, type_: DataType) -> Any:
 
 
 def _held(record: KeyRecord, variable: Variable) -> Any:
-    """What a variable without TTL holds, in Spark's internal form. None: nothing."""
+    """Returns what a variable without TTL holds, in Spark's internal form. None: nothing."""
     content, pages, value = record.content(variable), record.pages(variable), variable.codec.internal
     match variable.kind:
         case Kind.VALUE:

@@ -57,7 +57,7 @@ class KeyRecord:
                 self._packed[entry[0]] = entry
 
     def content(self, variable: Variable) -> Any:
-        """What a variable holds for this key."""
+        """Returns what a variable holds for this key."""
         found = self._contents.get(variable.number)
         if found is not None:
             return found[1]
@@ -100,7 +100,7 @@ class KeyRecord:
         self._changed = True
 
     def changes(self, known: frozenset[int], scanned_ms: int) -> tuple[list[KeyedValue], int]:
-        """What must be written, and by how much the number of keys grows: -1, 0 or 1.
+        """Returns what must be written, and by how much the number of keys grows: -1, 0 or 1.
 
         ``known``: the numbers of the variables that exist. What others hold is forgotten. ``scanned_ms``: the batch
         scans the index of times up to this time.

@@ -59,12 +59,12 @@ class Declaring(StatefulProcessor):
 
 
 def key_column(number: int) -> str:
-    """The name of a column of the key, in tables with state."""
+    """Returns the name of a column of the key, in tables with state."""
     return f"key_{number}"
 
 
 def state_column(number: int) -> str:
-    """The name of the column with a variable's state. ``number``: its place in the declaration."""
+    """Returns the name of the column with a variable's state. ``number``: its place in the declaration."""
     return f"state_{number}"
 
 
@@ -76,7 +76,7 @@ class Restored(NamedTuple):
 
 
 def restored_keys(table: pa.Table, keys: Keys, width: int, states: int) -> Mapping[bytes, Restored]:
-    """The state of each key in a table. A row has a key, and one timer or the state of one variable.
+    """Returns the state of each key in a table. A row has a key, and one timer or the state of one variable.
 
     ``width``: how many columns the key has. ``states``: how many variables there are.
     """

@@ -37,7 +37,9 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
 
 
 def python_values(column: pa.ChunkedArray) -> list[Any]:
-    """What ``column.to_pylist()`` gives. Times and dates, for which that takes microseconds each, go through numpy."""
+    """Returns what ``column.to_pylist()`` gives. Times and dates, for which that takes microseconds each, go through
+    numpy.
+    """
     name = column.type.tz if pa.types.is_timestamp(column.type) else None
     if column.type not in (pa.date32(), pa.timestamp("us", name)):
         return list(column.to_pylist())

@@ -33,7 +33,7 @@ _READABLE = (1, 2, 3)
 
 
 def variables_of(snapshot: Mapping[str, Any] | None, by_name: bool = False) -> Variables:
-    """The state variables of a shard. ``snapshot``: see ShardRun. Raises FormatError if another Aion wrote it.
+    """Returns the state variables of a shard. ``snapshot``: see ShardRun. Raises FormatError if another Aion wrote it.
 
     ``by_name``: see Variables; for those who define variables.
     """
@@ -92,14 +92,14 @@ class ShardRun:
                 self._processor.handleInitialState(group.values, rows, self._times)
 
     def rows(self, groups: Iterable[Group]) -> Iterator[Any]:
-        """What the processor returns for the rows of keys."""
+        """Yields what the processor returns for the rows of keys."""
         for group, record in self._each(groups):
             self._handle.enter(record)
             self._counters["events"] += group.events
             yield from self._processor.handleInputRows(group.values, group.rows, self._times)
 
     def timers(self) -> Iterator[Any]:
-        """What the processor returns for timers that have expired. Also removes state that has expired."""
+        """Yields what the processor returns for timers that have expired. Also removes state that has expired."""
         if self._due_ms is None:
             return
         due_ms, earliest_ms = self._due_ms, self._earliest_ms
@@ -144,12 +144,12 @@ class ShardRun:
             self._write(records)
 
     def next_wake_ms(self) -> int | None:
-        """A time before which no timer expires, and no state does. None: there are neither."""
+        """Returns a time before which no timer expires, and no state does. None: there are neither."""
         expires = any(variable.ttl_ms is not None for variable in self._handle.variables)
         return self._earliest_ms if expires or self._counters["timers"] else None
 
     def snapshot(self) -> dict[str, Any]:
-        """What the version of the shard keeps beside the records."""
+        """Returns what the version of the shard keeps beside the records."""
         at_ms, before_ms = self._due_ms, self._before_ms
         snapshot = {
             "version": VERSION,

@@ -65,7 +65,7 @@ class Variable:
         return pack(value)
 
     def current_page(self, version: int, page: Any) -> Any:
-        """The elements of a page, as the current schema has them."""
+        """Returns the elements of a page, as the current schema has them."""
         if version == self.version or page is None:
             return page
         return [self._current_element(version, element) for element in page]
@@ -91,7 +91,7 @@ class Variables:
     def define(
         self, name: str, kind: Kind, schema: StructType, key_schema: StructType | None, ttl_ms: int | None
     ) -> Variable:
-        """The variable of this name; a new one if there is none. Raises ForeignState if it was of another kind.
+        """Returns the variable of this name; a new one if there is none. Raises ForeignState if it was of another kind.
 
         The fields of a map's keys may get other names, as in Spark.
         """
@@ -122,7 +122,7 @@ class Variables:
         return frozenset(self._known)
 
     def __iter__(self) -> Iterator[Variable]:
-        """The variables, by name."""
+        """Returns the variables, by name."""
         return map(self._variable, sorted(self._known))
 
     def _variable(self, name: str) -> Variable:
@@ -139,7 +139,7 @@ class Variables:
 
 
 def _types(schema: Any) -> Any:
-    """A schema as JSON, without the names of fields, and whether they may be null."""
+    """Returns a schema as JSON, without the names of fields, and whether they may be null."""
     match schema:
         case {"type": "struct", "fields": fields}:
             return [_types(field["type"]) for field in fields]

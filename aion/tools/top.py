@@ -64,13 +64,15 @@ def top(*, every_s: float, once: bool) -> None:
 
 
 def look(before: dict[int, Look]) -> dict[int, Look]:
-    """The current metrics of all servers, by pid. Servers keep their order from ``before``; new ones come last."""
+    """Returns the current metrics of all servers, by pid. Servers keep their order from ``before``; new ones come
+    last.
+    """
     now = {pid: Look.of(stats, time.monotonic()) for pid, stats in running_servers()}
     return {pid: now[pid] for pid in [*(p for p in before if p in now), *sorted(now.keys() - before.keys())]}
 
 
 def frame(looks: dict[int, Look], before: dict[int, Look]) -> RenderableType:
-    """The content of the screen. ``before``: earlier metrics of the same servers, to compute speeds."""
+    """Returns the content of the screen. ``before``: earlier metrics of the same servers, to compute speeds."""
     if not looks:
         return Text(NO_SERVER)
     return Group(*(part for pid, now in looks.items() for part in _server(pid, now, before.get(pid))))
@@ -150,7 +152,7 @@ def _bounds(now: Look, labels: Labels) -> str:
 
 
 def _coverage(now: Look, labels: Labels) -> str:
-    """The share of late events that came within learned bounds. Empty if no bound has been judged yet."""
+    """Returns the share of late events that came within learned bounds. Empty if no bound has been judged yet."""
     key = ("aion_coverage_ratio", (*labels, "realised"))
     return f"{now.value(key[0], *key[1]):.2%}" if key in now.values else ""
 
@@ -179,7 +181,7 @@ def _table(first: str, *others: str) -> Table:
 
 
 def _speed(now: Look, before: Look | None, name: str, *labels: str, of_bytes: bool = False) -> str:
-    """The increase of a counter per second. Empty if there is no earlier value."""
+    """Returns the increase of a counter per second. Empty if there is no earlier value."""
     if before is None or now.at_s <= before.at_s:
         return ""
     speed = max(0.0, now.value(name, *labels) - before.value(name, *labels)) / (now.at_s - before.at_s)
@@ -187,7 +189,7 @@ def _speed(now: Look, before: Look | None, name: str, *labels: str, of_bytes: bo
 
 
 def _quantiles(lateness: Distribution) -> str:
-    """The median and the 99 % quantile. The histogram only gives the upper ends of their buckets."""
+    """Returns the median and the 99 % quantile. The histogram only gives the upper ends of their buckets."""
     return ", ".join(_up_to(lateness, share) for share in (0.5, 0.99)) if lateness.events else ""
 
 

@@ -58,7 +58,7 @@ class Bodies:
         self._maps: dict[str, Any] = {}
 
     def of(self, block: Block) -> Block:
-        """The block; if it is a reference, one that opens its body when it is first read."""
+        """Returns the block; if it is a reference, one that opens its body when it is first read."""
         return block if block.at is None else block._replace(opens=partial(self._body, block))
 
     def _body(self, block: Block) -> Any:
@@ -86,13 +86,13 @@ class Bodies:
 
 
 def find(folders: Sequence[str], name: str) -> Path | None:
-    """The path of the file, in the first folder that has it."""
+    """Returns the path of the file, in the first folder that has it."""
     paths = (Path(folder) / name for folder in folders)
     return next((path for path in paths if path.exists()), None)
 
 
 def by_file(references: Iterable[Block]) -> dict[str, list[Block]]:
-    """The references by the file that their bodies are in."""
+    """Returns the references by the file that their bodies are in."""
     found: dict[str, list[Block]] = {}
     for block in references:
         assert block.at is not None
@@ -138,7 +138,7 @@ def footer_of(file: Any, name: str) -> Footer:
 
 
 def damage(data: Any, crc: int) -> str | None:
-    """What is wrong with the bytes of such a file. ``crc``: of its list of bodies, from the manifest."""
+    """Returns what is wrong with the bytes of such a file. ``crc``: of its list of bodies, from the manifest."""
     view = memoryview(data)
     length, found, magic = END.unpack(view[-END.size :])
     footer = view[-END.size - length : -END.size]

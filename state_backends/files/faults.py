@@ -37,17 +37,17 @@ def disk_errors(doing: str, folder: Path) -> Iterator[None]:
 
 
 def from_rocksdb(error: BaseException) -> bool:
-    """Whether an error comes from RocksDB: rocksdict raises plain Exceptions."""
+    """Returns whether an error comes from RocksDB: rocksdict raises plain Exceptions."""
     return type(error) is Exception
 
 
 def is_rocksdb_io(error: BaseException) -> bool:
-    """Whether RocksDB failed to do I/O. Its other errors say that the data is wrong."""
+    """Returns whether RocksDB failed to do I/O. Its other errors say that the data is wrong."""
     return from_rocksdb(error) and str(error).startswith("IO error")
 
 
 def is_missing(error: DiskError) -> bool:
-    """Whether the cause is that a file or folder does not exist."""
+    """Returns whether the cause is that a file or folder does not exist."""
     return isinstance(error.__cause__, FileNotFoundError) or os.strerror(errno.ENOENT) in str(error)
 
 

@@ -139,7 +139,9 @@ class HandedFile:
 
 
 def name_of(batch: int, lineage: str, attempt: str) -> str:
-    """The name of a file. ``lineage``, ``attempt``: which checkpoint's query and which attempt of a task wrote it."""
+    """Returns the name of a file. ``lineage``, ``attempt``: which checkpoint's query and which attempt of a task wrote
+    it.
+    """
     return f"{0:010d}-{batch:010d}-{lineage}-{attempt}{HANDED}"
 
 

@@ -40,7 +40,7 @@ class HandedPlace(NamedTuple):
 
 
 def create(remote: Remote, place: HandedPlace, name: str) -> HandedFile:
-    """A file that is uploaded while it is written."""
+    """Returns a file that is uploaded while it is written."""
     _, base = remote.connect()
     return HandedFile(place.local, name, RemoteUpload(remote, "/".join(filter(None, [base, place.path, name]))))
 

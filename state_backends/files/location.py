@@ -29,7 +29,7 @@ class Location(Protocol):
     live: Path
 
     def storage(self, names: Sequence[str], cache: Path, lineage: str) -> Storage:
-        """The storage of a shard.
+        """Returns the storage of a shard.
 
         ``names``: its folders, from the query down to the shard. ``cache``: a folder for local copies of its files.
         ``lineage``: identifies the lineage that works with it, in the names of files that children hand over.
@@ -84,7 +84,9 @@ class RemoteLocation:
 
 
 def locate(state_dir: str) -> Location:
-    """The location for a path or URI. Makes no connection. Raises StorageError if there is no folder for copies."""
+    """Returns the location for a path or URI. Makes no connection. Raises StorageError if there is no folder for
+    copies.
+    """
     if (folder := local_path(state_dir)) is not None:
         return LocalLocation(folder)
     return RemoteLocation(Remote(state_dir), scratch())

@@ -258,7 +258,7 @@ _OPTIONS = {
 
 
 def pyarrow_uri(uri: str) -> str:
-    """The URI for pyarrow: Spark has other names for some file systems. Sets the options of ``_OPTIONS``."""
+    """Returns the URI for pyarrow: Spark has other names for some file systems. Sets the options of ``_OPTIONS``."""
     scheme, _, rest = uri.partition("://")
     scheme = {"s3a": "s3", "s3n": "s3"}.get(scheme, scheme)
     option = _OPTIONS.get(scheme)

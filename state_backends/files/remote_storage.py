@@ -312,7 +312,7 @@ class RemoteStorage:
             future.result()
 
     def _operator(self) -> tuple[str, str]:
-        """The path of ``operator.json``, which the operator's shards share, and its URI."""
+        """Returns the path of ``operator.json``, which the operator's shards share, and its URI."""
         _, base = self._remote.connect()
         names = [self._folder.rpartition("/")[0], OPERATOR]
         return "/".join(filter(None, [base, *names])), "/".join(filter(None, [self._shown, *names]))
@@ -322,7 +322,7 @@ class RemoteStorage:
         return fs, "/".join([base, self._folder, *parts])
 
     def _left(self, name: str) -> str | None:
-        """Where a child leaves a file of this name."""
+        """Returns where a child leaves a file of this name."""
         _, base = self._remote.connect()
         return None if self._handed is None else "/".join(filter(None, [base, self._handed.path, name]))
 

@@ -83,7 +83,7 @@ class S3:
 
 
 def client_of(uri: str, region: str) -> S3 | None:
-    """A client for the bucket of a URI, with pyarrow's options. None if boto3 is not installed.
+    """Returns a client for the bucket of a URI, with pyarrow's options. None if boto3 is not installed.
 
     ``region``: as pyarrow found it. boto3 looks for credentials in the same places as pyarrow.
     """

@@ -78,7 +78,7 @@ class Storage(Protocol):
         """
 
     def listing(self) -> tuple[list[str], list[str]]:
-        """The names of all manifests and all files, including those of failed attempts, and incomplete ones."""
+        """Returns the names of all manifests and all files, including those of failed attempts, and incomplete ones."""
 
     def take(self, other: Any, names: Sequence[str]) -> None:
         """Links or copies files from another storage of the same kind on the same file system.
@@ -97,16 +97,18 @@ class Storage(Protocol):
         """Reads a manifest. Raises FileNotFoundError."""
 
     def where(self, token: str) -> str:
-        """The path or URI of a manifest, for messages."""
+        """Returns the path or URI of a manifest, for messages."""
 
     def owner(self) -> bytes | None:
-        """The contents of ``operator.json``, which all shards of the operator share. None: there is no such file."""
+        """Returns the contents of ``operator.json``, which all shards of the operator share. None: there is no such
+        file.
+        """
 
     def claim(self, owner: bytes, *, first: bool) -> bytes:
         """Writes ``operator.json``; with ``first`` only if it does not exist. Returns its contents afterwards."""
 
     def siblings(self) -> list[str]:
-        """The names of this folder and those beside it: the operator's shards that have state, and lineages."""
+        """Returns the names of this folder and those beside it: the operator's shards that have state, and lineages."""
 
     def close(self) -> None:
         """Removes the local copies. The shard is closed, and does not use this storage again."""
@@ -261,7 +263,7 @@ class LocalStorage:
 
 
 def local_path(state_dir: str) -> Path | None:
-    """The folder that ``state.dir`` means on this host. None: it is a URI of another file system."""
+    """Returns the folder that ``state.dir`` means on this host. None: it is a URI of another file system."""
     if state_dir.startswith("file:"):
         return Path(unquote(urlsplit(state_dir).path))
     return None if "://" in state_dir else Path(state_dir)
@@ -286,7 +288,7 @@ def check_same(found: bytes, wanted: bytes, where: str) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """An opener: a file that is made can be read by this user only."""
+    """Returns an opener: a file that is made can be read by this user only."""
     return os.open(path, flags, 0o600)
 
 

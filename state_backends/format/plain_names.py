@@ -11,7 +11,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 
 
 def is_plain(name: Any) -> bool:
-    """Whether this is the name of one file or folder. A path, a hidden file and an empty text are not plain names.
+    """Returns whether this is the name of one file or folder. A path, a hidden file and an empty text are not plain
+    names.
 
     Join no other name to a path: ``../name`` would lead out of the folder, and ``/name`` would replace it.
     """

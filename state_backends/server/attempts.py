@@ -60,7 +60,7 @@ class Attempts:
         return len(self._work)
 
     def check(self, attempt: str, identity: Identity, run: str, uid: str, place: tuple[int, int] | None) -> ShardKey:
-        """The key of the shard that an attempt wants to open.
+        """Returns the key of the shard that an attempt wants to open.
 
         Raises RequestError if the attempt works on another shard. Raises ServerError if two operators of one query have
         the same name, or one is in it twice, because they would share their state. ``place``: Spark's stage, and the
@@ -108,7 +108,7 @@ class Attempts:
                 del self._at_work[key]
 
     def at_work(self, key: ShardKey) -> bool:
-        """Whether an attempt works on the shard."""
+        """Returns whether an attempt works on the shard."""
         return key in self._at_work
 
     def find(self, attempt: str, server: str = "") -> Work:
@@ -124,7 +124,7 @@ class Attempts:
         raise ServerUnreachable(f"attempt {attempt} never began here: the state server was restarted")
 
     def operators_of(self, runs: Container[str]) -> set[tuple[str, str]]:
-        """The operators, as (query, name), that belong to these runs."""
+        """Returns the operators, as (query, name), that belong to these runs."""
         with self._lock:
             return {operator for operator, (run, _) in self._owners.items() if run in runs}
 

@@ -76,7 +76,7 @@ def running_servers() -> list[tuple[int, dict[str, Any]]]:
 
 
 def executor_pid() -> int:
-    """The pid of the JVM that this worker belongs to. If there is none, of the process that started this one.
+    """Returns the pid of the JVM that this worker belongs to. If there is none, of the process that started this one.
 
     If that process has ended, of this process: a worker whose daemon was killed still serves its executor, but its
     parent is now the system's first process, and a server that waits for the end of that one never ends. Spark's
@@ -94,7 +94,7 @@ def executor_pid() -> int:
 
 
 def daemon_pid() -> int | None:
-    """The pid of Spark's daemon, if that forked this worker. Spark ends its daemons when it is stopped."""
+    """Returns the pid of Spark's daemon, if that forked this worker. Spark ends its daemons when it is stopped."""
     return os.getpgrp() if os.getpgrp() == os.getppid() else None
 
 
@@ -144,7 +144,8 @@ class StateClient:
 
     @classmethod
     def find(cls, application: str, *, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient | None:
-        """A connection to the server if one answers, otherwise None. It only observes: it keeps no server alive.
+        """Returns a connection to the server if one answers, otherwise None. It only observes: it keeps no server
+        alive.
 
         Raises ServerError if the folder or the socket is another user's.
         """
@@ -303,7 +304,7 @@ def _connection(folder: Path) -> flight.FlightClient:
 
 
 def _answers(folder: Path, watched: Watched | None, seconds: float) -> bool:
-    """Whether the server of this folder answers. ``watched``: whom it serves from now on.
+    """Returns whether the server of this folder answers. ``watched``: whom it serves from now on.
 
     Raises ServerError if what is there is another user's.
     """
@@ -370,7 +371,7 @@ def _start(folder: Path, watch_pid: int) -> None:
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment."""
+    """Returns the server's environment."""
     inherited = {k: v for k, v in own.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)}
     return {**_ALLOCATION, **inherited, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
 

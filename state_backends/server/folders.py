@@ -38,7 +38,7 @@ class Folders:
         self._made = 0
 
     def of(self, state_dir: str, identity: Identity) -> ShardFolders:
-        """The folders of a new shard. Raises ServerError, StorageError."""
+        """Returns the folders of a new shard. Raises ServerError, StorageError."""
         if state_dir not in self._locations:
             self._locations[state_dir] = self._locate(state_dir)
         location = self._locations[state_dir]

@@ -50,7 +50,7 @@ class Guard:
             raise ValueError(f"the policy's class tried to end the process: {error!r}") from None
 
     def ask(self, what: str, call: Callable[[], T], built_in: Callable[[], T]) -> T:
-        """The policy's answer, or that of the built-in policy if it raises or does not answer in time."""
+        """Returns the policy's answer, or that of the built-in policy if it raises or does not answer in time."""
         if self._question is not None and not self._question.done():
             return built_in()  # it still works on the previous question
         try:
@@ -101,7 +101,7 @@ class Guard:
 
 
 def make_policies(config: StoreConfig) -> tuple[DestagePolicy, PrestagePolicy, Guard | None]:
-    """The memory policies of a configuration, and the guard if a user wrote one of them. Raises PolicyError."""
+    """Returns the memory policies of a configuration, and the guard if a user wrote one of them. Raises PolicyError."""
     guard = Guard() if config.destage_class or config.prestage_class else None
     try:
         if guard is None:

@@ -142,7 +142,7 @@ class Host:
         return {**answer, "others": _summary(self._others(key, identity))} if request.others else answer
 
     def learnt(self, request: LearntRequest) -> dict[str, Any]:
-        """What the operator's other shards on this host have observed of lateness, as of their last commits."""
+        """Returns what the operator's other shards on this host have observed of lateness, as of their last commits."""
         work = self.attempts.find(request.attempt, request.server)
         others = self._others(work.key, work.shard.identity)
         return {**_summary(others), "learnt": [other["lateness"] for other in others]}
@@ -177,7 +177,7 @@ class Host:
         self.attempts.end(request.attempt)
 
     def _others(self, key: ShardKey, identity: Identity) -> list[dict[str, Any]]:
-        """What the operator's other shards with the same definition have learnt of lateness."""
+        """Returns what the operator's other shards with the same definition have learnt of lateness."""
         with self._lock:
             shards = [shard for k, (shard, _) in self._shards.items() if k[:2] == key[:2] and k != key]
         # A commit sets a new snapshot object, so these objects do not change.
@@ -383,7 +383,7 @@ class Host:
 
 
 def _summary(others: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The number of other shards, and their different ``learnt_bound``s. Most shards have the same."""
+    """Returns the number of other shards, and their different ``learnt_bound``s. Most shards have the same."""
     different = {orjson.dumps(other["learnt_bound"]): other["learnt_bound"] for other in others}
     return {"shards": len(others), "learnt_bound": list(different.values())}
 

@@ -28,7 +28,7 @@ def _host() -> str:
 
 
 def own_name() -> str:
-    """The name of this process's folder. It is unique over all processes and hosts."""
+    """Returns the name of this process's folder. It is unique over all processes and hosts."""
     return f"{_host()}-{processes.me()}"
 
 
@@ -66,7 +66,7 @@ class LiveFolder:
 
 
 def _locked(folder: Path) -> IO[str]:
-    """The file that says that this process lives, locked."""
+    """Returns the file that says that this process lives, locked."""
     lock = (folder / LOCK).open("w")
     # Some file systems have no locks. Then the process, or the time of the last touch, decides.
     with contextlib.suppress(OSError):

@@ -28,14 +28,14 @@ _MOUNTS = {_V1: ("sys/fs/cgroup/memory",), _V2: ("sys/fs/cgroup", "sys/fs/cgroup
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int:
-    """The most that this process may use: the smallest limit of its control groups, or the machine's memory."""
+    """Returns the most that this process may use: the smallest limit of its control groups, or the machine's memory."""
     machine_bytes = int(psutil.virtual_memory().total)
     limits = (_number(group / files.limit) for group, files in _groups(root))
     return min([machine_bytes, *(limit for limit in limits if limit)])
 
 
 def memory_share_used(root: Path = Path("/")) -> float:
-    """The share of memory in use, 0 to 1: of the fullest control group with a limit, otherwise of the machine.
+    """Returns the share of memory in use, 0 to 1: of the fullest control group with a limit, otherwise of the machine.
 
     File pages that have not been used for long (``inactive_file``) do not count, because the kernel frees them before
     it kills a process.
@@ -52,7 +52,7 @@ def memory_share_used(root: Path = Path("/")) -> float:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
-    """The control groups of this process, innermost first, for each cgroup version."""
+    """Yields the control groups of this process, innermost first, for each cgroup version."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except (OSError, ValueError):
@@ -76,7 +76,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file. None if the file has "max" or cannot be read."""
+    """Returns the number in a file. None if the file has "max" or cannot be read."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

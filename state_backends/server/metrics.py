@@ -298,7 +298,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def table() -> str:
-    """The table of docs/metrics.md."""
+    """Returns the table of docs/metrics.md."""
     head = ("name", "type", "unit", "labels", "what it says")
     rows = [
         (f"`{m.name}`", m.type, m.unit, ", ".join(f"`{label}`" for label in m.labels), m.help.replace("|", "\\|"))

@@ -29,7 +29,7 @@ class Process(NamedTuple):
 
 
 def parse(text: str) -> Process | None:
-    """The inverse of ``str``. None if the text is not a process."""
+    """Returns the inverse of ``str``. None if the text is not a process."""
     parts = text.strip().split("-")
     if len(parts) != 3 or not all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts):
         return None
@@ -37,7 +37,7 @@ def parse(text: str) -> Process | None:
 
 
 def space() -> int:
-    """The PID namespace of this process. 0 on systems without namespaces."""
+    """Returns the PID namespace of this process. 0 on systems without namespaces."""
     try:
         return (_PROC / "self/ns/pid").stat().st_ino
     except OSError:
@@ -45,7 +45,7 @@ def space() -> int:
 
 
 def find(pid: int) -> Process | None:
-    """The process with this pid. None if there is none, or if it is a zombie."""
+    """Returns the process with this pid. None if there is none, or if it is a zombie."""
     try:
         # The program's name is in parentheses, and may contain any characters.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -71,7 +71,7 @@ def is_alive(process: Process) -> bool:
 
 
 def owner(pid: int) -> int | None:
-    """The user id of a process. None if there is no such process."""
+    """Returns the user id of a process. None if there is no such process."""
     try:
         return psutil.Process(pid).uids().effective
     except (psutil.Error, OverflowError, ValueError):

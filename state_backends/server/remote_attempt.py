@@ -61,7 +61,7 @@ class ReplayRoom:
         self.left_bytes = size_bytes
 
     def take(self, size_bytes: int) -> bool:
-        """Whether there was room for these bytes. If so, they are taken."""
+        """Returns whether there was room for these bytes. If so, they are taken."""
         with self._lock:
             if size_bytes > self.left_bytes:
                 return False
@@ -148,7 +148,7 @@ class RemoteAttempt:
         return found["staged"], found["written"]
 
     def mapped(self, block: Block) -> Block:
-        """The block; if a child has handed it over, one that opens its body when it is first read."""
+        """Returns the block; if a child has handed it over, one that opens its body when it is first read."""
         return self._bodies.of(block)
 
     # -- work ---------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class RemoteAttempt:
     # -- another server -----------------------------------------------------------------------------------
 
     def _answers(self, name: str, request: Callable[[], dict[str, Any]]) -> Iterator[Any]:
-        """What a verb answers with, as it comes. Asks the next server if this one is lost.
+        """Yields what a verb answers with, as it comes. Asks the next server if this one is lost.
 
         ``request``: the fields of the request, for what has not been yielded yet. Called for each server.
         """
@@ -287,7 +287,7 @@ class RemoteAttempt:
         return answer
 
     def _request(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """A request with these fields, and with those that have waited for it."""
+        """Returns a request with these fields, and with those that have waited for it."""
         return {**self._me, "before": [(sent.name, sent.request) for sent in self._waiting], **fields}
 
     @property

@@ -294,7 +294,7 @@ class AbortRequest(AttemptRequest):
 
 
 def blocks(message: pa.RecordBatch | None) -> list[tuple[int, bool, Block]]:
-    """The (seq, late, block) in a message. Raises RequestError, CorruptBlock, FormatError."""
+    """Returns the (seq, late, block) in a message. Raises RequestError, CorruptBlock, FormatError."""
     if message is None:
         raise RequestError("append: the message has no blocks")
     if message.schema != wire.BLOCKS:
@@ -305,7 +305,7 @@ def blocks(message: pa.RecordBatch | None) -> list[tuple[int, bool, Block]]:
 
 
 def values(message: pa.RecordBatch | None) -> list[tuple[bytes, bytes | None, int | None]]:
-    """The (key, value, needed_ms) in a message. Raises RequestError."""
+    """Returns the (key, value, needed_ms) in a message. Raises RequestError."""
     if message is None:
         raise RequestError("put: the message has no values")
     if message.schema != wire.VALUES:

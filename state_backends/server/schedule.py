@@ -34,7 +34,7 @@ class Schedule:
         self._planned: list[PlannedPrestage] = []
 
     def __len__(self) -> int:
-        """The number of prestages that wait."""
+        """Returns the number of prestages that wait."""
         return len(self._planned)
 
     def opened(self, key: ShardKey, *, reopened: bool) -> None:
@@ -48,11 +48,11 @@ class Schedule:
             self._interval_s[key] = now - before if known is None else 0.7 * known + 0.3 * (now - before)
 
     def due_s(self, key: ShardKey) -> float:
-        """When the next batch is expected. Not earlier than now."""
+        """Returns when the next batch is expected. Not earlier than now."""
         return max(self._opened_s[key] + self._interval_s.get(key, 0.0), self.now_s())
 
     def is_idle(self, key: ShardKey, *, in_use: bool) -> bool:
-        """Whether no attempt has opened the shard for long, compared with how often its batches come.
+        """Returns whether no attempt has opened the shard for long, compared with how often its batches come.
 
         ``in_use``: an attempt works on it.
         """

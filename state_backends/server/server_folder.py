@@ -34,7 +34,9 @@ ELECTION_SECONDS = 90.0  # more than client.START_SECONDS
 
 
 def runtime_dir(application: str) -> Path:
-    """The folder of an application on this host or in this container. It is short, because a socket's path must be."""
+    """Returns the folder of an application on this host or in this container. It is short, because a socket's path must
+    be.
+    """
     # Containers may share /tmp, but they do not share processes. So each has its own server.
     digest = hashlib.sha256(f"{application}|{processes.space()}".encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"aion-{os.getuid()}" / digest
@@ -51,7 +53,7 @@ def private(folder: Path) -> None:
 
 
 def trusted(folder: Path, timeout_s: float) -> bool:
-    """Whether a process of this user listens on the socket of a server's folder. Sends nothing to it.
+    """Returns whether a process of this user listens on the socket of a server's folder. Sends nothing to it.
 
     Raises ServerError if somebody else could have put the socket there, or if another user's process listens on it.
     """
@@ -70,7 +72,7 @@ def trusted(folder: Path, timeout_s: float) -> bool:
 
 
 def _peer(connection: socket.socket) -> int:
-    """The user id of the process that listens at the other end."""
+    """Returns the user id of the process that listens at the other end."""
     if hasattr(socket, "SO_PEERCRED"):
         _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     else:  # macOS and BSD: LOCAL_PEERCRED of SOL_LOCAL; the structure begins with its version
@@ -133,7 +135,9 @@ class Lease:
 
 
 def occupant(folder: Path) -> Process | None:
-    """The server of a folder. None if there is none. Raises ServerError if the lease does not name its process."""
+    """Returns the server of a folder. None if there is none. Raises ServerError if the lease does not name its
+    process.
+    """
     try:
         with (folder / LEASE).open() as lease:
             if _try_lock(lease, fcntl.LOCK_SH):
@@ -196,7 +200,7 @@ def note_end(folder: Path, run: str) -> None:
 
 
 def ended(folder: Path) -> set[str]:
-    """The runs that ended at least ``ENDED_SECONDS`` ago. Removes their notes, so it returns each run once."""
+    """Returns the runs that ended at least ``ENDED_SECONDS`` ago. Removes their notes, so it returns each run once."""
     found = set()
     for note in folder.glob(f"{ENDED}*"):
         with contextlib.suppress(FileNotFoundError):
@@ -237,7 +241,7 @@ def _try_lock(file: IO[str], how: int) -> bool:
 
 
 def _is_open_file(path: Path, fd: int) -> bool:
-    """Whether the file at this path is the one that is open as ``fd``."""
+    """Returns whether the file at this path is the one that is open as ``fd``."""
     try:
         found, ours = path.stat(), os.fstat(fd)
     except FileNotFoundError:

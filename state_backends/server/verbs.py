@@ -98,12 +98,12 @@ VERBS: Mapping[str, Verb] = {
 
 
 def addressed(name: str, body: bytes) -> bytes:
-    """A request that Arrow batches follow or answer: the name of the verb, a newline, and the JSON."""
+    """Returns a request that Arrow batches follow or answer: the name of the verb, a newline, and the JSON."""
     return name.encode() + b"\n" + body
 
 
 def address_of(request: bytes | None) -> tuple[str, bytes]:
-    """The name of the verb, and the JSON."""
+    """Returns the name of the verb, and the JSON."""
     name, _, body = (request or b"").partition(b"\n")
     return name.decode(errors="replace"), body
 

@@ -49,7 +49,9 @@ class Watchdog:
 
     @contextlib.contextmanager
     def waiting(self, what: str, give_up: Callable[[], None] | None = None) -> Iterator[None]:
-        """A context for a call to the server. ``give_up``: ends the call from another thread, if it has no timeout."""
+        """Returns a context for a call to the server. ``give_up``: ends the call from another thread, if it has no
+        timeout.
+        """
         number, now = next(self._numbers), time.monotonic()
         with self._lock:
             self._waits[number] = _Wait(what, now, now, give_up)

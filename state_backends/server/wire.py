@@ -52,7 +52,9 @@ def pack(blocks: Iterable[tuple[int, bool, Block]], message_bytes: int = MESSAGE
 
 
 def unpack(message: pa.RecordBatch) -> Iterator[tuple[int, bool, Block]]:
-    """The (seq, late, block) in a message. A single block shares the message's memory; several blocks are copied."""
+    """Yields the (seq, late, block) in a message. A single block shares the message's memory; several blocks are
+    copied.
+    """
     seqs, lates = message.column(0).to_pylist(), message.column(1).to_pylist()
     column = message.column(2)
     for i, (seq, late) in enumerate(zip(seqs, lates, strict=True)):
@@ -74,7 +76,7 @@ def _message(blocks: list[tuple[int, bool, Any]]) -> pa.RecordBatch:
 
 
 def pack_keys(keys: Sequence[bytes]) -> str:
-    """Keys as text, for a request: the bytes of an Arrow batch in base64."""
+    """Returns keys as text, for a request: the bytes of an Arrow batch in base64."""
     batch = pa.record_batch([pa.array(keys, pa.large_binary())], schema=_KEYS)
     return base64.b64encode(batch.serialize()).decode()
 

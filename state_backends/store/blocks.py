@@ -40,12 +40,14 @@ class Blocks:
         self._replaced: dict[int, int] = {}  # seq -> the first number of the blocks that replace it
 
     def visible(self, slices: Iterable[int], only: Only | None = None) -> list[Entry]:
-        """The blocks that a reader sees, sorted by slice, then by arrival."""
+        """Returns the blocks that a reader sees, sorted by slice, then by arrival."""
         entries = self.ledger.of_slices(slices, only)
         return [e for e in entries if e.seq not in self._replaced] if self._replaced else entries
 
     def unwritten(self, skip: Collection[int]) -> list[int]:
-        """The seqs of the blocks that a commit must write: only in memory, not replaced, not in slices of ``skip``."""
+        """Returns the seqs of the blocks that a commit must write: only in memory, not replaced, not in slices of
+        ``skip``.
+        """
         pending = (e for e in self.ledger if e.place is Place.MEMORY and e.slice_us not in skip)
         return [e.seq for e in pending if e.seq not in self._replaced]
 
@@ -153,11 +155,11 @@ class Blocks:
         self._replaced = {seq: below for seq, below in self._replaced.items() if below < from_seq}
 
     def replaced(self) -> list[Entry]:
-        """The blocks that are out of sight."""
+        """Returns the blocks that are out of sight."""
         return [self.ledger[seq] for seq in sorted(self._replaced)]
 
     def handed(self, skip: Collection[int]) -> set[str]:
-        """The files of children with bodies of live blocks, without replaced blocks and slices of ``skip``."""
+        """Returns the files of children with bodies of live blocks, without replaced blocks and slices of ``skip``."""
         live = (e for e in self.ledger if e.handed is not None and e.slice_us not in skip)
         return {e.handed.file for e in live if e.handed is not None and e.seq not in self._replaced}
 
@@ -174,7 +176,7 @@ class Blocks:
     # -- the whole ----------------------------------------------------------------------------------------
 
     def stats(self) -> StoreStats:
-        """Bytes by place, and how well staging served reads."""
+        """Returns bytes by place, and how well staging served reads."""
         both = sum(e.size_bytes for e in self.ledger if e.place is Place.BOTH)
         on_disk = self.ledger.disk_bytes + self.ledger.handed_bytes
         stats = StoreStats(len(self.ledger), self.ledger.memory_bytes, on_disk, on_disk - both)

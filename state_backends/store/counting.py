@@ -55,7 +55,7 @@ def _zero() -> dict[str, Any]:
 
 
 def counters(snapshot: Snapshot) -> dict[str, Any]:
-    """The operator's counters, and two more.
+    """Returns the operator's counters, and two more.
 
     ``lateness``: the histogram of how late its late events were. ``judged``: see :func:`judged`.
     """
@@ -65,7 +65,7 @@ def counters(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def judged(snapshot: Snapshot) -> tuple[float, float]:
-    """The late events by which learned bounds were judged, and those of them that came after their bound.
+    """Returns the late events by which learned bounds were judged, and those of them that came after their bound.
 
     Both are 0 if bounds are not learned (docs/lateness.md).
     """
@@ -74,7 +74,7 @@ def judged(snapshot: Snapshot) -> tuple[float, float]:
 
 
 def current(snapshots: Iterable[Snapshot]) -> dict[str, Any]:
-    """The state of an operator over its shards.
+    """Returns the state of an operator over its shards.
 
     Windows, shortest and longest bound of new windows, worst staleness, and the coverage of bounds: ``asked``, and
     ``realised`` if bounds have been judged.
@@ -101,14 +101,16 @@ def current(snapshots: Iterable[Snapshot]) -> dict[str, Any]:
 
 
 def number(tree: Any, *path: str, default: float = 0) -> float:
-    """The number at the end of a path. ``default`` if there is none: another version may have written the snapshot."""
+    """Returns the number at the end of a path. ``default`` if there is none: another version may have written the
+    snapshot.
+    """
     for name in path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree if isinstance(tree, int | float) and not isinstance(tree, bool) else default
 
 
 def only_counts(stats: StoreStats) -> StoreStats:
-    """The counts of a store, without the bytes of its blocks. These still matter after the store is closed."""
+    """Returns the counts of a store, without the bytes of its blocks. These still matter after the store is closed."""
     return StoreStats(
         failed_writes=stats.failed_writes,
         merges=stats.merges,

@@ -102,7 +102,7 @@ class Eviction:
             self._touched.pop(slice_us, None)
 
     def views(self) -> list[dict[str, Any]]:
-        """What a destage policy sees: the fields of a WindowView for each slice that has anything in memory."""
+        """Returns what a destage policy sees: the fields of a WindowView for each slice that has anything in memory."""
         on_disk: dict[int, int] = {}
         for entry in self._blocks.ledger:
             if entry.place not in IN_MEMORY:

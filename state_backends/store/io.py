@@ -57,7 +57,7 @@ class Pending(Protocol[T_co]):
     def over(self) -> bool: ...
 
     def error(self) -> BaseException | None:
-        """The exception of a request that is over: CancelledError if it was cancelled, None if it succeeded."""
+        """Returns the exception of a request that is over: CancelledError if it was cancelled, None if it succeeded."""
 
     def result(self) -> T_co:
         """Waits until the request is over, and returns its result. Raises what it raised."""
@@ -78,7 +78,7 @@ class Io(Protocol):
         """Waits while the queue is full. Call it before adding work, and hold no lock that a request may need."""
 
     def busy(self) -> bool:
-        """Whether any request is under way."""
+        """Returns whether any request is under way."""
 
     def now(self) -> float:
         """Seconds since some fixed instant. Never goes back."""

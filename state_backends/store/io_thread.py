@@ -127,7 +127,8 @@ class IoThread:
             thread.start()
 
     def of_shard(self) -> Io:
-        """A queue for the requests of one shard. One of their steps runs at a time, however many threads there are.
+        """Returns a queue for the requests of one shard. One of their steps runs at a time, however many threads there
+        are.
 
         A step may leave the shard's RocksDB, buckets and ledger in disagreement until it ends.
         """
@@ -152,7 +153,7 @@ class IoThread:
         return request
 
     def waiting(self) -> dict[str, int]:
-        """How many requests wait for their next step, by priority."""
+        """Returns how many requests wait for their next step, by priority."""
         counts = {p.name.lower(): 0 for p in Priority}
         with self._wake:
             for priority, _, request in self._heap:

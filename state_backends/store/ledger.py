@@ -108,7 +108,7 @@ class Entry:
         self.story = (self.story << 4 | _MOVES.index(move) + 1) & 0xFF
 
     def history(self) -> str:
-        """Its latest moves and its place, for messages."""
+        """Returns its latest moves and its place, for messages."""
         moves = [_MOVES[code - 1] for code in (self.story >> 4, self.story & 0xF) if code]
         return " ".join([*(f"-{move}->" for move in moves), self.place])
 
@@ -138,7 +138,7 @@ class Ledger:
         return ENTRY_BYTES * len(self._entries) + SLICE_BYTES * len(self._slices)
 
     def has_slice(self, slice_us: int) -> bool:
-        """Whether any block of the slice is alive."""
+        """Returns whether any block of the slice is alive."""
         return slice_us in self._slices
 
     def __iter__(self) -> Iterator[Entry]:
@@ -233,13 +233,13 @@ def _select(entries: list[Entry], only: Only) -> list[Entry]:
 
 
 def _overlaps(compacted: Compacted, lows: list[int], ranges: Sequence[tuple[int, int]]) -> bool:
-    """Whether any of the sorted, disjoint ranges of hashes overlaps the range of a compacted block."""
+    """Returns whether any of the sorted, disjoint ranges of hashes overlaps the range of a compacted block."""
     last = bisect_right(lows, compacted.high) - 1
     return last >= 0 and ranges[last][1] >= compacted.low
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, for the documentation."""
+    """Returns the table as a Mermaid state diagram, for the documentation."""
     lines = ["stateDiagram-v2", "    [*] --> memory"]
     lines += [f"    {src} --> {dst}: {move}" for (src, move), dst in TRANSITIONS.items() if move != "purge"]
     lines += ["    note right of both: purge leads from every place to purged"]

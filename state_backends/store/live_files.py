@@ -45,7 +45,7 @@ class LiveFile:
         return self._runs
 
     def runs_without(self, hidden: Iterable[tuple[int, int]]) -> Runs:
-        """The positions of the live blocks, without some that are given as (slice, seq)."""
+        """Returns the positions of the live blocks, without some that are given as (slice, seq)."""
         alive = bytearray(self.alive)
         for slice_us, seq in hidden:
             alive[self.position(slice_us, seq)] = 0
@@ -117,24 +117,24 @@ class LiveFiles:
     # -- new files ----------------------------------------------------------------------------------------
 
     def take_new(self) -> list[SstFile]:
-        """The files that this store wrote since the last call."""
+        """Returns the files that this store wrote since the last call."""
         files, self._new = self._new, []
         return files
 
     def take_new_dead(self) -> list[SstFile]:
-        """The new files without live blocks. They no longer count as new."""
+        """Returns the new files without live blocks. They no longer count as new."""
         dead = [file for file in self._new if file.file_no not in self._files]
         self._new = [file for file in self._new if file.file_no in self._files]
         return dead
 
     def new_bytes(self, skip: Iterable[int]) -> int:
-        """Bytes of the new files, without the files ``skip``."""
+        """Returns bytes of the new files, without the files ``skip``."""
         skipped = set(skip)
         return sum(file.size_bytes for file in self._new if file.file_no not in skipped)
 
 
 def runs_of_flags(alive: bytearray) -> Runs:
-    """The positions of the ones among zeros and ones, as runs (first, last)."""
+    """Returns the positions of the ones among zeros and ones, as runs (first, last)."""
     runs: list[tuple[int, int]] = []
     begin = alive.find(1)
     while begin >= 0:

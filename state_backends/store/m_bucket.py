@@ -94,14 +94,14 @@ class MemoryBudget:
             self.reserved_bytes -= size_bytes
 
     def left(self) -> int:
-        """Bytes that are free, or that keyed values would free. Negative if the budget is exceeded."""
+        """Returns bytes that are free, or that keyed values would free. Negative if the budget is exceeded."""
         ledger_bytes = min(self.ledger_bytes, self.limit_bytes // 2)
         return self.limit_bytes - ledger_bytes - self.reserved_bytes - self.used_bytes
 
     # -- keyed values that are also on disk ---------------------------------------------------------------
 
     def share(self) -> int:
-        """Bytes that the values of each shard may take if all shards take the same."""
+        """Returns bytes that the values of each shard may take if all shards take the same."""
         return max(self.left(), 0) // max(len(self._caches), 1)
 
     def attach(self, cache: ValuesInMemory) -> None:
@@ -154,11 +154,12 @@ class MBuckets:
         return set(self._blocks)
 
     def size(self, slice_us: int) -> int:
-        """Bytes that a slice has in memory."""
+        """Returns bytes that a slice has in memory."""
         return self._slices.get(slice_us, 0)
 
     def heaviest(self, slice_us: int, windows: Sequence[Stretches], enough: int) -> int:
-        """Bytes of the largest m-bucket that includes this slice. A window's m-bucket is all slices that it spans.
+        """Returns bytes of the largest m-bucket that includes this slice. A window's m-bucket is all slices that it
+        spans.
 
         A slice that no known window spans is an m-bucket of its own. If all slices together have at most ``enough``
         bytes, this returns the bytes of the slice alone, without looking at the windows. The slice must be in memory.
@@ -178,7 +179,7 @@ class MBuckets:
         return heaviest
 
     def sizes(self) -> dict[int, int]:
-        """Bytes in memory, by slice. Slices without any are left out."""
+        """Returns bytes in memory, by slice. Slices without any are left out."""
         return dict(self._slices)
 
     @property

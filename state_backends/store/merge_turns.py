@@ -21,7 +21,9 @@ class MergeTurns:
         self.closing = False
 
     def due(self) -> bool:
-        """Whether a merge may begin now. Call it once for each commit. Makes a merge that takes long more urgent."""
+        """Returns whether a merge may begin now. Call it once for each commit. Makes a merge that takes long more
+        urgent.
+        """
         if self._request is not None and not self._request.over():
             self._age += 1
             if self._age >= OVERDUE_COMMITS:

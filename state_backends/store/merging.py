@@ -141,7 +141,7 @@ class Merger:
         return out.file
 
     def _is_dead(self, entry: Entry, file_no: int) -> bool:
-        """Whether a block that could not be read has died meanwhile. If not, marks its file as damaged."""
+        """Returns whether a block that could not be read has died meanwhile. If not, marks its file as damaged."""
         with self._blocks.lock:
             if entry.place is Place.PURGED:
                 return True

@@ -39,7 +39,9 @@ log = logging.getLogger(__name__)
 
 
 def cache_bytes(budget_bytes: int) -> int:
-    """The part of a memory budget that RocksDB's block cache gets. The cache only serves indexes and small blocks."""
+    """Returns the part of a memory budget that RocksDB's block cache gets. The cache only serves indexes and small
+    blocks.
+    """
     return min(CACHE_BYTES, budget_bytes // 16)
 
 
@@ -119,7 +121,7 @@ class PBucket:
 
     @contextlib.contextmanager
     def writing(self, index: Sequence[Indexed], mark: str = "") -> Iterator[NewFile]:
-        """A context with a new file. Put the blocks of its index into it, in that order, and seal it.
+        """Returns a context with a new file. Put the blocks of its index into it, in that order, and seal it.
 
         The file is ingested at the end of the context. If anything is raised, it is deleted. ``mark``: the end of its
         name. Raises DiskError.
@@ -137,7 +139,7 @@ class PBucket:
 
     @contextlib.contextmanager
     def making(self, mark: str = "") -> Iterator[tuple[int, Path, Path]]:
-        """A context for a new file: its number, its path, and the path that it has until it is complete.
+        """Returns a context for a new file: its number, its path, and the path that it has until it is complete.
 
         If anything is raised, the file is deleted. Raises DiskError.
         """
@@ -330,7 +332,7 @@ class PBucket:
         return db
 
     def _runs(self, file_nos: Sequence[int]) -> list[tuple[int, int]]:
-        """The numbers as ranges (first, last). No file that stays lies within a range."""
+        """Returns the numbers as ranges (first, last). No file that stays lies within a range."""
         staying = sorted(self._ingested.keys() | self._writing)
         runs: list[tuple[int, int]] = []
         for no in file_nos:

@@ -21,7 +21,7 @@ class Shrinkable(Protocol):
     """What the manager needs of a store."""
 
     def views(self) -> list[dict[str, Any]]:
-        """The fields of a WindowView for each slice that has anything in memory. The slice is the name."""
+        """Returns the fields of a WindowView for each slice that has anything in memory. The slice is the name."""
 
     def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
         """Frees a slice's memory except for its first ``keep_bytes``. Returns the reason if it refuses."""

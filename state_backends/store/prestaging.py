@@ -88,7 +88,7 @@ class Prestager:
             prestage.request.result()
 
     def find(self, seq: int) -> Pending[None] | None:
-        """The request that is fetching a block, if there is one. Hold the lock."""
+        """Returns the request that is fetching a block, if there is one. Hold the lock."""
         prestage = self._under_way.get(seq)
         return None if prestage is None else prestage.request
 
@@ -102,7 +102,7 @@ class Prestager:
         self._stop(entry.seq)
 
     def requests(self) -> list[Pending[None]]:
-        """The requests that are under way. Hold the lock."""
+        """Returns the requests that are under way. Hold the lock."""
         return [prestage.request for prestage in self._under_way.values()]
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class Prestager:
         return prestage is not None
 
     def _wanted_bytes(self, entries: Sequence[Entry]) -> int:
-        """How many bytes to prestage so that an execution over these blocks never waits (paper 3.3)."""
+        """Returns how many bytes to prestage so that an execution over these blocks never waits (paper 3.3)."""
         window = sum(e.size_bytes for e in entries)
         in_memory = sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
         size = m_bucket_bytes(

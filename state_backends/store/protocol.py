@@ -132,7 +132,7 @@ class BlockStore(Protocol):
         """
 
     def views(self) -> list[dict[str, Any]]:
-        """The fields of a policies.destage.WindowView, for each slice that has anything in memory."""
+        """Returns the fields of a policies.destage.WindowView, for each slice that has anything in memory."""
 
     def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
         """Frees a slice's memory except for its first ``keep_bytes``. Returns the reason if it cannot free anything."""
@@ -173,13 +173,13 @@ class BlockStore(Protocol):
         """Fills an empty store with the live blocks of existing files."""
 
     def files(self, skip: Collection[int] = ()) -> dict[int, Runs]:
-        """The positions of the live blocks in each file that has some.
+        """Returns the positions of the live blocks in each file that has some.
 
         Replaced blocks do not count as live, nor do those of the slices ``skip``, which are about to be purged.
         """
 
     def handed(self, skip: Collection[int] = ()) -> set[str]:
-        """The files of children with bodies of live blocks that are not replaced, nor in slices of ``skip``."""
+        """Returns the files of children with bodies of live blocks that are not replaced, nor in slices of ``skip``."""
 
     def compact(self, among: Collection[int] | None = None, *, held_bytes: int = 0, disk_bytes: int = 0) -> None:
         """Puts a finished merge to use, and starts another one in the background if that is worth it.
@@ -190,7 +190,7 @@ class BlockStore(Protocol):
         """
 
     def stats(self) -> StoreStats:
-        """Bytes by place, and how well staging served reads."""
+        """Returns bytes by place, and how well staging served reads."""
 
     def close(self) -> None:
         """Waits for I/O that is under way, then frees all memory. Published files stay."""

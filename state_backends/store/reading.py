@@ -43,7 +43,9 @@ class _ReadAhead:
         self._fetched[seq] = request, reserved_bytes
 
     def take(self, seq: int) -> Pending[Block] | None:
-        """The request for the block that is yielded next, if any. Its room stays reserved until :meth:`free`."""
+        """Returns the request for the block that is yielded next, if any. Its room stays reserved until
+        :meth:`free`.
+        """
         request, self._yielded_bytes = self._fetched.pop(seq, (None, 0))
         return request
 

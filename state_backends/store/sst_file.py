@@ -74,7 +74,7 @@ class SstOut:
             self._reader.close()
 
     def sync_due(self) -> bool:
-        """Whether it is time to sync. Syncing everything at the end would block the I/O thread for long."""
+        """Returns whether it is time to sync. Syncing everything at the end would block the I/O thread for long."""
         return self._unsynced >= SYNC_BYTES
 
     def sync(self) -> None:
@@ -149,7 +149,7 @@ class NewFile:
 
 
 def checksum(path: Path) -> int:
-    """The CRC-32 of all bytes of a file."""
+    """Returns the CRC-32 of all bytes of a file."""
     crc = 0
     chunk = memoryview(bytearray(_CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -159,7 +159,7 @@ def checksum(path: Path) -> int:
 
 
 def read_index(index: bytes) -> list[Indexed]:
-    """The blocks that an index lists. Raises CorruptState if a body is in a file without a plain name."""
+    """Returns the blocks that an index lists. Raises CorruptState if a body is in a file without a plain name."""
     blocks = [Indexed.from_json(line) for line in orjson.loads(index)["blocks"]]
     for block in blocks:
         if block.handed is not None and not is_plain(block.handed.file):
@@ -170,7 +170,7 @@ def read_index(index: bytes) -> list[Indexed]:
 
 
 def index_key(file_no: int) -> bytes:
-    """The key of a file's index of blocks. All keys of the file begin with it."""
+    """Returns the key of a file's index of blocks. All keys of the file begin with it."""
     return _INDEX_KEY.pack(file_no)
 
 
@@ -179,7 +179,7 @@ def block_key(file_no: int, slice_us: int, seq: int) -> bytes:
 
 
 def open_sst_files() -> int:
-    """How many SST files a shard's RocksDB may keep open, so that all shards stay within the process's limit.
+    """Returns how many SST files a shard's RocksDB may keep open, so that all shards stay within the process's limit.
 
     RocksDB opens other files when it reads them, which takes about 0.1 ms.
     """

@@ -109,7 +109,7 @@ class Lineage:
     shards: list[tuple[str, str, str]] = field(default_factory=list)
 
     def has_checkpoint(self) -> bool:
-        """Whether the checkpoint exists. Raises StorageError if it cannot be reached from this machine."""
+        """Returns whether the checkpoint exists. Raises StorageError if it cannot be reached from this machine."""
         if self.checkpoint is None:
             raise StorageError(f"lineage {self.name}: the place of its checkpoint is not known")
         try:
@@ -165,7 +165,7 @@ class StateFolder:
         return [(query, place, shard) for query, place, shards in self._places() for shard in shards]
 
     def _places(self) -> Iterator[tuple[str, str, list[str]]]:
-        """The query, the operator as in ShardFinding, and the names of its shards."""
+        """Yields the query, the operator as in ShardFinding, and the names of its shards."""
         for query in self._folders(self._base):
             for operator in self._folders(f"{self._base}/{query}"):
                 names = self._folders(f"{self._base}/{query}/{operator}")
@@ -174,14 +174,16 @@ class StateFolder:
                     yield query, place, [shard for shard in shards if shard.startswith("shard-")]
 
     def without_shards(self) -> list[ShardFinding]:
-        """A finding for each operator that has no shards (``shard``: ""). Only its ``operator.json`` can be damaged."""
+        """Returns a finding for each operator that has no shards (``shard``: ""). Only its ``operator.json`` can be
+        damaged.
+        """
         findings = [ShardFinding(query, place, "") for query, place, shards in self._places() if not shards]
         for finding in findings:
             finding.operator_problem, finding.operator_other_format = self._operator(finding.query, finding.operator)
         return findings
 
     def lineages(self) -> list[Lineage]:
-        """The lineages that have shards here."""
+        """Returns the lineages that have shards here."""
         found: dict[tuple[str, str], Lineage] = {}
         handed: set[tuple[str, str]] = set()
         for query, operator, shard in self.shards():
@@ -237,12 +239,13 @@ class StateFolder:
                 self._fs.delete_file(f"{folder}/{name}")
 
     def is_checkpoint(self) -> bool:
-        """Whether this is the checkpoint of a streaming query instead."""
+        """Returns whether this is the checkpoint of a streaming query instead."""
         places = [f"{self._base}/{name}" for name in ("metadata", "offsets")]
         return all(info.type is not pafs.FileType.NotFound for info in self._fs.get_file_info(places))
 
     def checkpoint(self, query: str, operator: str) -> str | None:
-        """The location of the checkpoint to which an operator's state belongs; None if ``operator.json`` is unreadable.
+        """Returns the location of the checkpoint to which an operator's state belongs; None if ``operator.json`` is
+        unreadable.
 
         ``operator``: as in ShardFinding.
         """
@@ -252,7 +255,9 @@ class StateFolder:
             return None
 
     def operator(self, query: str, operator: str) -> dict[str, Any]:
-        """What ``operator.json`` says. ``operator``: as in ShardFinding. Raises StateError, also if it is missing."""
+        """Returns what ``operator.json`` says. ``operator``: as in ShardFinding. Raises StateError, also if it is
+        missing.
+        """
         found = self._read_operator(query, operator)
         if found is None:
             name = f"{query}/{operator}/{OPERATOR}"
@@ -260,7 +265,7 @@ class StateFolder:
         return found
 
     def _read_operator(self, query: str, operator: str) -> dict[str, Any] | None:
-        """What ``operator.json`` says; None if it is missing."""
+        """Returns what ``operator.json`` says; None if it is missing."""
         name = f"{query}/{operator}/{OPERATOR}"
         try:
             with self._fs.open_input_stream(f"{self._base}/{name}") as stream:
@@ -316,7 +321,7 @@ class StateFolder:
         return moved
 
     def _operator(self, query: str, operator: str) -> tuple[str | None, bool]:
-        """What is wrong with ``operator.json``, and whether it is only of another format."""
+        """Returns what is wrong with ``operator.json``, and whether it is only of another format."""
         try:
             found = self._read_operator(query, operator)
         except StateError as error:

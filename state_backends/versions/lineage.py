@@ -64,7 +64,7 @@ class Home(NamedTuple):
 
 
 def folder_of(checkpoint: str) -> str:
-    """The folder of a later lineage. The first lineage has none of its own."""
+    """Returns the folder of a later lineage. The first lineage has none of its own."""
     return PREFIX + digest_of(checkpoint)
 
 
@@ -147,7 +147,7 @@ def take_version(found: Elsewhere, token: str, ours: Storage, identity: Identity
 
 
 def is_taken(manifest: Manifest) -> bool:
-    """Whether another lineage made the version."""
+    """Returns whether another lineage made the version."""
     return manifest.parent is not None and not manifest.history
 
 
@@ -205,7 +205,7 @@ def _tokens(manifests: Iterable[str]) -> list[str]:
 
 
 def find_version(location: Location, query: str, operator: str, shard: int, token: str, cache: Path) -> Storage | None:
-    """The storage that has a version of a shard, in whatever lineage. Only to read. None: no lineage has it.
+    """Returns the storage that has a version of a shard, in whatever lineage. Only to read. None: no lineage has it.
 
     Raises CorruptState for a name that is not plain: query and token are from a checkpoint.
     """
@@ -220,7 +220,7 @@ def find_version(location: Location, query: str, operator: str, shard: int, toke
 
 
 def _lineages(first: Storage, *, skip: str) -> Iterator[tuple[str, ...]]:
-    """The folders of all lineages but ``skip``. The first lineage has none: it is (), and "" to skip.
+    """Yields the folders of all lineages but ``skip``. The first lineage has none: it is (), and "" to skip.
 
     ``first``: the storage of any shard of the first one.
     """

@@ -75,7 +75,7 @@ class FileEntry:
     alive: Runs | None = None
 
     def in_folder(self, folder: str) -> SstFile:
-        """The file, or its copy, in a local folder."""
+        """Returns the file, or its copy, in a local folder."""
         path = f"{folder}/{self.name}"
         return SstFile(self.file_no, path, self.size_bytes, self.crc, self.index_crc, self.blocks)
 
@@ -119,7 +119,7 @@ class Manifest:
 
 
 def runs_of(manifest: Manifest) -> list[FileEntry]:
-    """The files with keyed values, oldest first. Raises CorruptState if one of them is not among the files."""
+    """Returns the files with keyed values, oldest first. Raises CorruptState if one of them is not among the files."""
     files = {file.file_no: file for file in manifest.files}
     for number in manifest.runs:
         if number not in files:
@@ -166,12 +166,16 @@ def load(data: bytes, name: str) -> Manifest:
 
 
 def dump_operator(identity: Identity) -> bytes:
-    """The contents of ``operator.json``: what all shards of an operator share. Every shard compares itself with it."""
+    """Returns the contents of ``operator.json``: what all shards of an operator share. Every shard compares itself with
+    it.
+    """
     return _seal({name: getattr(identity, name) for name in _OPERATOR})
 
 
 def load_operator(data: bytes, name: str) -> dict[str, Any]:
-    """The fields of an Identity that ``operator.json`` has. Raises CorruptState or FormatError naming the file."""
+    """Returns the fields of an Identity that ``operator.json`` has. Raises CorruptState or FormatError naming the
+    file.
+    """
     value = _unseal(data, name)
     operator = _shaped(name, lambda: {field: value[field] for field in _OPERATOR})
     _check_names(name, [operator["query"], operator["operator"]])
@@ -216,7 +220,7 @@ def _check_names(what: str, names: Iterable[Any]) -> None:
 
 
 def _file(value: dict[str, Any]) -> FileEntry:
-    """The fields that this version of Aion knows. A later version may have added others to the same format."""
+    """Returns the fields that this version of Aion knows. A later version may have added others to the same format."""
     alive = value.get("alive")
     known = {f.name: value[f.name] for f in fields(FileEntry) if f.name != "alive"}
     return FileEntry(**known, alive=None if alive is None else _runs(alive))
@@ -230,7 +234,7 @@ def _runs(value: Iterable[Any]) -> Runs:
 
 
 def _in_runs(runs: Runs, numbers: Sequence[int]) -> list[bool]:
-    """Whether each number lies in one of the runs."""
+    """Returns whether each number lies in one of the runs."""
     lasts = [last for _, last in runs]
     at = [bisect_left(lasts, number) for number in numbers]
     return [i < len(runs) and runs[i][0] <= number for i, number in zip(at, numbers, strict=True)]

@@ -37,7 +37,7 @@ def claim(storage: Storage, identity: Identity, *, may_change: bool) -> None:
 
 
 def older(storage: Storage, manifest: Manifest | None, keep: int) -> tuple[list[Past], int]:
-    """The kept versions before a version, oldest first, and a floor: see :func:`floor_of`.
+    """Returns the kept versions before a version, oldest first, and a floor: see :func:`floor_of`.
 
     ``keep``: how many are kept, with this one. The manifest lists them all, unless the history is longer than one
     manifest lists, or more versions are kept now than when it was written. Then the oldest version that it lists names
@@ -59,7 +59,7 @@ def older(storage: Storage, manifest: Manifest | None, keep: int) -> tuple[list[
 
 
 def not_found(storage: Storage, token: str, identity: Identity, keep: int, *, has_lineages: bool) -> str:
-    """The message for a version that Spark asks for and that does not exist. It names the likely reason."""
+    """Returns the message for a version that Spark asks for and that does not exist. It names the likely reason."""
     text = (
         f"Spark asks for version {token} of shard {identity.shard} of operator {identity.operator!r}, "
         f"but {storage.where(token)} does not exist"

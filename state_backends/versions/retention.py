@@ -59,7 +59,7 @@ class Retention:
         """Bytes of the files that the kept versions name, as of the last commit."""
 
     def following(self, parent: Manifest | None, files: Iterable[FileEntry]) -> list[Past]:
-        """The versions before a new one that is made from ``parent`` and names ``files``. Oldest first."""
+        """Returns the versions before a new one that is made from ``parent`` and names ``files``. Oldest first."""
         if parent is None:
             return []
         old, new = {f.name for f in parent.files}, {f.name: f.size_bytes for f in files}
@@ -68,7 +68,7 @@ class Retention:
         return [*self._past, Past(parent.token, left, merged)]
 
     def history(self, past: Sequence[Past]) -> tuple[Past, ...]:
-        """The part of ``past`` that the manifest lists."""
+        """Returns the part of ``past`` that the manifest lists."""
         return tuple(past[-min(self._keep - 1, MOST_PAST) :])
 
     def committed(self, manifest: Manifest, past: Sequence[Past], batch: int) -> Doomed:
@@ -109,7 +109,7 @@ class Retention:
 
 
 def batch_of(attempt: str) -> int:
-    """The batch of an attempt, from its name, which begins with ten digits and ``-``.
+    """Returns the batch of an attempt, from its name, which begins with ten digits and ``-``.
 
     -1 for other names. Such an attempt may belong to any batch, so it deletes nothing that other attempts left.
     """
@@ -118,7 +118,8 @@ def batch_of(attempt: str) -> int:
 
 
 def floor_of(past: Sequence[Past]) -> int:
-    """The batch of the oldest known version, if the versions before ``past`` cannot be read. -1 if ``past`` is empty.
+    """Returns the batch of the oldest known version, if the versions before ``past`` cannot be read. -1 if ``past`` is
+    empty.
 
     What is older may belong to a version that cannot be read, so it is not deleted.
     """
@@ -130,5 +131,5 @@ def manifest_name(token: str) -> str:
 
 
 def _batches(names: Iterable[str], pattern: re.Pattern[str]) -> dict[str, int]:
-    """The batch of each name. Leaves out names without a batch: they are not judged."""
+    """Returns the batch of each name. Leaves out names without a batch: they are not judged."""
     return {name: int(found[1]) for name in names if (found := pattern.fullmatch(name))}

@@ -290,6 +290,7 @@ def test_unit_costs_are_of_one_more(tmp_path: Path) -> None:
 # --- all of it ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_tables_json_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "Settings", lambda **_: TINY)
     done = CliRunner().invoke(app, ["slicing", "--out", str(tmp_path)], catch_exceptions=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
@@ -79,28 +78,6 @@ def test_panes_are_those_of_the_definitions(
 ) -> None:
     windows, steps = data.draw(several(kinds)), data.draw(streams(keys))
     check(windows, bound, steps, key="key" if keys > 1 else None, aggregation=way)
-
-
-@some(1 / 2)
-@given(
-    several(of_any_kind),
-    st.lists(st.tuples(st.integers(-200, 200), st.integers(-9, 9)), max_size=40),
-    st.randoms(use_true_random=False),
-)
-def test_in_order_or_not_in_one_batch_or_many(
-    windows: list[Definition], events: list[tuple[int, int]], rng: random.Random
-) -> None:
-    """Before the first watermark nothing is late, so order and batches do not matter. Only ties follow the arrival."""
-    in_order = batch(*sorted(dict(events).items()))
-    shuffled = rng.sample(in_order, len(in_order))
-    cut = rng.randint(0, len(events))
-    results = []
-    for steps in ([in_order], [shuffled[:cut], shuffled[cut:]]):
-        with Player(windows) as player:
-            for step in steps:
-                assert player.step(step) == []
-            results.append(player.step(FOREVER))
-    assert results[0] == results[1]
 
 
 @some(1 / 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import subprocess
 import sys
@@ -9,19 +10,23 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import orjson
 import psutil
 import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 
 from aion.core.ingest.encoding import decode, encode
 from state_backends.backends import StoreConfig
+from state_backends.files.names import OPERATOR
 from state_backends.format.block import Block, BlockKind, Compacted
-from state_backends.server import processes, server_folder
+from state_backends.server import processes, server_folder, wire
 from state_backends.server.client import StateClient, runtime_dir
 from state_backends.server.processes import Process
 from state_backends.server.remote_attempt import RemoteAttempt
+from state_backends.server.server_folder import SOCKET
 from state_backends.versions.manifest import Identity
 
 STORE = StoreConfig(backend="tiered", budget_bytes=1 << 20, bucket_limit_bytes=1 << 18)
@@ -131,3 +136,85 @@ def values(attempt: RemoteAttempt, *slices: int) -> list[int]:
 
 def listening(pid: int) -> list[Any]:
     return [c for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+
+
+SECRETS = {"PYTHON_WORKER_FACTORY_SECRET": "swordfish-1", "MY_TOKEN": "swordfish-2", "SPARK_AUTH_SECRET": "swordfish-3"}
+
+
+class Victim(NamedTuple):
+    """A server with somebody's attempt on it, whom nothing must harm; and a connection that can send anything."""
+
+    application: str
+    client: StateClient
+    attempt: RemoteAttempt
+    raw: flight.FlightClient
+    state: Path
+
+
+@pytest.fixture(scope="module")
+def victims_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    application, state = f"test-{uuid.uuid4()}", tmp_path_factory.mktemp("state")
+    executor = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert executor.stdin is not None
+    with pytest.MonkeyPatch.context() as patch, executor.stdin:
+        for name, value in SECRETS.items():
+            patch.setenv(name, value)
+        patch.setenv("AWS_PROFILE", "tests")
+        client = StateClient.connect(application, watch_pid=executor.pid)
+        attempt = open_shard(client, state, None, "0000000000-victim")
+        attempt.append([(0, False, block(7))])
+        raw = flight.FlightClient(f"grpc+unix://{runtime_dir(application) / SOCKET}")
+        yield Victim(application, client, attempt, raw, state)
+        raw.close()
+        client.close()
+        executor.kill()
+        executor.wait()
+    wait_until(lambda: not runtime_dir(application).exists())
+
+
+@pytest.fixture
+def victim(victims_server: Victim) -> Iterator[Victim]:
+    server = server_of(victims_server.application)
+    yield victims_server
+    # As if nothing had happened.
+    assert values(victims_server.attempt, 0) == [7]
+    assert victims_server.attempt.servers == 1
+    assert server_of(victims_server.application) == server
+    committed = [p.name for p in victims_server.state.glob("[!.]*/**/*") if p.is_file()]
+    assert committed == [OPERATOR], "nothing was committed"
+
+
+def opening(victim: Victim) -> dict[str, Any]:
+    return {
+        "identity": {"query": "query", "operator": "windowed", "shard": 1, "shards": 2, "definition": {}},
+        "token": None,
+        "makes": "0000000001-t1",
+        "attempt": "0000000001-t1",
+        "run": "run",
+        "operator_uid": "uid",
+        "others": False,
+        "state_dir": str(victim.state),
+        "store": STORE.to_json(),
+    }
+
+
+def altered(request: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    result = copy.deepcopy(request)
+    inner = result
+    *parents, last = path.split(".")
+    for name in parents:
+        inner = inner[name]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    return result
+
+
+def act(victim: Victim, name: str, body: bytes) -> Any:
+    """As the client does, but with any bytes."""
+    try:
+        (result,) = victim.raw.do_action(flight.Action(name, body))
+    except flight.FlightError as error:
+        wire.raise_error(str(error))
+    return orjson.loads(result.body.to_pybytes())

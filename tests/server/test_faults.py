@@ -52,8 +52,13 @@ Fate = Callable[[str], Process]
 
 @pytest.mark.parametrize(
     ("fate", "moments"),
-    [(kill, ["open", "append", "read", "release", "commit"]), (hang, ["append", "commit"])],
-    ids=["killed", "hung"],
+    [
+        (kill, ["append", "read", "commit"]),
+        (hang, ["commit"]),
+        pytest.param(kill, ["open", "append", "read", "release", "commit"], marks=pytest.mark.proof),
+        pytest.param(hang, ["append", "commit"], marks=pytest.mark.proof),
+    ],
+    ids=["killed", "hung", "killed at any moment", "hung at any moment"],
 )
 def test_a_task_goes_on_where_it_was_whenever_its_server_is_lost(
     application: str, connect: Connect, tmp_path: Path, fate: Fate, moments: list[str]
@@ -282,7 +287,7 @@ def test_a_slow_disk_is_no_reason_to_kill(
 ) -> None:
     """A commit takes several timeouts; the server answers pings meanwhile."""
     monkeypatch.syspath_prepend(tmp_path)
-    slow, asked = slow_disk(tmp_path, 4.0)
+    slow, asked = slow_disk(tmp_path, 3.0)
     attempt = open_shard(connect(timeout_s=1), tmp_path, None, "t1", store=slow)
     wait_until(asked.exists)
     attempt.append((seq, True, block(*range(40_000), slice_us=seq)) for seq in range(5))

@@ -266,9 +266,9 @@ class Sealed:
 
 def test_configure_uses_what_a_builder_says_in_public(spark: SparkSession, settings: RuntimeConfig) -> None:
     builder = Sealed()
-    returned = aion.configure(builder, memory_budget="1GiB").config("spark.aion.memory.resume", "0.5")  # type: ignore[arg-type]
+    returned = aion.configure(builder, memory_budget="1GiB").config("spark.aion.memory.moderate", "0.5")  # type: ignore[arg-type]
     assert builder.told["spark.aion.memory.budget"] == "1GiB"
-    assert builder.told["spark.aion.memory.resume"] == "0.5"
+    assert builder.told["spark.aion.memory.moderate"] == "0.5"
     assert returned.appName("again").getOrCreate() is spark
     assert settings.get("spark.aion.memory.budget") == "1GiB"
     assert builder.told["spark.app.name"] == "again"

@@ -130,6 +130,7 @@ def test_a_bad_file_is_skipped_again_when_its_batch_runs_again(
     assert len(skipping.rows[0]) > kept
 
 
+@pytest.mark.proof
 def test_any_names_and_zones(spark: SparkSession, tmp_path: Path) -> None:
     """Columns may be called as what is counted or sent beside them; a zone may have a name that only Java knows."""
     rows = [{"k": f"é{i}", "events": i, "a.b": i, "a`b": -i, "t": "2024-03-10 02:30:00"} for i in range(3)]

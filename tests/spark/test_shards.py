@@ -28,16 +28,14 @@ DDL = "l bigint, i int, b tinyint, o boolean, d date, t timestamp, n smallint"
 TYPES = [pa.int64(), pa.int32(), pa.int8(), pa.bool_(), pa.date32(), pa.timestamp("us", "UTC"), pa.int16()]
 
 
-@pytest.mark.parametrize("keys", [[k] for k in "libodtn"] + [["l", "i"], ["d", "t", "o"], ["n", "b", "l"]])
-def test_the_hash_is_sparks(spark: SparkSession, keys: list[str]) -> None:
+def test_the_hash_is_sparks(spark: SparkSession) -> None:
     df = spark.createDataFrame(ROWS, DDL)
-    expected = [row[0] for row in df.select(F.xxhash64(*keys)).collect()]
     names = [part.split()[0] for part in DDL.split(", ")]
-    columns = []
-    for key in keys:
-        at = names.index(key)
-        columns.append(pa.array([row[at] for row in ROWS], TYPES[at]))
-    assert xxhash64(columns).tolist() == expected
+    several = [[name] for name in names] + [["l", "i"], ["d", "t", "o"], ["n", "b", "l"]]
+    expected = df.select(*[F.xxhash64(*keys) for keys in several]).collect()
+    columns = {n: pa.array(values, t) for n, values, t in zip(names, zip(*ROWS, strict=True), TYPES, strict=True)}
+    for at, keys in enumerate(several):
+        assert xxhash64([columns[key] for key in keys]).tolist() == [row[at] for row in expected], keys
 
 
 TEXTS = [None, "", "a", "abcd", "Straße", "12345678", "x" * 31, "y" * 32, "z" * 33, "w" * 63 + "é", "v" * 200]
@@ -51,18 +49,19 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("keys", [*"symgp", "sgm", "gs", "ps"])
-def test_the_hash_of_texts_decimals_and_doubles_is_sparks(spark: SparkSession, keys: str) -> None:
+def test_the_hash_of_texts_decimals_and_doubles_is_sparks(spark: SparkSession) -> None:
     # In a slice the first value is not where the column's memory begins.
-    columns = {key: pa.concat_arrays([OTHERS[key][0].slice(3, 2), OTHERS[key][0]]).slice(2) for key in keys}
+    columns = {key: pa.concat_arrays([values.slice(3, 2), values]).slice(2) for key, (values, _) in OTHERS.items()}
     df = spark.createDataFrame(pa.table(columns)).coalesce(1)
-    assert [kind for _, kind in df.dtypes] == [OTHERS[key][1] for key in keys]
-    expected = [row[0] for row in df.select(F.xxhash64(*keys)).collect()]
-    assert xxhash64(list(columns.values())).tolist() == expected
+    assert [kind for _, kind in df.dtypes] == [kind for _, kind in OTHERS.values()]
     ids = shard_ids(5)
-    pairs = [(F.col(key), df.schema[key].dataType) for key in keys]
-    shards = [row[0] for row in df.select(shard_column(pairs, ids)).collect()]
-    assert ShardOfKeys(ids)(list(columns.values()), len(expected)).tolist() == shards
+    several = [*"symgp", "sgm", "gs", "ps"]
+    pairs = [[(F.col(key), df.schema[key].dataType) for key in keys] for keys in several]
+    rows = df.select(*[F.xxhash64(*keys) for keys in several], *[shard_column(of, ids) for of in pairs]).collect()
+    for at, keys in enumerate(several):
+        of_keys = [columns[key] for key in keys]
+        assert xxhash64(of_keys).tolist() == [row[at] for row in rows], keys
+        assert ShardOfKeys(ids)(of_keys, len(rows)).tolist() == [row[len(several) + at] for row in rows], keys
 
 
 def test_the_shards_are_sparks(spark: SparkSession) -> None:
@@ -74,19 +73,16 @@ def test_the_shards_are_sparks(spark: SparkSession) -> None:
     assert set(expected) == set(ids)
 
 
-@pytest.mark.parametrize("narrow", ["tinyint", "smallint", "int", "float"])
-def test_a_key_stays_where_it_is_when_its_type_becomes_wider(spark: SparkSession, narrow: str) -> None:
+def test_a_key_stays_where_it_is_when_its_type_becomes_wider(spark: SparkSession) -> None:
     """Whether Spark works it out or the child."""
-    wide = "double" if narrow == "float" else "bigint"
+    types = {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64()}
     ids = shard_ids(16)
-    df = spark.range(-50, 50).select(F.col("id").cast(narrow).alias("n"), F.col("id").cast(wide).alias("w"))
-    of = [shard_column([(F.col(name), df.schema[name].dataType)], ids).alias(name) for name in "nw"]
-    rows = df.select(*of).collect()
-    assert [row.n for row in rows] == [row.w for row in rows]
-    assert len({row.n for row in rows}) > 8
-    if narrow != "float":
-        keys = pa.array(range(-50, 50), {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32()}[narrow])
-        assert ShardOfKeys(ids)([keys], 100).tolist() == [row.w for row in rows]
+    df = spark.range(-50, 50).select(*[F.col("id").cast(kind).alias(kind) for kind in (*types, "float", "double")])
+    rows = df.select(*[shard_column([(F.col(f.name), f.dataType)], ids).alias(f.name) for f in df.schema]).collect()
+    of = {kind: [row[kind] for row in rows] for kind in df.columns}
+    assert of["float"] == of["double"] and len(set(of["float"])) > 8 and len(set(of["bigint"])) > 8
+    for kind, type_ in types.items():
+        assert ShardOfKeys(ids)([pa.array(range(-50, 50), type_)], 100).tolist() == of[kind] == of["bigint"]
 
 
 def test_both_zeros_are_one_key_and_all_that_is_no_number_is_one(spark: SparkSession) -> None:
@@ -98,16 +94,20 @@ def test_both_zeros_are_one_key_and_all_that_is_no_number_is_one(spark: SparkSes
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 4, 8, 12, 16, 200])
-def test_ids_spread_evenly_over_each_number_of_partitions_that_divides_theirs(spark: SparkSession, shards: int) -> None:
+def test_ids_spread_evenly_over_each_number_of_partitions_that_divides_theirs(shards: int) -> None:
     ids = shard_ids(shards)
     assert len(set(ids)) == shards
     for partitions in (n for n in range(1, shards + 1) if shards % n == 0):
         spread = Counter(partition_of(i, partitions) for i in ids)
         assert set(spread.values()) == {shards // partitions} and len(spread) == partitions
-    if shards <= 16:
-        df = spark.createDataFrame([(i,) for i in ids], "shard int").repartition(shards, "shard")
-        where = df.select(F.spark_partition_id()).collect()
-        assert sorted(row[0] for row in where) == [*range(shards)], "as Spark's own hash has it"
+
+
+def test_partitions_are_those_of_sparks_own_hash(spark: SparkSession) -> None:
+    ids = shard_ids(16)
+    df = spark.createDataFrame([(i,) for i in ids], "shard int").repartition(16, "shard")
+    assert {row[0]: row[1] for row in df.select("shard", F.spark_partition_id()).collect()} == {
+        i: partition_of(i, 16) for i in ids
+    }
 
 
 def test_without_a_key_there_is_one_shard() -> None:

@@ -33,7 +33,8 @@ def same_rows(one: DataFrame, other: DataFrame) -> bool:
     return one.exceptAll(other).isEmpty() and other.exceptAll(one).isEmpty()
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.proof] * (n != "average")) for n in NAMES])
+@pytest.mark.proof
+@pytest.mark.parametrize("name", NAMES)
 def test_every_event_comes_back_from_its_record_and_batches_are_equally_long(
     spark: SparkSession, tmp_path: Path, name: str
 ) -> None:

@@ -153,30 +153,6 @@ def test_panes_and_dropped_split_the_result(stream: FileStream, spark: SparkSess
     assert aion.dropped(result).columns == [*common, *extra]
 
 
-def test_dropped_events_come_out_as_json(stream: FileStream, sink: Sink) -> None:
-    stream.put([("a", 1000, 1.0), ("a", None, 2.0)])
-    stream.put([("a", 1300, 1.0)])
-    stream.put([("b", 1001, 7.5)])
-    events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
-    got = sink.run(
-        aion.windowed(
-            events,
-            key="k",
-            time="ts",
-            windows=aion.Tumbling("10 seconds"),
-            apply=lambda key, window, events: {"n": sum(b.num_rows for b in events)},
-            schema="n int",
-            policy=BOUND,
-        )
-    )
-    late, null = sorted((r for r in got if r["kind"] == "dropped"), key=lambda r: r["reason"])
-    assert late["event"] == '{"k":"b","ts":"1970-01-01T00:16:41+00:00","v":7.5}'
-    assert (late["k"], late["lateness_us"], late["events"]) == ("b", 290 * SECOND, 1)
-    assert late["event_time"] == dt.datetime(1970, 1, 1, 0, 16, 41)
-    assert (null["k"], null["event_time"], null["window_start"]) == ("a", None, None)
-    assert null["reason"] == "the event time is null"
-
-
 @pytest.mark.proof
 @pytest.mark.parametrize("keeps", ["partials", "events"])
 def test_backends_give_the_same_panes(stream: FileStream, spark: SparkSession, tmp_path: Path, keeps: str) -> None:
@@ -401,7 +377,7 @@ def test_punctuated_watermarks(spark: SparkSession, tmp_path: Path) -> None:
     assert sorted((r["k"], r["kind"], r["total"]) for r in got) == [("a", "late", 4.0), ("a", "on_time", 1.0)]
 
 
-@pytest.mark.parametrize("source", ["rows", "files"])
+@pytest.mark.parametrize("source", ["rows", pytest.param("files", marks=pytest.mark.proof)])
 def test_columns_and_windows_may_have_any_names(spark: SparkSession, tmp_path: Path, source: str) -> None:
     """Dots, spaces and backticks mean something in Spark's expressions."""
     schema = pa.schema([("a.b", pa.string()), ("my ts", pa.timestamp("us", "UTC")), ("`v`", pa.float64())])

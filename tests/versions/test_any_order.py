@@ -32,6 +32,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.attempt: str | None = None
         self.mine: dict[bytes, tuple[int, int]] = {}
         self.purging: set[int] = set()
+        self.slices: set[int] = set()  # all that ever had a block: those without one must stay empty
         self.next_seq = 0
         self.clock = 0
 
@@ -59,6 +60,7 @@ class ShardMachine(RuleBasedStateMachine):
             self.clock += 1
             slice_us = slice_ + 10 * (self.clock // 20)
             self.purging.discard(slice_us)  # what gets blocks is not purged
+            self.slices.add(slice_us)
             known = set(self.host.blocks)
             self.host.append(self.attempt, (self.next_seq, slice_us), late=late)
             (data,) = self.host.blocks.keys() - known
@@ -87,8 +89,7 @@ class ShardMachine(RuleBasedStateMachine):
     @rule()
     def read(self) -> None:
         assert self.attempt
-        slices = sorted({s for _, s in self.mine.values()})
-        found = self.host.read(self.attempt, *slices)
+        found = self.host.read(self.attempt, *sorted(self.slices))
         wanted = sorted((s, seq, data) for data, (seq, s) in self.mine.items())
         assert found == [(seq, data) for _, seq, data in wanted]
 
@@ -130,8 +131,8 @@ class ShardMachine(RuleBasedStateMachine):
         self.host.restart()
         for token in self.askable():
             blocks = self.versions[token]
-            slices = sorted({s for _, s in blocks.values()})
-            assert self.host.seqs(token, *slices) == [seq for _, seq in sorted((s, q) for q, s in blocks.values())]
+            wanted = [seq for _, seq in sorted((s, q) for q, s in blocks.values())]
+            assert self.host.seqs(token, *sorted(self.slices)) == wanted
         self.host.stop()
 
 

@@ -114,7 +114,7 @@ class AdaptiveBound:
 
     @classmethod
     def of_snapshot(cls, snapshot: Mapping[str, Any]) -> AdaptiveBound:
-        """The bound as it was when it wrote the snapshot, with the settings it had then."""
+        """Returns the bound as it was when it wrote the snapshot, with the settings it had then."""
         settings = dict(snapshot["learnt_bound"]["settings"])
         asked = Cleanup(**{field.name: settings.pop(field.name) for field in fields(Cleanup)})
         return cls(asked, **settings, snapshot=snapshot)
@@ -185,7 +185,9 @@ class AdaptiveBound:
         self._next = best
 
     def asks(self, at_us: int | None) -> bool:
-        """Whether history is evaluated when the watermark moves on from ``at_us``. If so, call :meth:`learn` first."""
+        """Returns whether history is evaluated when the watermark moves on from ``at_us``. If so, call :meth:`learn`
+        first.
+        """
         if at_us is None:
             return False
         if self._next.next_us is None or self._next.asked_us is None:
@@ -218,11 +220,12 @@ class AdaptiveBound:
         return self.decision.bound_us
 
     def reason_for_new_window(self) -> int:
-        """The code of the reason for that bound."""
+        """Returns the code of the reason for that bound."""
         return self.decision.reason.code
 
     def still_to_come(self, bound_us: int, lateness_us: int = -1) -> float | None:
-        """The expected share of a window's events that come later than ``lateness_us`` and still within its bound.
+        """Returns the expected share of a window's events that come later than ``lateness_us`` and still within its
+        bound.
 
         The share is of all events of the window. -1: everything after the end of the window. None until enough is
         known.
@@ -247,7 +250,9 @@ class AdaptiveBound:
             self._decide()
 
     def _carries(self) -> bool:
-        """Whether the latest windows count: beside a history that supports a bound, or until there is one again."""
+        """Returns whether the latest windows count: beside a history that supports a bound, or until there is one
+        again.
+        """
         return self._current.decision.reason is Reason.LEARNT or self._current.relearning
 
     def _decide(self) -> None:
@@ -368,7 +373,7 @@ class AdaptiveBound:
 
 
 def _explained(learnt: LearntBound, decision: BoundDecision) -> BoundDecision:
-    """The decision; while lateness is learnt anew after a change of regime, its reason names that change."""
+    """Returns the decision; while lateness is learnt anew after a change of regime, its reason names that change."""
     if not learnt.relearning:
         return decision
     conservative = decision.reason in (Reason.NO_HISTORY, Reason.UNSUPPORTED)
@@ -380,7 +385,7 @@ def _explained(learnt: LearntBound, decision: BoundDecision) -> BoundDecision:
 
 
 def _updated_outlook(before: Outlook | None, known: Arrivals) -> Outlook | None:
-    """The old outlook, or a new one if ``known`` has moved too far from it."""
+    """Returns the old outlook, or a new one if ``known`` has moved too far from it."""
     late = float(known.later[0])
     if late * known.events < FEW_EVENTS:
         return before
@@ -394,7 +399,7 @@ def _updated_outlook(before: Outlook | None, known: Arrivals) -> Outlook | None:
 
 
 def _curve(known: Arrivals, version: int) -> Outlook:
-    """The estimate at a few dozen points, as shares of the late events. There are some."""
+    """Returns the estimate at a few dozen points, as shares of the late events. There are some."""
     edges, later = known.edges_us, known.later
     later = later / later[0]
     levels = np.concatenate([1 - np.arange(1, _POINTS) / _POINTS, 0.5 ** np.arange(1, _HALVINGS) / _POINTS])

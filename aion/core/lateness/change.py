@@ -34,14 +34,16 @@ CUTS = 8
 
 
 def change(cohorts: Cohorts, known: Arrivals) -> str | None:
-    """What has changed, in words; None if nothing has. ``known``: the estimate from the same epochs, of all events."""
+    """Returns what has changed, in words; None if nothing has. ``known``: the estimate from the same epochs, of all
+    events.
+    """
     cells = _cells(known)
     found = [_tested(cohorts, low, high, LEVEL / len(cells)) for low, high in cells]
     return next((words for words in found if words is not None), None)
 
 
 def _cells(known: Arrivals) -> list[tuple[int, int]]:
-    """Pairs ``(low_us, high_us]``, from "late at all" to the tail."""
+    """Returns pairs ``(low_us, high_us]``, from "late at all" to the tail."""
     wanted = known.later[0] * 0.5 ** np.arange(1, CUTS + 1)
     wanted = wanted[wanted > known.unseen]
     at = np.unique(np.searchsorted(-known.later, -wanted))
@@ -86,7 +88,7 @@ def _tested(cohorts: Cohorts, low_us: int, high_us: int, level: float) -> str | 
 
 
 def _independent(values: Floats) -> float:
-    """How many independent values these are worth, from the correlation of each with the next."""
+    """Returns how many independent values these are worth, from the correlation of each with the next."""
     off = values - values.mean()
     whole = float(off @ off)
     common = float(off[1:] @ off[:-1]) / whole if whole > 0 else 0.0

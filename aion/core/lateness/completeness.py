@@ -97,7 +97,7 @@ class Panes(NamedTuple):
     recent: Floats
 
     def some(self, which: npt.NDArray[Any]) -> Panes:
-        """Some of the rows, by a mask or by their numbers."""
+        """Returns some of the rows, by a mask or by their numbers."""
         return Panes(*(column[which] for column in self))
 
 
@@ -188,7 +188,7 @@ class Completeness:
         self._open = {name: np.concatenate((column, new[name][~again])) for name, column in self._open.items()}
 
     def _stand_for(self, panes: Panes) -> Floats:
-        """How many rows of its window each row stands for, if it is drawn."""
+        """Returns how many rows of its window each row stands for, if it is drawn."""
         codes = _codes(panes.definition, panes.end_us)
         windows, of, count = np.unique(codes, return_inverse=True, return_counts=True)
         # The more panes wait, the fewer are drawn. So their number settles below its limit.
@@ -203,7 +203,7 @@ class Completeness:
         return np.asarray(stands[of])
 
     def _last(self, ids: Ints) -> Ints:
-        """The last pane that is kept of each of these rows. -1: there is none."""
+        """Returns the last pane that is kept of each of these rows. -1: there is none."""
         known = self._open["id"]
         if not len(known):
             return np.full(len(ids), -1)
@@ -297,7 +297,7 @@ class _Fit:
         return cuts, [self._cells(examples, np.flatnonzero(part_of == number)) for number in range(len(cuts) + 1)]
 
     def _cells(self, examples: Mapping[str, Any], rows: Ints) -> _Cells | None:
-        """None: too few to know."""
+        """Returns None if there are too few to know."""
         if len(rows) < FEWEST_IN_PART:
             return None
         e = {name: column[rows] for name, column in examples.items()}
@@ -319,7 +319,7 @@ class _Fit:
 
 
 def _known(errors: Floats, weights: Floats, windows: int, miss: float) -> tuple[float, float]:
-    """The mean error of a cell, and the one that a further row is below with at most this probability."""
+    """Returns the mean error of a cell, and the one that a further row is below with at most this probability."""
     if not len(errors):
         return np.nan, np.nan
     order = np.argsort(errors, kind="stable")
@@ -335,14 +335,14 @@ def _known(errors: Floats, weights: Floats, windows: int, miss: float) -> tuple[
 
 
 def _features(lateness_us: Ints, events: Ints, late_events: Ints, recent: Floats, usual: float) -> Floats:
-    """What the share of a row is predicted from, (N, 5)."""
+    """Returns what the share of a row is predicted from, (N, 5)."""
     late = late_events / np.maximum(events, 1)
     lateness = np.log1p(np.maximum(lateness_us, -1 - lateness_us) / _UNIT)
     return np.stack([np.ones(len(late)), late, recent, lateness, np.maximum(0.0, recent - usual)], axis=1)
 
 
 def _least_squares(x: Floats, y: Floats, weights: Floats) -> Floats:
-    """The coefficients, slightly shrunk, so that columns may be constant or equal. Rounded: all machines agree.
+    """Returns the coefficients, slightly shrunk, so that columns may be constant or equal. Rounded: all machines agree.
 
     The first column is constant, and its coefficient is not shrunk. That of the last one is shrunk towards what is
     expected of it.
@@ -359,18 +359,18 @@ def _predicted(x: Floats, coefficients: Floats) -> Floats:
 
 
 def _codes(definition: Ints, end_us: Ints) -> Ints:
-    """A number for each window."""
+    """Returns a number for each window."""
     return np.asarray(mixed(end_us.astype(np.uint64) ^ mixed(definition.astype(np.uint64))).astype(np.int64))
 
 
 def _ids(panes: Panes) -> Ints:
-    """A number of 32 bits for each row: a hash of its key and window. Two rows rarely have the same."""
+    """Returns a number of 32 bits for each row: a hash of its key and window. Two rows rarely have the same."""
     words = mixed(_codes(panes.definition, panes.end_us).astype(np.uint64) ^ panes.key.astype(np.uint64))
     return np.asarray((words >> np.uint64(32)).astype(np.int64))
 
 
 def _latest(closed: Mapping[str, Ints]) -> dict[str, Ints]:
-    """The latest examples, as many of each definition."""
+    """Returns the latest examples, as many of each definition."""
     definitions, counts = np.unique(closed["definition"], return_counts=True)
     kept = np.ones(len(closed["definition"]), np.bool_)
     most = MOST_EXAMPLES // max(1, len(definitions))

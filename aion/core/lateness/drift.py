@@ -139,7 +139,9 @@ class Drift:
         self.later = float(np.exp(np.interp(np.log(max(0, bound_us) + step_us), log_us, later)))
 
     def _later(self, table: _Table, at_us: int, bound_us: int, *, suffices: bool) -> Floats | None:
-        """The logarithm of the share of the latest late events that is later than each cut; None: nothing is known."""
+        """Returns the logarithm of the share of the latest late events that is later than each cut; None: nothing is
+        known.
+        """
         cohorts = self._latest.cohorts(at_us)
         cells = len(table.log_us)
         # Cell j reaches up to cut j. A cohort shows the cells that end before its age.
@@ -186,7 +188,7 @@ class Drift:
 
 
 def _table(usual: Outlook) -> _Table | None:
-    """None if the usual distribution has fewer than two points."""
+    """Returns None if the usual distribution has fewer than two points."""
     known = (usual.lateness_us >= 0) & (usual.later > 0)
     if known.sum() < 2:
         return None
@@ -212,7 +214,8 @@ def _table(usual: Outlook) -> _Table | None:
 
 
 def _together(table: _Table, best: int, events: Floats, last: Ints) -> float:
-    """How many events come together: the variance of the score by epoch over that of independent events. At least 1.
+    """Returns how many events come together: the variance of the score by epoch over that of independent events. At
+    least 1.
 
     The score is that of the shift, at the best hypothesis. ``events``: by epoch and cell, (C, J). ``last``: the last
     cell that an epoch shows, (C,).

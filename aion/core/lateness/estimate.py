@@ -84,7 +84,7 @@ class Arrivals:
         return "empirical"
 
     def at_most(self, confidence: float) -> Floats:
-        """A one-sided upper confidence bound on :attr:`later`, (K,), descending."""
+        """Returns a one-sided upper confidence bound on :attr:`later`, (K,), descending."""
         from scipy.special import betaincinv, ndtri, stdtrit
 
         paid = (ndtri(confidence) / stdtrit(self.degrees, confidence)) ** 2 if confidence > 0.5 else 1.0
@@ -94,12 +94,14 @@ class Arrivals:
         return np.asarray(np.maximum.accumulate(upper[::-1])[::-1])
 
     def later_than(self, lateness_us: Any) -> Floats:
-        """The share that is later than ``lateness_us`` (any shape), interpolated linearly."""
+        """Returns the share that is later than ``lateness_us`` (any shape), interpolated linearly."""
         return np.asarray(np.interp(lateness_us, self.edges_us, self.later))
 
 
 def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> Arrivals | None:
-    """The estimate from these epochs, for late events or ``of_all`` events. None if they have no such events."""
+    """Returns the estimate from these epochs, for late events or ``of_all`` events. None if they have no such
+    events.
+    """
     if not len(cohorts.ages_us):
         return None
     # The oldest come first. At least one epoch, and at least a quarter of them, is this old.
@@ -169,7 +171,7 @@ def _beyond(values: Floats) -> Floats:
 
 
 def _variance(parts: Floats) -> Floats:
-    """The variance of the sum of the rows, with the covariances of neighbouring rows (Newey-West)."""
+    """Returns the variance of the sum of the rows, with the covariances of neighbouring rows (Newey-West)."""
     alone = (parts**2).sum(axis=0)
     long_run = alone.copy()
     for lag in range(1, min(LAGS, len(parts) - 1) + 1):
@@ -178,14 +180,14 @@ def _variance(parts: Floats) -> Floats:
 
 
 def _late_share(late: Floats, seen: npt.NDArray[np.bool_], weight: Floats, on_time: Floats) -> float:
-    """The share of all events that are late, by the same product; 0 if none is."""
+    """Returns the share of all events that are late, by the same product; 0 if none is."""
     at_risk = (seen * weight * (np.cumsum(late, axis=1) + on_time)).sum(axis=0)
     stays = 1.0 - (weight * late).sum(axis=0) / np.maximum(at_risk, _TINY)
     return float(1.0 - np.prod(stays))
 
 
 def _unseen(edges: Ints, later: Floats, watched_us: int) -> float:
-    """The share that is later than ``watched_us``, if the tail goes on falling as it did. At most 1."""
+    """Returns the share that is later than ``watched_us``, if the tail goes on falling as it did. At most 1."""
     octaves = [watched_us >> k for k in range(OCTAVES, 0, -1)]
     beyond = later[np.searchsorted(edges, octaves, side="right") - 1]
     within = beyond - np.append(beyond[1:], 0.0)

@@ -97,7 +97,7 @@ def _weibull_start(x: Floats, weights: Floats) -> Floats:
 
 
 def _pareto(x: Floats, p: Floats) -> Floats:
-    """A Pareto distribution that begins at 0 (Lomax). Parameters: logs of shape and scale."""
+    """Returns a Pareto distribution that begins at 0 (Lomax). Parameters: logs of shape and scale."""
     return np.asarray(-np.expm1(-np.exp(p[0]) * np.log1p(x / np.exp(p[1]))))
 
 
@@ -106,7 +106,9 @@ def _pareto_start(x: Floats, weights: Floats) -> Floats:
 
 
 def _mixture(x: Floats, p: Floats) -> Floats:
-    """Two normals, given x > 0. Parameters: logit of the first weight, both means, logs of both standard deviations."""
+    """Returns two normals, given x > 0. Parameters: logit of the first weight, both means, logs of both standard
+    deviations.
+    """
     from scipy.special import expit, ndtr
 
     share = expit(p[0])
@@ -172,7 +174,7 @@ class Fit:
         return self.covariance is not None and self.p >= FIT_LEVEL
 
     def up_to(self, lateness_us: Any) -> Floats:
-        """The share of late events that are at most ``lateness_us`` late (any shape)."""
+        """Returns the share of late events that are at most ``lateness_us`` late (any shape)."""
         at = np.asarray(lateness_us, np.float64)
         # Lateness is in whole microseconds, rounded down: 7 us means less than 8 us.
         x = (np.maximum(at, 0.0) + 1.0) / self.scale_us
@@ -194,7 +196,7 @@ class Modelled(Arrivals):
         return np.asarray(self.later[0] * (1.0 - self.fit.up_to(lateness_us)))
 
     def at_most(self, confidence: float) -> Floats:
-        """A one-sided upper confidence bound on :attr:`later`, (K,), descending, if the model is right."""
+        """Returns a one-sided upper confidence bound on :attr:`later`, (K,), descending, if the model is right."""
         from scipy.special import stdtrit
 
         assert self.fit.covariance is not None, "only a fit that passes has a confidence"
@@ -216,7 +218,7 @@ class Modelled(Arrivals):
 
 
 def modelled(known: Arrivals, fit: Fit) -> Modelled:
-    """The same estimate with the shares of ``fit``, which must have passed its test."""
+    """Returns the same estimate with the shares of ``fit``, which must have passed its test."""
     values = {field.name: getattr(known, field.name) for field in fields(Arrivals)}
     late = float(known.later[0])
     values["later"] = late * (1.0 - fit.up_to(known.edges_us))
@@ -225,7 +227,9 @@ def modelled(known: Arrivals, fit: Fit) -> Modelled:
 
 
 def fit(known: Arrivals, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Fit]:
-    """A fit of each family that can be fitted to the late events, by name. Empty if there are too few events."""
+    """Returns a fit of each family that can be fitted to the late events, by name. Empty if there are too few
+    events.
+    """
     late = known.later[0]
     if late <= 0 or len(known.edges_us) < 4:
         return {}
@@ -251,7 +255,7 @@ def fit(known: Arrivals, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Fi
 
 
 def choose(known: Arrivals) -> Fit | None:
-    """The fit with the smallest BIC that passes its test; a mixture only if nothing simpler passes; or None."""
+    """Returns the fit with the smallest BIC that passes its test; a mixture only if nothing simpler passes; or None."""
     independent = _independent(known)
     if independent < known.weighed / 2 or independent * float(known.later[0]) > MOST_EVENTS:
         # If events are delayed together, no smooth distribution fits. If there are enough events, order statistics are
@@ -266,7 +270,9 @@ def choose(known: Arrivals) -> Fit | None:
 
 
 def _independent(known: Arrivals) -> float:
-    """How many independent events the estimate is worth: the median over latenesses inside the observed range."""
+    """Returns how many independent events the estimate is worth: the median over latenesses inside the observed
+    range.
+    """
     resolved = (known.later > known.unseen) & (known.later < known.later[0])
     return float(np.median(known.independent[resolved])) if resolved.any() else 0.0
 
@@ -288,7 +294,7 @@ def _fit(
     from scipy.special import chdtrc
 
     def cells(p: Floats) -> Floats:
-        """Shares of the cells under the model, given that no event is later than the end of the last cell."""
+        """Returns shares of the cells under the model, given that no event is later than the end of the last cell."""
         whole = family.cdf(ends, p)
         found = whole.copy()
         found[1:] -= whole[:-1]
@@ -340,7 +346,7 @@ def _scoring(cells: Callable[[Floats], Floats], shares: Floats, p: Floats) -> tu
 
 
 def _likelihood_ratio(shares: Floats, expected: Floats, events: float) -> tuple[float, int]:
-    """The statistic, and its degrees of freedom not yet reduced by the parameters.
+    """Returns the statistic, and its degrees of freedom not yet reduced by the parameters.
 
     Neighbouring cells are joined until each expects at least 5 events.
     """
@@ -356,7 +362,7 @@ def _likelihood_ratio(shares: Floats, expected: Floats, events: float) -> tuple[
 
 
 def _inverse(information: Floats, events: float) -> Floats | None:
-    """The covariance of the parameters; None unless the information matrix is positive definite by a margin."""
+    """Returns the covariance of the parameters; None unless the information matrix is positive definite by a margin."""
     if not np.isfinite(information).all():
         return None
     values, vectors = np.linalg.eigh(information)

@@ -71,7 +71,7 @@ class Cohorts(NamedTuple):
 
 
 def room_us(cohorts: Cohorts, max_state_bytes: int, ahead_us: int) -> int | None:
-    """The longest bound for which the state takes at most ``max_state_bytes``; None if no sizes are known.
+    """Returns the longest bound for which the state takes at most ``max_state_bytes``; None if no sizes are known.
 
     State covers one stretch of event time: the bound, plus ``ahead_us`` for windows that have not ended and for what
     lies ahead of the watermark. The bound is so long that the fullest such stretch of the past, in whole epochs, would
@@ -232,11 +232,13 @@ class Lateness:
         return whole.counts
 
     def span_us(self, at_us: int) -> int:
-        """How long before ``at_us`` the oldest epoch begins; 0 without epochs."""
+        """Returns how long before ``at_us`` the oldest epoch begins; 0 without epochs."""
         return max(0, at_us - min(self.epochs) * self.width_us) if self.epochs else 0
 
     def cohorts(self, at_us: int) -> Cohorts:
-        """The epochs that were complete at ``at_us``, a watermark up to which all arrivals have been observed."""
+        """Returns the epochs that were complete at ``at_us``, a watermark up to which all arrivals have been
+        observed.
+        """
         # The last window of an epoch ends at least 1 µs before the epoch does, so it has been watched 1 µs longer.
         over = sorted(i for i in self.epochs if (i + 1) * self.width_us - 1 <= at_us)
         epochs = [self.epochs[i] for i in over]
@@ -260,7 +262,7 @@ class Lateness:
     # -- epochs -------------------------------------------------------------------------------------------
 
     def _epoch(self, end_us: int) -> Epoch | None:
-        """The epoch of a window, made if it is new; None if the window is not counted."""
+        """Returns the epoch of a window, made if it is new; None if the window is not counted."""
         epoch = self.epochs.get(end_us // self.width_us)
         if epoch is not None:
             return epoch
@@ -356,7 +358,7 @@ class NewBounds(Protocol):
         """What has been learnt about how late events come."""
 
     def bound_for_new_window(self) -> int:
-        """Microseconds."""
+        """Returns microseconds."""
 
     def reason_for_new_window(self) -> int:
         """Why it is that bound: the code of a :class:`policies.cleanup.Reason`."""
@@ -377,7 +379,7 @@ class NewBounds(Protocol):
         """The watermark is about to move. Everything that arrived while it was at ``from_us`` has been observed."""
 
     def to_json(self) -> dict[str, Any]:
-        """For the snapshot."""
+        """Returns the state for the snapshot."""
 
 
 def observe_late(bound: NewBounds, ends_us: Ints, events: Ints, at_us: int) -> None:

@@ -100,7 +100,9 @@ class LearntBound:
         return changed, asked, self.shards, self.decision.bound_us
 
     def later_than(self, lateness_us: int) -> float | None:
-        """The share that is later, of the events that the decision has to cover. None until something is known."""
+        """Returns the share that is later, of the events that the decision has to cover. None until something is
+        known.
+        """
         if self.outlook is None:
             return None
         share = self.outlook.late_share if self.decision.of_all else 1.0
@@ -159,7 +161,7 @@ def _share(value: Any) -> float | None:
 
 
 def newest(results: Sequence[LearntBound]) -> LearntBound:
-    """The result that all shards of a query use.
+    """Returns the result that all shards of a query use.
 
     Attempts that ran again may have found different results of one age, because they received different things. Then
     what the results contain decides, so that every shard that sees both chooses the same one.
@@ -169,7 +171,7 @@ def newest(results: Sequence[LearntBound]) -> LearntBound:
 
 
 def usable(published: Iterable[Any], settings: Mapping[str, Any]) -> list[LearntBound]:
-    """Those results of other shards that can be read and were found with the same settings."""
+    """Returns those results of other shards that can be read and were found with the same settings."""
     found = []
     for value in published:
         try:
@@ -181,7 +183,7 @@ def usable(published: Iterable[Any], settings: Mapping[str, Any]) -> list[Learnt
 
 
 def observations(learnt: Iterable[Any], half_life_us: int, from_us: int | None) -> list[Lateness]:
-    """What other shards observed of windows that ended at ``from_us`` or later. Skips what cannot be read."""
+    """Returns what other shards observed of windows that ended at ``from_us`` or later. Skips what cannot be read."""
     found = []
     for value in learnt:
         try:

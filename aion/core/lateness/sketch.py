@@ -35,7 +35,7 @@ _LONGEST_US = 2**63 - 1
 
 
 def _edges() -> list[int]:
-    """The largest lateness of each bin: 0, 1, 2, ..., and from where that is larger 101 / 99 of the one before.
+    """Returns the largest lateness of each bin: 0, 1, 2, ..., and from where that is larger 101 / 99 of the one before.
 
     Integers, so that every machine has the same edges. For a bin ``(low, high]`` with ``high <= 101 / 99 low`` the
     harmonic mean of the two is within 1 % of every value in it.
@@ -53,7 +53,7 @@ EDGES_US.flags.writeable = False
 
 
 def bin_of(lateness_us: int) -> int:
-    """The bin of a lateness. A negative lateness counts as zero."""
+    """Returns the bin of a lateness. A negative lateness counts as zero."""
     return bisect_left(_EDGES, lateness_us)
 
 
@@ -84,7 +84,7 @@ class LatenessSketch:
         self.total += other.total
 
     def columns(self) -> tuple[Ints, Ints]:
-        """The bins that have events, ascending, and their counts. The arrays are cached: do not modify them."""
+        """Returns the bins that have events, ascending, and their counts. The arrays are cached: do not modify them."""
         # Counts only grow, so a cache with the same total is still right.
         if self._columns_total != self.total:
             bins = np.fromiter(self.counts.keys(), np.int64, len(self.counts))
@@ -94,7 +94,9 @@ class LatenessSketch:
         return self._columns
 
     def quantile_us(self, share: float) -> float:
-        """The lateness that ``share`` of the events did not exceed, within 1 % of the true value; 0 without events."""
+        """Returns the lateness that ``share`` of the events did not exceed, within 1 % of the true value; 0 without
+        events.
+        """
         if not self.total:
             return 0.0
         bins, counts = self.columns()

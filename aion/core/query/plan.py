@@ -91,7 +91,7 @@ class Plan:
     completeness: bool = False
 
     def with_windows(self, changed: Mapping[int, Definition]) -> Plan:
-        """The same plan, but these definitions, by number, are others of the same kind."""
+        """Returns the same plan, but these definitions, by number, are others of the same kind."""
         windows = {name: changed.get(n, w) for n, (name, w) in enumerate(self.windows.items())}
         own = None if self.own is None else {n: changed.get(n, w) for n, w in self.own.items()}
         event_rows = None if self.event_rows is None else self.event_rows.with_windows(changed)
@@ -108,7 +108,7 @@ class Plan:
         return (self,) if self.event_rows is None else (self, self.event_rows)
 
     def holds(self, slice_us: int) -> bool:
-        """Whether blocks of this segment belong to this plan, and not to the other part."""
+        """Returns whether blocks of this segment belong to this plan, and not to the other part."""
         return has_event_rows(slice_us) == (self.name_offset_us > 0)
 
     @cached_property
@@ -121,7 +121,7 @@ class Plan:
         return SliceGrid(self._own, segmented=self.layout is not None)
 
     def slices_of(self, rows: Any) -> Any:
-        """The slice of each row of a block or table, int64. None if each block holds a single slice."""
+        """Returns the slice of each row of a block or table, int64. None if each block holds a single slice."""
         return combined(rows.column(SLICE)).to_numpy() if self.grid.has_segments else None
 
     @cached_property
@@ -155,7 +155,7 @@ class Plan:
         return list(self.key) if self.layout is None else [field.name for field in self.key_fields]
 
     def instants(self, rows: Any) -> tuple[Any, Any]:
-        """The times of the first and last event of each row of a block or table, int64 microseconds."""
+        """Returns the times of the first and last event of each row of a block or table, int64 microseconds."""
         if self.layout is None:
             times = _micros(rows.column(self.time))
             return times, times
@@ -163,7 +163,7 @@ class Plan:
         return _micros(rows.column(first)), _micros(rows.column(last))
 
     def marks(self, rows: Any) -> Any:
-        """For each row of a block, int64: bit n is set if the row is a punctuation of definition n."""
+        """Returns, for each row of a block, int64: bit n is set if the row is a punctuation of definition n."""
         if self.layout is not None:
             if MARK not in self.layout.partials:
                 return np.zeros(rows.num_rows, np.int64)
@@ -171,7 +171,7 @@ class Plan:
         return self.marks_of(rows)
 
     def marks_of(self, events: pa.RecordBatch) -> Any:
-        """The same for events with the user's columns. Raises ApplyError if a predicate fails."""
+        """Returns the same for events with the user's columns. Raises ApplyError if a predicate fails."""
         marks = np.zeros(events.num_rows, np.int64)
         for number, window in self.keyed.items():
             if isinstance(window, Punctuated):
@@ -179,7 +179,7 @@ class Plan:
         return marks
 
     def gaps(self, rows: Any) -> dict[int, Any]:
-        """For each session whose events bring their gaps: the gap of each row of a block or table, int64 microseconds.
+        """Returns the gap of each row of a block or table, for each session whose events bring their gaps (int64, µs).
 
         By the number of the definition. At most 0 for a gap that cannot be used (:mod:`aion.core.gaps`).
         """
@@ -190,7 +190,7 @@ class Plan:
         return {n: combined(rows.column(partials[gap_of(name)][0])).to_numpy() for n, name in columns.items()}
 
     def computed(self, events: pa.RecordBatch) -> pa.RecordBatch:
-        """The events, with the columns that partials need besides the user's. Raises ApplyError if a predicate fails.
+        """Returns the events with all columns that partials need. Raises ApplyError if a predicate fails.
 
         They are computed where events become partials, because the user's columns are gone after that.
         """
@@ -250,7 +250,7 @@ class Plan:
 def result_schema(
     key: Iterable[pa.Field], timestamp: pa.DataType, outputs: Iterable[pa.Field], *, completeness: bool = False
 ) -> pa.Schema:
-    """The columns of a result: keys, window, aggregates or the function's columns, pane, and those for dropped rows."""
+    """Returns the columns of a result: keys, window, the user's results, pane, and those for dropped rows."""
     return pa.schema(
         [
             *(pa.field(f.name, f.type) for f in key),
@@ -339,7 +339,7 @@ def make_plan(
 
 
 def key_names(key: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the key columns. Raises SchemaError if ``key`` is neither a name nor a list of different names."""
+    """Returns the names of the key columns. Raises SchemaError if ``key`` is no name or list of different names."""
     names = (key,) if isinstance(key, str) else () if key is None else key
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise SchemaError(
@@ -354,7 +354,7 @@ def key_names(key: str | Sequence[str] | None) -> tuple[str, ...]:
 def output_fields(
     aggregates: Mapping[str, agg.Aggregate] | None, apply: ApplyFunction | None, outputs: str | pa.Schema | None
 ) -> list[pa.Field]:
-    """The columns that the user's aggregates or function compute. Raises ConfigError.
+    """Returns the columns that the user's aggregates or function compute. Raises ConfigError.
 
     The columns of aggregates have type null, because their types depend on the input's columns.
     """
@@ -382,7 +382,7 @@ def output_fields(
 
 
 def is_event_wise(window: Definition) -> bool:
-    """Whether its windows begin or end with single events, so that each event needs a row of its own."""
+    """Returns whether its windows begin or end with single events, so that each event needs a row of its own."""
     return isinstance(window, Count | PerRecord | Punctuated) or (isinstance(window, Session) and window.by_event)
 
 
@@ -394,17 +394,17 @@ MARK = Extreme("\0mark", pa.int64(), largest=True)
 
 
 def gap_of(column: str) -> Extreme:
-    """The partial with the gaps that events bring in a column. A row is a single event."""
+    """Returns the partial with the gaps that events bring in a column. A row is a single event."""
     return Extreme(f"\0gap {column}", pa.int64(), largest=True)
 
 
 def instants(time: str, type_: pa.DataType) -> tuple[Partial, Partial]:
-    """The partials with the times of the first and the last event of a row."""
+    """Returns the partials with the times of the first and the last event of a row."""
     return Extreme(time, type_, largest=False), Extreme(time, type_, largest=True)
 
 
 def _besides(windows: Collection[Definition], time: str, type_: pa.DataType) -> list[Partial]:
-    """The partials that windows of single keys need besides the aggregates."""
+    """Returns the partials that windows of single keys need besides the aggregates."""
     if all(isinstance(w, Aligned) for w in windows):
         return []
     gaps = dict.fromkeys(w.gap_column for w in windows if isinstance(w, Session) and w.gap_column is not None)
@@ -413,7 +413,7 @@ def _besides(windows: Collection[Definition], time: str, type_: pa.DataType) -> 
 
 
 def _deciding(definitions: Mapping[str, Definition], schema: pa.Schema) -> list[str]:
-    """The columns that decide where windows begin and end: those of predicates, and of gaps.
+    """Returns the columns that decide where windows begin and end: those of predicates, and of gaps.
 
     A predicate that is a function may need all columns. Raises SchemaError or WindowError.
     """
@@ -448,7 +448,7 @@ def _deciding(definitions: Mapping[str, Definition], schema: pa.Schema) -> list[
 
 
 def _says(window: Punctuated, events: pa.RecordBatch) -> Any:
-    """A mask of the events that the window's predicate calls punctuations. Raises ApplyError."""
+    """Returns a mask of the events that the window's predicate calls punctuations. Raises ApplyError."""
     if isinstance(window.predicate, str):
         answer = events.column(window.predicate)
     else:

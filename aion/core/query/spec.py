@@ -118,7 +118,7 @@ class Spec:
         return {name: value for name, value in keywords.items() if value is not None}
 
     def plan(self, input_schema: pa.Schema) -> Plan:
-        """The plan for an input with these columns; its timestamps are in microseconds. Raises SchemaError."""
+        """Returns the plan for an input with these columns; its timestamps are in microseconds. Raises SchemaError."""
         return make_plan(
             input_schema,
             key=self.key,
@@ -133,7 +133,7 @@ class Spec:
         )
 
     def unbound_outputs(self) -> list[pa.Field]:
-        """The result columns of the aggregates or the function; type null if it depends on the input.
+        """Returns the result columns of the aggregates or the function; type null if it depends on the input.
 
         Raises ConfigError.
         """
@@ -141,13 +141,15 @@ class Spec:
         return output_fields(self.aggregates, self.apply, self.schema if arrow else pa.schema([]))
 
     def unbound_result(self) -> pa.Schema:
-        """All columns of the result before the input is known; type null if it depends on the input."""
+        """Returns all columns of the result before the input is known; type null if it depends on the input."""
         key = [pa.field(name, pa.null()) for name in key_names(self.key)]
         return result_schema(key, pa.null(), self.unbound_outputs(), completeness=self.completeness)
 
 
 def spec_of(caller: str, spec: Spec | None, keywords: Keywords) -> Spec:
-    """The specification of a call that was given one, keywords, or both. Raises TypeError for a wrong keyword."""
+    """Returns the specification of a call that was given one, keywords, or both. Raises TypeError for a wrong
+    keyword.
+    """
     known = [field.name for field in fields(Spec)]
     for name in keywords:
         if name not in known:

@@ -44,7 +44,7 @@ class AlignedWindows:
         self._overlap = int((-(-self._sizes // self._slides)).sum())
 
     def covering(self, slices_us: Ints) -> Covering:
-        """All windows that hold any of the slices. The starts of the slices ascend, each once."""
+        """Returns all windows that hold any of the slices. The starts of the slices ascend, each once."""
         if not len(self._numbers) or not len(slices_us):
             nothing = np.empty(0, np.int64)
             return Covering(nothing, nothing, nothing, nothing, nothing)
@@ -66,7 +66,7 @@ class AlignedWindows:
         return Covering(self._numbers[which], starts, ends, low, high)
 
     def _oldest(self, slices_us: Ints) -> Ints:
-        """A row for each slice: for each definition, the number of the first window that holds the slice."""
+        """Returns a row for each slice: for each definition, the number of the first window that holds the slice."""
         rows = slices_us[:, None]
         found: Ints = (rows - self._offsets - self._sizes) // self._slides + 1
         for place, calendar in self._calendars.items():
@@ -74,7 +74,7 @@ class AlignedWindows:
         return found
 
     def _newest(self, slices_us: Ints) -> Ints:
-        """The same for the last window."""
+        """Returns the same for the last window."""
         rows = slices_us[:, None]
         found: Ints = (rows - self._offsets) // self._slides
         for place, calendar in self._calendars.items():
@@ -82,7 +82,7 @@ class AlignedWindows:
         return found
 
     def _bounds(self, which: Ints, numbers: Ints) -> tuple[Ints, Ints]:
-        """The start and end of each window."""
+        """Returns the start and end of each window."""
         starts = self._offsets[which] + numbers * self._slides[which]
         ends = starts + self._sizes[which]
         for place, calendar in self._calendars.items():
@@ -107,7 +107,7 @@ class AlignedWindows:
 
 
 def _distinct(which: Ints, numbers: Ints) -> tuple[Ints, Ints]:
-    """Each pair once, in order."""
+    """Returns each pair once, in order."""
     order = np.lexsort((numbers, which))
     which, numbers = which[order], numbers[order]
     first = np.ones(len(which), np.bool_)

@@ -32,14 +32,14 @@ class CountWindows(NamedTuple):
 
 
 def event_time_order(keys: Micros, times_us: Micros) -> Index:
-    """The order of the rows by (key, time). Rows of equal time stay in the order of arrival."""
+    """Returns the order of the rows by (key, time). Rows of equal time stay in the order of arrival."""
     return np.lexsort((times_us, keys))
 
 
 def count_windows(
     keys: Micros, is_new: Flags, window: Count, dropped: Index | None = None, first: Index | None = None
 ) -> CountWindows:
-    """The complete windows of each key.
+    """Returns the complete windows of each key.
 
     ``keys``: of all stored events, in the order of :func:`event_time_order`. ``is_new``: whether each event is new.
     ``dropped``: how many earlier events of each distinct key are no longer stored. ``first``: the number of the first

@@ -48,11 +48,11 @@ class EdgeSet:
             self.origin_us = first % self.unit_us
 
     def __len__(self) -> int:
-        """How many families and calendars there are."""
+        """Returns how many families and calendars there are."""
         return len(self.families) + len(self.calendars)
 
     def between(self, low_us: int, high_us: int) -> Micros:
-        """The last edge at or before ``low_us``, then all edges up to ``high_us``, in order and each once.
+        """Returns the last edge at or before ``low_us``, then all edges up to ``high_us``, in order and each once.
 
         Time and memory are proportional to the number of edges; ``density`` says how many to expect.
         """
@@ -67,7 +67,7 @@ class EdgeSet:
         return edges[np.searchsorted(edges, max(int(part[0]) for part in parts)) :]
 
     def _between(self, low_us: int, high_us: int) -> Micros:
-        """The same for the families alone."""
+        """Returns the same for the families alone."""
         below = (low_us - self._phases) // self._periods
         floors = below * self._periods + self._phases
         counts = (high_us - self._phases) // self._periods - below
@@ -83,14 +83,14 @@ class EdgeSet:
         return np.concatenate(([floor], _distinct(edges, low_us, high_us, self.unit_us, self.origin_us)))
 
     def starts(self, times_us: Micros) -> Micros:
-        """The slice start of each event time. Times may be in any order."""
+        """Returns the slice start of each event time. Times may be in any order."""
         if (len(self.families) == 1 and not self.calendars) or not len(times_us):
             return self.floors(times_us)
         edges = self.covering(times_us)
         return self.floors(times_us) if edges is None else edges[assign(times_us, edges)]
 
     def slots(self, times_us: Micros, extent: tuple[int, int]) -> tuple[Index, Micros]:
-        """The number of each event time's slice, and the start of the slice of each number, ascending.
+        """Returns the number of each event time's slice, and the start of the slice of each number, ascending.
 
         Some numbers may have no event. ``extent``: the earliest and the latest time.
         """
@@ -134,7 +134,7 @@ class EdgeSet:
         return result
 
     def afters(self, times_us: Micros) -> Micros:
-        """The first edge after each instant."""
+        """Returns the first edge after each instant."""
         following = [times_us + p - (times_us - phase) % p for p, phase in self.families]
         following += [calendar.afters(times_us) for calendar in self.calendars]
         return np.asarray(np.minimum.reduce(following))
@@ -146,7 +146,7 @@ class EdgeSet:
 
 
 def assign(times_us: Micros, edges: Micros, extent: tuple[int, int] | None = None) -> Index:
-    """For each time, the number of the last of the sorted ``edges`` at or before it; -1 before the first edge.
+    """Returns, for each time, the number of the last of the sorted ``edges`` at or before it; -1 before the first edge.
 
     ``extent``: the earliest and the latest time, if known.
 
@@ -173,7 +173,7 @@ def assign(times_us: Micros, edges: Micros, extent: tuple[int, int] | None = Non
 
 
 def is_sorted(times_us: Micros) -> bool:
-    """Whether the times ascend. Looks at the first few first, since disorder usually shows there."""
+    """Returns whether the times ascend. Looks at the first few first, since disorder usually shows there."""
     head = times_us[:256]
     return bool((head[1:] >= head[:-1]).all() and (times_us[1:] >= times_us[:-1]).all())
 
@@ -207,7 +207,9 @@ def _through_grid(times_us: Micros, edges: Micros, spacings: Micros) -> Index | 
 
 
 def _distinct(edges: Micros, low_us: int, high_us: int, unit_us: int, origin_us: int) -> Micros:
-    """The edges in ``(low_us, high_us]``, sorted, each once. Marks them on a grid if that is cheaper than sorting."""
+    """Returns the edges in ``(low_us, high_us]``, sorted, each once. Marks them on a grid if that is cheaper than
+    sorting.
+    """
     if not len(edges):
         return edges
     base = (low_us - origin_us) // unit_us * unit_us + origin_us

@@ -41,12 +41,12 @@ stands for both.
 
 
 def is_timed(slice_us: int) -> bool:
-    """Whether the events of a slice have a time, and one in range."""
+    """Returns whether the events of a slice have a time, and one in range."""
     return NO_SLICE < slice_us < BEYOND_SLICE
 
 
 def has_event_rows(slice_us: int) -> bool:
-    """Whether a segment holds rows of single events beside the partials of others."""
+    """Returns whether a segment holds rows of single events beside the partials of others."""
     return EVENT_ROWS_US // 5 * 3 <= slice_us < BEYOND_SLICE
 
 
@@ -96,7 +96,7 @@ class SliceGrid:
         return (self._segment or self.edges).longest_us
 
     def starts(self, times_us: Micros) -> Micros:
-        """The slice start of each event time."""
+        """Returns the slice start of each event time."""
         return self.edges.starts(times_us)
 
     def starts_of(self, instants_us: Micros) -> Micros:
@@ -109,7 +109,7 @@ class SliceGrid:
         return found
 
     def segments(self, slices_us: Micros) -> Micros:
-        """The segment of each slice. NO_SLICE and BEYOND_SLICE stay as they are."""
+        """Returns the segment of each slice. NO_SLICE and BEYOND_SLICE stay as they are."""
         if self._segment is None:
             return slices_us
         timed = (slices_us > NO_SLICE) & (slices_us < BEYOND_SLICE)
@@ -134,11 +134,11 @@ class SliceGrid:
         return starts, self._bins.afters(starts)
 
     def ends(self, segments_us: Micros) -> Micros:
-        """The exclusive end of each segment."""
+        """Returns the exclusive end of each segment."""
         return (self._segment or self.edges).afters(segments_us)
 
     def end(self, segment_us: int) -> int:
-        """The exclusive end of a segment."""
+        """Returns the exclusive end of a segment."""
         edges = self._segment or self.edges
         found = [family.after(segment_us) for family in edges.families]
         if edges.calendars:
@@ -181,7 +181,7 @@ class LiveSegments:
         self._order = None
 
     def between(self, start_us: int, end_us: int) -> tuple[int, ...]:
-        """The segments that overlap ``[start_us, end_us)``."""
+        """Returns the segments that overlap ``[start_us, end_us)``."""
         order = self._in_order()
         first = bisect_left(order, start_us - self._grid.longest_us + 1)
         last = bisect_left(order, end_us)
@@ -190,7 +190,7 @@ class LiveSegments:
         return tuple(order[first:last])
 
     def within_any(self, starts_us: Micros, ends_us: Micros) -> tuple[int, ...]:
-        """The segments that overlap any of the stretches ``[start, end)``."""
+        """Returns the segments that overlap any of the stretches ``[start, end)``."""
         if not len(starts_us) or not self._known:
             return ()
         if len(starts_us) == 1:

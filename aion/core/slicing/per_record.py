@@ -27,7 +27,7 @@ class RecordWindows(NamedTuple):
 
 
 def record_windows(keys: Micros, times_us: Micros, size_us: int, following_us: int | None = None) -> RecordWindows:
-    """One window for each distinct time of a key: the events from ``size_us`` before it up to it.
+    """Returns one window for each distinct time of a key: the events from ``size_us`` before it up to it.
 
     ``keys``, ``times_us``: in order of (key, time). With ``following_us``, the resolution of the clock (for Kafka a
     millisecond), there is also the window that begins that much after each event, if it holds any: so does Kafka

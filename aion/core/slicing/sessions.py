@@ -72,7 +72,7 @@ def merge_intervals(intervals: Intervals, gap_us: int) -> Grouped:
 
 
 def merge_sessions(old: Intervals, new: Intervals, gap_us: int) -> SessionMerge:
-    """The sessions there are now, which of them changed, and which old ones they replaced.
+    """Returns the sessions there are now, which of them changed, and which old ones they replaced.
 
     ``old``: sessions of the same gap. Leave out purged ones: they must not come back.
     """
@@ -121,12 +121,12 @@ def session_cells(keys: Micros, times_us: Micros, gap_us: int) -> Grouped:
 
 
 def _reached(values: Micros) -> Micros:
-    """The running maximum. Most inputs are sorted already, and then it is the input."""
+    """Returns the running maximum. Most inputs are sorted already, and then it is the input."""
     return values if (values[1:] >= values[:-1]).all() else np.maximum.accumulate(values)
 
 
 def running_max(values: Micros, restarts: Flags) -> Micros:
-    """The running maximum. It starts again after each place where ``restarts`` (one shorter) is set."""
+    """Returns the running maximum. It starts again after each place where ``restarts`` (one shorter) is set."""
     group = np.concatenate(([0], np.cumsum(restarts)))
     if not group[-1]:
         return _reached(values)

@@ -44,7 +44,7 @@ class Spans(NamedTuple):
     lengths: Ints
 
     def rows(self, windows: slice) -> Rows:
-        """The rows of some of the windows. The first of them has number 0."""
+        """Returns the rows of some of the windows. The first of them has number 0."""
         begins, lengths = self.begins[windows], self.lengths[windows]
         window_of = np.repeat(np.arange(len(begins)), lengths.sum(axis=1))
         return Rows(window_of, ranges(begins.ravel(), lengths.ravel()))
@@ -61,7 +61,7 @@ class Rows(NamedTuple):
 
 
 def spans(starts: Sequence[Ints], begins: Ints, ends: Ints) -> Spans:
-    """The rows that each window is combined from, in the order of its slices ``[begin, end)``.
+    """Returns the rows that each window is combined from, in the order of its slices ``[begin, end)``.
 
     ``starts``: for each level, the row where each run begins, and where the last one ends. From the bottom up, a window
     takes a run at its edge if the other half of the run's parent lies outside the window: on the left a right child, on
@@ -81,13 +81,15 @@ def spans(starts: Sequence[Ints], begins: Ints, ends: Ints) -> Spans:
 
 
 def _edges(left: Ints, right: Ints) -> tuple[Ints, Ints]:
-    """For each window, 1 or 0: whether it takes a run of this level at its left edge, and at its right edge."""
+    """Returns, for each window, 1 or 0: whether it takes a run of this level at its left edge, and at its right
+    edge.
+    """
     by_left = (left & 1) & (left < right)
     return by_left, (right & 1) & (left + by_left < right)
 
 
 def choose_height(rows: Ints, keys: int, begins: Ints, ends: Ints, aggregation: Aggregation) -> int:
-    """How many levels above the slices are worth their cost; 0: combine windows from the rows of their slices.
+    """Returns how many levels above the slices are worth their cost; 0: combine windows from the rows of their slices.
 
     ``rows``: of each slice. ``keys``: how many keys there are in all. A run has at most one row for each key, and this
     assumes that it has as many as possible. So keys that are seldom seen again, where a tree does not help, do not look
@@ -160,14 +162,14 @@ class SliceTree:
         self.keys = np.concatenate(all_keys)
 
     def column(self, name: str) -> pa.Array:
-        """A column of the partials, all levels one after the other."""
+        """Returns a column of the partials, all levels one after the other."""
         if name not in self._whole:
             pieces = [level[name] for level in self._levels]
             self._whole[name] = pa.concat_arrays(pieces) if len(pieces) > 1 else pieces[0]
         return self._whole[name]
 
     def taken(self, rows: Ints) -> Callable[[str], pa.Array]:
-        """A function from a column's name to that column for the given rows."""
+        """Returns a function from a column's name to that column for the given rows."""
         are_all = len(rows) == len(self.keys) and bool((rows[1:] > rows[:-1]).all())
         take = None if are_all else pa.array(rows)
         return lambda name: self.column(name) if take is None else self.column(name).take(take)
@@ -180,7 +182,7 @@ def trees_for(
     limit_bytes: int,
     aggregation: Aggregation,
 ) -> list[SliceTree]:
-    """The trees that windows are combined from.
+    """Returns the trees that windows are combined from.
 
     Partials that may be combined in any grouping get a tree with as many levels as are worth it (eager). The other
     partials get a tree without levels (lazy). So do all partials if a run overflows, since perhaps no window does.
@@ -206,7 +208,7 @@ def trees_for(
 
 
 def ranges(begins: Ints, lengths: Ints) -> Ints:
-    """The numbers ``begins[i], begins[i] + 1, ...``, ``lengths[i]`` of them, for each i in turn."""
+    """Returns the numbers ``begins[i], begins[i] + 1, ...``, ``lengths[i]`` of them, for each i in turn."""
     before = np.cumsum(lengths) - lengths
     found: Ints = np.arange(int(lengths.sum())) + np.repeat(begins - before, lengths)
     return found

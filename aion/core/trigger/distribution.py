@@ -63,7 +63,7 @@ class LateDistribution:
         self._f: list[float] = self.share.tolist()
 
     def to_horizon(self) -> LateDistribution:
-        """The same distribution, but it ends at the horizon, where the final execution before the purge is."""
+        """Returns the same distribution, but it ends at the horizon, where the final execution before the purge is."""
         late = LateDistribution.__new__(LateDistribution)
         late._keep(np.append(self.lateness, 1.0), np.append(self.share, 1.0))
         return late
@@ -102,7 +102,7 @@ class LateDistribution:
         return self._x[-1]
 
     def at(self, lateness: float) -> float:
-        """The share that has come by ``lateness``, including events at that instant."""
+        """Returns the share that has come by ``lateness``, including events at that instant."""
         above = bisect_right(self._x, lateness)
         if above == len(self._x):
             return 1.0
@@ -121,7 +121,7 @@ class LateDistribution:
         return np.where(wanted < 0, 0.0, f[above - 1] + along * (f[above] - f[above - 1]))
 
     def density(self, lateness: float) -> float:
-        """The slope to the right of ``lateness``; 0 outside [0, end)."""
+        """Returns the slope to the right of ``lateness``; 0 outside [0, end)."""
         above = bisect_right(self._x, lateness)
         if not 0 < above < len(self._x):
             return 0.0
@@ -129,7 +129,7 @@ class LateDistribution:
         return (f[above] - f[above - 1]) / (x[above] - x[above - 1])
 
     def quantile(self, share: float) -> float:
-        """The earliest lateness by which ``share`` (in [0, 1]) has come."""
+        """Returns the earliest lateness by which ``share`` (in [0, 1]) has come."""
         x, f = self._x, self._f
         above = bisect_left(f, share)
         if not above:
@@ -137,7 +137,7 @@ class LateDistribution:
         return x[above - 1] + (share - f[above - 1]) / (f[above] - f[above - 1]) * (x[above] - x[above - 1])
 
     def first(self, per_time: ArrayLike, per_share: ArrayLike, target: ArrayLike) -> Floats:
-        """The earliest lateness x with ``per_time * x + per_share * at(x) >= target``; inf where there is none.
+        """Returns the earliest lateness x with ``per_time * x + per_share * at(x) >= target``; inf where there is none.
 
         For each row of the three columns. ``per_time`` and ``per_share`` are 0 or above.
         """
@@ -164,7 +164,7 @@ class LateDistribution:
     # -- placement ----------------------------------------------------------------------------------------
 
     def seen(self, after: float | None) -> tuple[float, float]:
-        """The lateness of an execution, and the share of late events that it saw.
+        """Returns the lateness of an execution, and the share of late events that it saw.
 
         ``after``: its lateness; it saw the events at that instant. None: the on-time execution, which saw none.
         """

@@ -68,7 +68,7 @@ class TriggerPlan:
         return float(self.staleness.max(initial=0.0))
 
     def instants_us(self, horizon_us: int) -> NDArray[np.int64]:
-        """The instants of a window with this horizon, in microseconds after its end."""
+        """Returns the instants of a window with this horizon, in microseconds after its end."""
         return np.ceil(self.instants * horizon_us).astype(np.int64)
 
 
@@ -89,7 +89,7 @@ def plan(
     executions: int | None = None,
     after: float | None = None,
 ) -> TriggerPlan:
-    """The plan with the fewest executions that keep ``bound``, or with ``executions`` executions.
+    """Returns the plan with the fewest executions that keep ``bound``, or with ``executions`` executions.
 
     Either way they are placed so that the maximum of staleness is smallest. There may be fewer than ``executions`` if
     more are of no use. ``after``: the lateness of the last late execution; None: there was only the on-time one.
@@ -105,7 +105,7 @@ def plan(
 
 
 def fewest(late: LateDistribution, bound: float, *, after: float | None = None) -> TriggerPlan:
-    """Each execution as late as ``bound`` allows, one after the other.
+    """Places each execution as late as ``bound`` allows, one after the other.
 
     No plan that keeps the bound has fewer executions. In any other one, the i-th execution is never later than the i-th
     here, because an interval that begins later may also end later.
@@ -117,7 +117,8 @@ def fewest(late: LateDistribution, bound: float, *, after: float | None = None) 
 def balanced(
     late: LateDistribution, executions: int, *, after: float | None = None, bound: float | None = None
 ) -> TriggerPlan:
-    """The plan of ``executions`` executions with the smallest maximum of staleness, found by bisecting the bound.
+    """Returns the plan of ``executions`` executions with the smallest maximum of staleness, found by bisecting the
+    bound.
 
     ``bound``: one that this number is known to keep. To test a bound, place all executions but the last as late as it
     allows. The bound can be kept if and only if the last interval then keeps it too.
@@ -133,7 +134,8 @@ def balanced(
     # Work with square roots: the root for the last interval is nearly linear in that of the bound, so interpolation is
     # fast.
     def excess(root: float) -> float:
-        """How far the root of the last interval's staleness exceeds ``root``, the root of the others' staleness.
+        """Returns how far the root of the last interval's staleness exceeds ``root``, the root of the others'
+        staleness.
 
         Half the tolerance is added, so that the search ends at a bound that is kept, not a rounding error below it.
         """

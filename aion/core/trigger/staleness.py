@@ -36,13 +36,16 @@ class Forecast(Protocol):
         """Changes whenever the forecast has moved enough to plan again."""
 
     def late_share(self, lateness_us: Floats) -> Floats:
-        """The share of late events that have come by each lateness: never descending, in [0, 1], 0 before lateness 0.
+        """Returns the share of late events that have come by each lateness: never descending, in [0, 1], 0 before
+        lateness 0.
 
         It is only called up to a window's bound. The share up to the bound then counts as the whole.
         """
 
     def expected_late(self, on_time_events: Ints) -> Floats:
-        """The expected number of late events, however late, of windows with ``on_time_events`` events in time."""
+        """Returns the expected number of late events, however late, of windows with ``on_time_events`` events in
+        time.
+        """
 
 
 class NothingKnown:
@@ -153,7 +156,7 @@ class StalenessTrigger:
         return {"kind": "staleness", "bound": self.bound, "executions": self.executions}
 
     def staleness(self, windows: LateWindows) -> Floats:
-        """The staleness of each window now, against ``expected_total``."""
+        """Returns the staleness of each window now, against ``expected_total``."""
         return _stale(windows, windows.lateness_us, windows.pending, self.expected_total(windows))
 
     def expected_total(self, windows: LateWindows) -> Floats:
@@ -227,7 +230,7 @@ class StalenessTrigger:
         return next_us
 
     def _at_next_look(self, windows: LateWindows, known: _Known, to_come: Floats) -> Floats:
-        """The staleness one step of the watermark ahead, or at the purge, with the events expected until then.
+        """Returns the staleness one step of the watermark ahead, or at the purge, with the events expected until then.
 
         With a bound, plus one standard deviation: at the next check it is too late to react to these events.
         """
@@ -240,7 +243,7 @@ class StalenessTrigger:
         return _stale(windows, at_us, windows.pending + more, total)
 
     def _reaches(self, windows: LateWindows, known: _Known, more: float, level: Floats) -> Floats:
-        """The lateness at which staleness reaches ``level`` if no event comes before, and ``more`` come then.
+        """Returns the lateness at which staleness reaches ``level`` if no event comes before, and ``more`` come then.
 
         The lateness is a share of the bound. It solves (u - last) * pending = level * (came + cautious * (1 - F(u))):
         the longer no event comes, the fewer are still expected.
@@ -251,11 +254,11 @@ class StalenessTrigger:
         return known.late.first(pending, level * cautious, level * (came + cautious) + last * pending)
 
     def _last(self, windows: LateWindows) -> Ints:
-        """The lateness of the last late execution; ON_TIME if there was none yet."""
+        """Returns the lateness of the last late execution; ON_TIME if there was none yet."""
         return np.where((windows.executions > 0) | (windows.executed_us != 0), windows.executed_us, ON_TIME)
 
     def _left(self, windows: LateWindows) -> Ints:
-        """The remaining executions, including the final one; 0: no limit, the bound decides."""
+        """Returns the remaining executions, including the final one; 0: no limit, the bound decides."""
         if self.executions is None:
             return np.zeros(len(windows), np.int64)
         return np.maximum(self.executions - windows.executions, 1)
@@ -264,14 +267,14 @@ class StalenessTrigger:
         return self.forecast.expected_late(windows.on_time_events) * known.within
 
     def _cautious(self, windows: LateWindows, known: _Known) -> Floats:
-        """How many late events each window will get in all; with a bound, a cautious number."""
+        """Returns how many late events each window will get in all; with a bound, a cautious number."""
         expected = self._expected(windows, known)
         if self.bound is None:
             return expected
         return np.maximum(expected - CAUTION * np.sqrt(expected), 0.0)
 
     def _to_come(self, windows: LateWindows, known: _Known) -> Floats:
-        """How many late events each window will still get; with a bound, a cautious number."""
+        """Returns how many late events each window will still get; with a bound, a cautious number."""
         return self._cautious(windows, known) * (1.0 - known.late.at_all(windows.lateness_us / windows.bound_us))
 
     # -- what follows from the forecast -------------------------------------------------------------------
@@ -294,7 +297,7 @@ class StalenessTrigger:
         return known
 
     def _rests(self, known: _Known, bound_us: int, last_us: Ints, left: Ints) -> tuple[Floats, Floats]:
-        """For each window: ``instant`` and ``level`` of the plan after its last execution.
+        """Returns, for each window, ``instant`` and ``level`` of the plan after its last execution.
 
         ``last_us``: from :meth:`_last`. ``left``: from :meth:`_left`.
         """

@@ -47,7 +47,7 @@ class LateWindows:
         return len(self.lateness_us)
 
     def some(self, rows: Ints) -> LateWindows:
-        """The windows with these numbers."""
+        """Returns the windows with these numbers."""
         return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
 
@@ -56,16 +56,16 @@ _COLUMNS = [field.name for field in fields(LateWindows) if field.name != "step_u
 
 class Trigger(Protocol):
     def due(self, windows: LateWindows) -> Flags:
-        """A mask of the windows that run now. Called at the end of a batch, and when ``next_due_us`` said."""
+        """Returns a mask of the windows that run now. Called at the end of a batch, and when ``next_due_us`` said."""
 
     def next_due_us(self, windows: LateWindows) -> Ints:
-        """The lateness at which to check each again even if no event comes. NEVER: only events can make it due.
+        """Returns the lateness at which to check each again even if no event comes. NEVER: only events can make it due.
 
         For windows that are not due now. Always later than now and before the bound.
         """
 
     def planned(self, windows: LateWindows) -> list[list[int]]:
-        """For each window: the next latenesses at which it will run if events come as expected.
+        """Returns, for each window, the next latenesses at which it will run if events come as expected.
 
         At most ``MOST_PLANNED``. Empty if only events decide. Always later than now and before the bound.
         """
@@ -117,7 +117,7 @@ class IntervalTrigger:
         return {"kind": "interval", "every_us": self.every_us}
 
     def _next_us(self, windows: LateWindows) -> Ints:
-        """The start of the next interval."""
+        """Returns the start of the next interval."""
         done_us = np.maximum(windows.executed_us, windows.lateness_us)
         return np.asarray((done_us // self.every_us + 1) * self.every_us)
 

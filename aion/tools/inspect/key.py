@@ -135,7 +135,8 @@ def _asked(operator: _Operator, given: dict[str, Any]) -> _Asked:
 
 @contextmanager
 def _reading(location: Location, finding: ShardFinding, manifest: Manifest) -> Iterator[KeyedReader]:
-    """A context in which the keyed values of a version can be read. Raises CorruptState, DiskError, StorageError.
+    """Returns a context in which the keyed values of a version can be read. Raises CorruptState, DiskError,
+    StorageError.
 
     RocksDB's own files, and links to the runs or copies of them, are in a temporary folder, as those of a state server.
     """

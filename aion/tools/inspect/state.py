@@ -79,7 +79,7 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
 
 
 def nothing_in(folder: StateFolder) -> str:
-    """What to say about a folder without state. Raises ConfigError if it is a checkpoint."""
+    """Returns what to say about a folder without state. Raises ConfigError if it is a checkpoint."""
     if folder.is_checkpoint():
         raise ConfigError(
             f"{folder.state_dir} is the checkpoint of a query; give the folder of its state (spark.aion.state.dir)"
@@ -145,7 +145,7 @@ def _operators(findings: list[ShardFinding]) -> Table:
 
 
 def _is_keyed(finding: ShardFinding) -> bool:
-    """Whether a shard has the keyed values of a stateful processor, and no windows."""
+    """Returns whether a shard has the keyed values of a stateful processor, and no windows."""
     manifest = finding.newest.manifest if finding.newest else None
     return manifest is not None and "windows" not in manifest.snapshot
 
@@ -166,7 +166,7 @@ def _values(findings: list[ShardFinding]) -> Table:
 
 
 def _servers() -> Table | str:
-    """What is in memory. Only the state servers know this, so it covers only those of this host."""
+    """Returns what is in memory. Only the state servers know this, so it covers only those of this host."""
     servers = running_servers()
     if not servers:
         return "in memory: no state server of this user runs on this host"
@@ -215,7 +215,7 @@ def _repair(
 
 
 def _of_checkpoint(folder: StateFolder, found: list[list[ShardFinding]], checkpoint: Path) -> list[ShardFinding]:
-    """The findings of the query and lineage whose state belongs to a checkpoint.
+    """Returns the findings of the query and lineage whose state belongs to a checkpoint.
 
     A checkpoint that was moved is known by the id of its query alone. Raises ConfigError if there is no such state, or
     if it could be that of several lineages.
@@ -239,7 +239,7 @@ def _of_checkpoint(folder: StateFolder, found: list[list[ShardFinding]], checkpo
 
 
 def _is_place(folder: StateFolder, finding: ShardFinding, checkpoint: Path) -> bool:
-    """Whether the state belongs to the checkpoint at this very place."""
+    """Returns whether the state belongs to the checkpoint at this very place."""
     place = local_path(folder.checkpoint(finding.query, finding.operator) or "")
     return place is not None and place.resolve() == checkpoint.resolve()
 

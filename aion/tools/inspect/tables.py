@@ -13,7 +13,9 @@ WIDTH = 220
 
 
 def console() -> Console:
-    """A console for tables. What goes to a file or a pipe is as wide as it needs to be, unless COLUMNS is set."""
+    """Returns a console for tables. What goes to a file or a pipe is as wide as it needs to be, unless COLUMNS is
+    set.
+    """
     found = Console(highlight=False, markup=False)  # the names and keys of users may look like markup
     if found.is_terminal or "COLUMNS" in os.environ:
         return found
@@ -21,7 +23,7 @@ def console() -> Console:
 
 
 def table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
-    """An empty table. ``names``: its columns. ``numbers``: those of them that are aligned to the right."""
+    """Returns an empty table. ``names``: its columns. ``numbers``: those of them that are aligned to the right."""
     made = Table(title=title, title_justify="left")
     for name in names:
         made.add_column(name, justify="right" if name in numbers else "left", overflow="fold")

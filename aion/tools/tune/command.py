@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import textwrap
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from aion.config import Policy, describe, format_bytes, load_policy, policy_to_json
+from aion.config import Policy, format_bytes, load_policy, policy_to_json
+from aion.config.reference import comment, commented
 from aion.errors import ConfigError
 from aion.execute.trace import Trace
 from aion.tools.tune.calibrate import calibrate
@@ -24,11 +22,12 @@ from aion.tools.tune.search import Goal, Result, Tried, changed, search
 from aion.tools.tune.simulator import as_recorded
 
 MOST_ROWS = 20
-WIDTH = 110
 
 
 def machine_of(path: Path | None, console: Console, *, durable: bool) -> Machine:
-    """The machine in the file ``path``. If there is no such file, measures it and writes it. Raises ConfigError."""
+    """Returns the machine in the file ``path``. If there is no such file, measures it and writes it. Raises
+    ConfigError.
+    """
     if path is not None and path.exists():
         try:
             return Machine(**json.loads(path.read_text()))
@@ -128,7 +127,7 @@ def front_table(result: Result, goal: Goal) -> Table:
 
 
 def shown(result: Result) -> list[Tried]:
-    """The front. If it is long, some of it, evenly spread, and the chosen one."""
+    """Returns the front. If it is long, some of it, evenly spread, and the chosen one."""
     front = list(result.front)
     if len(front) <= MOST_ROWS:
         return front
@@ -138,7 +137,9 @@ def shown(result: Result) -> list[Tried]:
 
 
 def policy_yaml(result: Result, goal: Goal, source: str, policy: str) -> str:
-    """The chosen policy as a file. Has the keys that the search set, each with its meaning. The rest is the default."""
+    """Returns the chosen policy as a file. Has the keys that the search set, each with its meaning. The rest is the
+    default.
+    """
     o = result.chosen.outcome
     head = [
         f"Chosen by aion tune for {source}, among {len(result.tried)} policies that it replayed, beginning with the "
@@ -149,7 +150,6 @@ def policy_yaml(result: Result, goal: Goal, source: str, policy: str) -> str:
         f"{o.all_executions:,} executions, mean staleness {o.staleness:.3g}, {o.written_bytes / 2**20:,.1f} MiB "
         f"written, {o.coverage:.2%} of late events kept.",
     ]
-    docs = {doc.key: doc.doc for doc in describe()}
     base = load_policy(policy)
     # The file also has the settings of the policy that the search began with: it must not depend on that one.
     defaults, begun = policy_to_json(Policy()), policy_to_json(base)
@@ -159,20 +159,8 @@ def policy_yaml(result: Result, goal: Goal, source: str, policy: str) -> str:
     }
     for section, keys in changed(result.chosen).items():
         settings[section].update(keys)
-    lines = [line for text in head for line in comment(text, 0)]
-    for section, keys in settings.items():
-        if not keys:
-            continue
-        lines += ["", f"{section}:"]
-        for key, value in keys.items():
-            lines += comment(docs[f"{section}.{key}"], 2)
-            lines += ["  " + line for line in yaml.safe_dump({key: value}).splitlines()]
-    return "\n".join(lines) + "\n"
-
-
-def comment(text: str, indent: int) -> Iterable[str]:
-    mark = " " * indent + "# "
-    return textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=mark)
+    lines = [line for text in head for line in comment(text)]
+    return "\n".join([*lines, "", *commented(settings)]) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

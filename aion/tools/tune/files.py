@@ -25,7 +25,7 @@ T = TypeVar("T")
 def sized(
     slice_us: int, size_bytes: int, compacted: Compacted | None = None, *, events: int = 0, rows: int = 0
 ) -> Block:
-    """A block without bytes. Its header says what a store and an operator ask."""
+    """Returns a block without bytes. Its header says what a store and an operator ask."""
     header = Header(BlockKind.EVENTS, Codec.ARROW, Compression.NONE, slice_us, rows, events, 0, 0, 0, 0, 0, compacted)
     return Block(header._replace(body_bytes=size_bytes - header.own_bytes), b"")
 
@@ -146,7 +146,7 @@ class ShardDisk:
 
 
 def _slower(steps: Steps[T], times: float, extra_s: float) -> Generator[int, None, T]:
-    """The same steps, each ``times`` as long. Before that, the first takes ``extra_s`` more."""
+    """Returns the same steps, each ``times`` as long. Before that, the first takes ``extra_s`` more."""
     try:
         while True:
             try:

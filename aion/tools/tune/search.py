@@ -74,7 +74,7 @@ def keeps(outcome: Outcome, goal: Goal) -> bool:
 
 
 def excess(outcome: Outcome, goal: Goal) -> float:
-    """How far a goal is missed: the sum of the parts by which each of its figures is. 0 if it is kept."""
+    """Returns how far a goal is missed: the sum of the parts by which each of its figures is. 0 if it is kept."""
     lost, may_lose = 1.0 - outcome.coverage, max(1e-9, 1.0 - goal.coverage)
     over = (
         outcome.memory_bytes / goal.memory_bytes - 1,
@@ -85,12 +85,12 @@ def excess(outcome: Outcome, goal: Goal) -> float:
 
 
 def dominates(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether ``a`` is nowhere worse than ``b`` and somewhere better."""
+    """Returns whether ``a`` is nowhere worse than ``b`` and somewhere better."""
     return all(x <= y for x, y in zip(a, b, strict=True)) and any(x < y for x, y in zip(a, b, strict=True))
 
 
 def pareto(tried: Sequence[Tried]) -> list[Tried]:
-    """The policies that no other one dominates, by memory. One for each set of costs."""
+    """Returns the policies that no other one dominates, by memory. One for each set of costs."""
     found: dict[tuple[float, ...], Tried] = {}
     for one in tried:
         found.setdefault(one.costs, one)
@@ -101,7 +101,7 @@ def pareto(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def starting_bound_us(trace: Trace, policy: Policy) -> int:
-    """The bound for windows before anything is learnt: 1.5 times the greatest lateness in the trace.
+    """Returns the bound for windows before anything is learnt: 1.5 times the greatest lateness in the trace.
 
     If nothing came late, the bound of the policy.
     """
@@ -195,7 +195,7 @@ def search(
 
 
 def within_reach(trace: Trace, goal: Goal, machine: Machine, policy: Policy, bound_us: int) -> Goal:
-    """The goal, with a staleness that can be kept: if batches are far apart, no bound keeps a small one."""
+    """Returns the goal, with a staleness that can be kept: if batches are far apart, no bound keeps a small one."""
     freshest = load_policy(policy, keys_of(np.array(FRESHEST), goal, bound_us, policy))
     reached = simulate(trace, freshest, machine).staleness
     return replace(goal, staleness=1.05 * reached) if reached > goal.staleness else goal
@@ -217,7 +217,7 @@ def choose(front: Sequence[Tried], goal: Goal, seconds: float) -> Tried:
 
 
 def keys_of(vector: Vector, goal: Goal, bound_us: int, base: Policy) -> dict[str, Any]:
-    """The settings for a point of the unit cube, rounded as a person would write them.
+    """Returns the settings for a point of the unit cube, rounded as a person would write them.
 
     ``base``: the policy that they change.
     """
@@ -233,7 +233,6 @@ def keys_of(vector: Vector, goal: Goal, bound_us: int, base: Policy) -> dict[str
         "memory.budget": format_bytes(budget_bytes),
         "memory.bucket_limit": format_bytes(bucket_bytes),
         "memory.moderate": high,
-        "memory.resume": round(high - 0.15, 2),
         "memory.scarce": max(0.9, high),
         "memory.victim": VICTIMS[min(int(victim * len(VICTIMS)), len(VICTIMS) - 1)],
         "destage.keep_fraction": round(0.5 * keep, 2),
@@ -254,7 +253,7 @@ def _rounded(size: float, most: int) -> int:
 
 
 def changed(one: Tried) -> dict[str, dict[str, Any]]:
-    """The settings by section, as a policy file has them."""
+    """Returns the settings by section, as a policy file has them."""
     whole = policy_to_json(one.policy)
     found: dict[str, dict[str, Any]] = {}
     for path in one.keys:

@@ -89,7 +89,7 @@ def simulate(
 
 
 def as_recorded(machine: Machine, trace: Trace) -> Machine:
-    """The machine with the speeds that the trace recorded, where it has them."""
+    """Returns the machine with the speeds that the trace recorded, where it has them."""
     if trace.processing is not None:
         fixed_s, bytes_per_s, _ = trace.processing
         machine = replace(machine, processing_bytes_per_s=bytes_per_s, execution_s=fixed_s)
@@ -240,7 +240,7 @@ class _Shard:
         yield from self._executor.end_batch(last=batch.last)
 
     def _end_batch(self) -> None:
-        """What follows a batch on Spark, and a call of LocalOperator."""
+        """Does what follows a batch on Spark, and a call of LocalOperator."""
         executed = self._executor.executions
         if executed:
             self.store.processing_bytes_per_s = processing_bytes_per_s(executed)

@@ -77,7 +77,9 @@ class SizesOnly:
         return self.keys_of_arrived(found)
 
     def keys_of_arrived(self, blocks: Sequence[StoredBlock]) -> Keys:
-        """Where the keys of blocks lie among all: anywhere, but always in the same places for the same block."""
+        """Returns where the keys of blocks lie among all: anywhere, but always in the same places for the same
+        block.
+        """
         rows: Counter[int] = Counter()
         for stored in blocks:
             rows[stored.arrival] += stored.block.header.rows
@@ -122,7 +124,7 @@ class SizesOnly:
         return made
 
     def _worked_on(self, blocks: Iterator[StoredBlock], cost: Cost) -> Iterator[StoredBlock]:
-        """The same blocks. After each, as much time goes by as it takes to work on it."""
+        """Yields the same blocks. After each, as much time goes by as it takes to work on it."""
         for stored in blocks:
             yield stored
             self._pass(stored.block.size_bytes / cost.bytes_per_s)
@@ -132,7 +134,7 @@ class SizesOnly:
 
 
 def compaction_ratio(compactions: Sequence[tuple[int, int]]) -> Callable[[int], float]:
-    """The part of compacted bytes that is left: the median of recorded compactions of about that size.
+    """Returns the part of compacted bytes that is left: the median of recorded compactions of about that size.
 
     ``compactions``: bytes before and after. Sizes within a factor of two count as the same.
     """
@@ -150,13 +152,13 @@ def compaction_ratio(compactions: Sequence[tuple[int, int]]) -> Callable[[int], 
 
 
 def _share(compacted: Compacted | None, low: int, high: int) -> float:
-    """The part of a block whose keys lie in this range of hashes."""
+    """Returns the part of a block whose keys lie in this range of hashes."""
     first, last = (0, TOP) if compacted is None else (compacted.low, compacted.high)
     return max(0, min(last, high) - max(first, low) + 1) / (last - first + 1)
 
 
 def _within(hash_: int, low: int, high: int) -> int:
-    """The place in a range that corresponds to this one among all hashes."""
+    """Returns the place in a range that corresponds to this one among all hashes."""
     return low + hash_ * (high - low) // TOP
 
 

@@ -14,8 +14,10 @@ from tests.spark.stateful.interpreter import OUTPUT, SCALARS, Interpreter
 from tests.spark.stateful.programs import COLUMNS, Program, a_program
 from tests.spark.stateful.rig import Case, Output, both, compare
 
-CALLS_OF_AN_EXAMPLE = 100
-"""The profile says how many calls: this many times its number of examples."""
+
+def how_many_calls() -> int:
+    """The profile says how many: a few hundred for ``make test``, tens of thousands for ``make proof``."""
+    return (40 if settings.default.derandomize else 100) * settings.default.max_examples
 
 
 def the_seed() -> int:
@@ -39,7 +41,7 @@ def test_every_call_returns_what_it_returns_on_spark(
     spark: SparkSession, tmp_path: Path, pandas: bool, time_mode: str
 ) -> None:
     seed = the_seed()
-    program = a_program(seed, CALLS_OF_AN_EXAMPLE * settings.default.max_examples, timers=time_mode != "none")
+    program = a_program(seed, how_many_calls(), timers=time_mode != "none")
     case = Case(
         lambda: Interpreter(pandas),
         COLUMNS,
@@ -120,7 +122,7 @@ def check_calls(program: Program, aions: Output, sparks: Output, seed: int) -> N
 def test_every_call_on_state_that_expires(spark: SparkSession, tmp_path: Path, pandas: bool, ttl_ms: int) -> None:
     """State of a millisecond lives as long as its batch, and state of a day to the end of the test."""
     seed = the_seed()
-    program = a_program(seed, CALLS_OF_AN_EXAMPLE * settings.default.max_examples, timers=False)
+    program = a_program(seed, how_many_calls(), timers=False)
     case = Case(
         lambda: Interpreter(pandas, ttl_ms), COLUMNS, OUTPUT, program.batches, time_mode="processingTime", pandas=pandas
     )
