@@ -49,8 +49,9 @@ def _left(look: Callable[[], dict[Hashable, str]], before: dict[Hashable, str]) 
 
 
 def threads() -> dict[Hashable, str]:
-    """All but pyspark's: they serve its JVM, which lives as long as this process and for every session."""
-    return {t: t.name for t in threading.enumerate() if not _module(t).startswith(("py4j", "pyspark", "socketserver"))}
+    """All but those of pyspark, which serve a JVM for as long as this process lives, and of an S3 server for tests."""
+    others = ("py4j", "pyspark", "socketserver", "moto")
+    return {t: t.name for t in threading.enumerate() if not _module(t).startswith(others)}
 
 
 def _module(thread: threading.Thread) -> str:
