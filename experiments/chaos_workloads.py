@@ -7,7 +7,11 @@ from importlib import import_module
 
 from experiments.chaos_data import Workload
 
-WORKLOADS: Mapping[str, str] = {"windows": "chaos_windows:Windows", "stateful": "chaos_stateful:Stateful"}
+WORKLOADS: Mapping[str, str] = {
+    "windows": "chaos_windows:Windows",
+    "sessions": "chaos_sessions:Sessions",
+    "stateful": "chaos_stateful:Stateful",
+}
 
 
 def workload_of(name: str) -> Workload:

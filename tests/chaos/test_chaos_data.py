@@ -35,6 +35,7 @@ from experiments.chaos_data import (
     unread,
 )
 from experiments.chaos_query import POLICY
+from experiments.chaos_sessions import SPLIT, Sessions
 from experiments.chaos_stateful import HOT, PARTS, Ledger, Stateful
 from experiments.chaos_windows import COLUMNS, Windows, digest
 from tests.stateful.memory_values import MemoryValues
@@ -127,6 +128,42 @@ def test_an_event_counted_twice_in_a_window_is_seen_by_the_events(query: str, ri
     more = [list(events) for events in FILE]
     more[3].append(next(event for event in more[3] if not event.too_late))
     assert differences(Windows(), query, right, right, more)
+
+
+# -- sessions -----------------------------------------------------------------------------------------
+
+
+def sessions() -> dict[int, list[Row]]:
+    """What LocalOperator makes of the files, one batch each, with the watermark that Spark would have."""
+    policy = {part: POLICY[part] for part in ("lateness", "trigger")}
+    found: dict[int, list[Row]] = {}
+    latest_us = 0
+    with aion.LocalOperator(
+        key=["k", "part"], time="ts", windows=aion.Session("12 seconds"), policy=policy, aggregates={"n": A.count()}
+    ) as operator:
+        for file, events in enumerate(FILE):
+            ts = pa.array([e.ts_us for e in events], pa.timestamp("us", "UTC"))
+            parts = [e.id % SPLIT for e in events]
+            watermark_us = latest_us - DELAY_S * SECOND_US if latest_us else None
+            table = pa.table({"k": [e.k for e in events], "part": parts, "ts": ts})
+            found[file] = operator.process(table, watermark_us).to_pylist()
+            latest_us = max(latest_us, *(e.ts_us for e in events))
+    return found
+
+
+def test_each_event_is_in_one_session_that_is_left_or_dropped() -> None:
+    right = sessions()
+    assert {"on_time", "late", "retracted", "dropped"} <= {row["kind"] for rows in right.values() for row in rows}
+    assert Sessions().wrong("sessions", right, FILE) == []
+    for kind in ("late", "retracted", "dropped"):
+        batch, number = next(
+            (batch, i)
+            for batch, rows in right.items()
+            for i, row in enumerate(rows)
+            if row["kind"] == kind and row["k"] != CLOCK
+        )
+        less = altered(right, batch, lambda rows, number=number: rows.pop(number))
+        assert Sessions().wrong("sessions", less, FILE), kind
 
 
 # -- the stateful processor -------------------------------------------------------------------------------
