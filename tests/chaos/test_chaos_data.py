@@ -15,6 +15,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 import aion
 from aion import aggregates as A
+from aion.core.operator.keyed.values import MemoryValues
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.run import ShardRun
@@ -38,7 +39,6 @@ from experiments.chaos_query import POLICY
 from experiments.chaos_sessions import SPLIT, Sessions
 from experiments.chaos_stateful import HOT, PARTS, Ledger, Stateful
 from experiments.chaos_windows import COLUMNS, Windows, digest
-from tests.stateful.memory_values import MemoryValues
 
 FILES = 14
 FILE = [events_of(5, file, FILES, 60, 3) for file in range(FILES)]

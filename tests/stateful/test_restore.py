@@ -32,6 +32,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from aion.core.operator.keyed.values import MemoryValues
 from aion.spark.types import arrow_schema
 from aion.stateful.columns import plain_values
 from aion.stateful.encoding import Codec
@@ -41,7 +42,6 @@ from aion.stateful.reading import rows, unpacked
 from aion.stateful.restore import Declaration, Declaring, restored_keys
 from aion.stateful.run import ShardRun, variables_of
 from aion.stateful.variables import Kind, Variables
-from tests.stateful.memory_values import MemoryValues
 
 NUMBER = StructType([StructField("n", LongType())])
 TEXT = StructType([StructField("s", StringType())])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from aion.core.operator.keyed.values import MemoryValues
 from aion.stateful import contents, run
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
@@ -19,7 +20,6 @@ from aion.stateful.packing import pack
 from aion.stateful.record import KeyRecord
 from aion.stateful.run import ShardRun
 from aion.stateful.variables import Variables
-from tests.stateful.memory_values import MemoryValues
 
 NUMBER = StructType([StructField("n", LongType())])
 PAIR = StructType([StructField("n", LongType()), StructField("s", StringType())])

@@ -10,12 +10,12 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import DoubleType, FloatType, IntegerType, LongType, StringType, StructField, StructType
 
+from aion.core.operator.keyed.values import MemoryValues
 from aion.errors import ForeignState
 from aion.stateful.handle import Handle
 from aion.stateful.layout import MIN_MS, record_key
 from aion.stateful.record import KeyRecord
 from aion.stateful.variables import Kind, Variables
-from tests.stateful.memory_values import MemoryValues
 
 INT = StructType([StructField("n", IntegerType())])
 LONG = StructType([StructField("n", LongType()), StructField("s", StringType())])

@@ -92,7 +92,7 @@ class WindowsInMemory:
         self._known = None
 
     def write(self) -> None:
-        """Writes the pages that changed, and keeps none in memory. All rows of a batch must have joined."""
+        """Writes the pages that changed, and keeps none in memory."""
         if self.kept.held:
             pages, needed = self.kept.resize(len(self.index) + len(self.yielded))
             self._read(needed)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aion.base.numbers import NEVER, plus, sum_of
+from aion.base.numbers import NEVER, plus, sum_of, sums_by
 from aion.core.operator.keyed.pages import HEAD, PageFormat, Pages
 from aion.core.operator.keyed.shapes import Flags, completed
 from aion.core.operator.keyed.table import Ints, Table
@@ -35,7 +35,7 @@ ROWS = threshold(16, 1)
 _SPARSE = threshold(4, 1)  # pages are put together if they have fewer rows on average
 _SHRINKS = threshold(1024, 2)  # pages that are put together in one batch
 PAGES_AT_ONCE = threshold(1 << 13, 2)
-"""So many pages are in memory at once when more than these are due."""
+"""If more pages than this are due, they are brought into memory this many at a time."""
 OPEN, CLOSED, KEPT, EARLY, WAITING = range(1, 6)
 """Kinds of entries, and their times.
 
@@ -103,7 +103,7 @@ class Rest:
         heads = dict(zip(HEAD, pages.heads.T, strict=True))
         self.sums["rows"] += sign * int(heads["rows"].sum() + heads["yielded"].sum())
         for name in _SUMS[1:]:
-            # Sums of events may have saturated. What is taken away from such a sum leaves too much, never too little.
+            # A sum of events that has saturated is too small afterwards. It only says how much there is to read.
             self.sums[name] = max(0, plus(self.sums[name], sign * sum_of(heads[name])))
         _count(self.firsts, bins(pages.index["first"])[0], sign)
         _count(self.lasts, bins(lasts[lasts < NEVER])[0], sign)
@@ -259,8 +259,6 @@ class KeptPages:
 
     def write(self, pages: int, index: Table, yielded: Table, facts: Facts) -> None:
         """Writes what changed of the pages in memory, and forgets them. ``pages``: their number from now on."""
-        if not self._held and not len(index):
-            return
         self.pages = pages
         of_rows, of_yielded = _place(index["hash"], pages), _place(yielded["hash"], pages)
         held = np.fromiter((page for page in self._held if page < pages), np.int64)
@@ -297,9 +295,8 @@ class KeptPages:
         def count(which: Any) -> Ints:
             return np.bincount(of_window[which], minlength=pages)
 
-        early, events = np.zeros(pages, np.int64), np.zeros(pages, np.int64)
-        np.add.at(early, of_window[facts.early], facts.events[facts.early])
-        np.add.at(events, place, index["events"])
+        early = sums_by(of_window[facts.early], facts.events[facts.early], pages)
+        events = sums_by(place, index["events"], pages)
         return np.column_stack([count(facts.live), count(facts.executed & facts.live), opens, early, events])
 
     def _note_first(self, kinds: Ints, times: Ints, deleted: Sequence[bytes]) -> None:
@@ -340,7 +337,7 @@ class KeptPages:
 
 
 def _place(hashes: Ints, pages: int) -> Ints:
-    """The page of each hash, if there are so many pages."""
+    """Returns the page of each hash. ``pages``: their number."""
     low = 1 << (pages.bit_length() - 1)
     place: Ints = hashes & (2 * low - 1)
     return np.where(place < pages, place, place & (low - 1))
@@ -356,7 +353,7 @@ def _distinct(pages: Ints) -> Ints:
     return np.flatnonzero(mask)
 
 
-_MASKED = threshold(16, 1)  # up to so many possible numbers for each, a mask is faster than to sort
+_MASKED = threshold(16, 1)  # with at most this many possible numbers for each one, a mask is faster than sorting
 
 
 def _entries(facts: Facts, places: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
@@ -381,7 +378,8 @@ def _entries(facts: Facts, places: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
     order = np.lexsort((times[waits], place[waits]))
     place_w, times_w = place[waits][order], times[waits][order]
     begins = np.flatnonzero(np.append(True, (np.diff(place_w) != 0) | (np.diff(times_w) != 0))[: len(order)])
-    sums = np.add.reduceat(events[waits][order], begins) if len(begins) else events[:0]
+    cell_of = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(order))))
+    sums = sums_by(cell_of, events[waits][order], len(begins))
     cells = np.column_stack([np.full(len(begins), WAITING), times_w[begins], sums])
     return np.concatenate((found, cells)), np.concatenate((at // WAITING, place_w[begins]))
 

@@ -92,6 +92,11 @@ class KeyedWindows(WindowsInMemory):
         if snapshot is not None:
             self._restore(snapshot)
 
+    def write(self) -> None:
+        """Writes the pages that changed, and keeps none in memory. All rows of a batch must have joined."""
+        assert not self._new, "rows join their windows before these are written"
+        super().write()
+
     # -- arrivals -----------------------------------------------------------------------------------------
 
     def accepted(self, new: Table) -> Flags:
