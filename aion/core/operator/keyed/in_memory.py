@@ -133,7 +133,9 @@ class WindowsInMemory:
             for kind, t, e, _ in parts
         ]
         rows = np.concatenate([rows for *_, rows in parts])
-        return Facts(windows.begins, there, now.at >= 0, open_, early, events, np.concatenate(entries), rows)
+        at_us = BEFORE_ALL if self._at_us is None else self._at_us
+        passed = {OPEN: at_us, CLOSED: self.closed_us, KEPT: self.closed_us, EARLY: BEFORE_ALL}
+        return Facts(windows.begins, there, now.at >= 0, open_, early, events, np.concatenate(entries), rows, passed)
 
     def _in_parts(self, pages: Ints, act: Callable[[], Orders]) -> Orders:
         """What ``act`` orders for the windows in memory and those of these pages: in one go, or some at a time."""

@@ -7,7 +7,8 @@ neither read nor written.
 
 The *due index* says which pages a batch must touch although no event of their keys came. Its entries are keys of the
 map, (kind, time, page), so they are read in the order of time. A page names its own entries, so that they can be
-deleted with it.
+deleted with it. An entry may be too early: if the windows of its page end later than they did, as sessions do with each
+event, it stays, and costs one look at the page when its time comes. That is cheaper than to move it in every batch.
 
 What the operator asks about all windows is answered by what it has in memory, and by :class:`Rest`: sums over the
 pages that are not in memory. A page that is read leaves these sums, and joins them again when it is written.
@@ -42,7 +43,7 @@ OPEN, CLOSED, KEPT, EARLY, WAITING = range(1, 6)
 ``OPEN``: the first end of the page's windows that have not ended. ``CLOSED``: of those that have ended and are not
 closed, and of those that no longer exist and must be retracted. ``KEPT``: the closed instant from which on the page
 needs fewer rows. ``EARLY``: the first event of open windows that have news and may run early. ``WAITING``: a cell with
-late windows that wait for the trigger.
+late windows that wait for the trigger. Only this time is exact; the others are never too late.
 """
 _PAGE = 0
 _KEY = np.dtype([("space", "S1"), ("definition", ">u2"), ("kind", "u1"), ("time", ">u8"), ("page", ">u8")])
@@ -62,7 +63,8 @@ class Facts(NamedTuple):
     ``begins``: the first row of each window. ``live``, ``executed``, ``open_``, ``early``: masks of the windows that
     are not gone, that have run, that have not ended, and that have not ended and have news. ``events``: of each window.
     ``entries``: (kind, time, events) of each entry in the due index. ``entry_row``: a row of the index whose page has
-    that entry, or -1 - a row of what was yielded.
+    that entry, or -1 - a row of what was yielded. ``passed``: for the kinds whose entries may stay, the time up to which
+    they are due by now.
     """
 
     begins: Ints
@@ -73,6 +75,7 @@ class Facts(NamedTuple):
     events: Ints
     entries: Ints
     entry_row: Ints
+    passed: dict[int, int]
 
 
 class Rest:
@@ -179,7 +182,7 @@ class KeptPages:
         if snapshot is not None:
             self.first = dict(zip(self.first, snapshot["first"], strict=True))
         self._held: dict[int, bytes | None] = {}  # the pages in memory, as they are in the map
-        self._entries: set[bytes] = set()  # and their entries
+        self._entries: list[Ints] = []  # and their entries: kind, time and page
 
     @property
     def held(self) -> int:
@@ -217,7 +220,10 @@ class KeptPages:
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     def soonest(self, most: int) -> Ints:
-        """The pages with the ``most`` windows that end first: closed ones first. There may be more of them."""
+        """The pages with the ``most`` windows that end first by the due index: closed ones first.
+
+        There may be more of them. Windows that took events after their entry was made end later than it says.
+        """
         kinds = (CLOSED, OPEN) if self.rest.sums["live"] else ()
         scans = (self.values.scan(self._prefix(kind), self._prefix(kind + 1)) for kind in kinds)
         return np.unique(_pages_of([key for scan in scans for key, _ in islice(scan, most)]))
@@ -230,7 +236,7 @@ class KeptPages:
         pages = self._decoded(stored)
         self.rest.add(pages, self._lasts(pages.index), self._bins, -1)
         kinds, times, _ = pages.entries.T
-        self._entries.update(self._entry_keys(kinds, times, numbers[there][pages.entry_place]))
+        self._entries.append(np.column_stack((kinds, times, numbers[there][pages.entry_place])))
         return pages.index, pages.yielded
 
     def peek(self, numbers: Ints) -> tuple[Table, Table]:
@@ -265,27 +271,26 @@ class KeptPages:
         numbers = _distinct(np.concatenate((held, of_rows, of_yielded)))
         places = np.searchsorted(numbers, of_rows), np.searchsorted(numbers, of_yielded)
         entries, entry_place = _entries(facts, places)
+        before = np.concatenate((np.empty((0, 3), np.int64), *self._entries))
+        deleted, added = _moved(before, entries, numbers[entry_place], facts.passed)
         heads = self._heads(len(numbers), index, facts, places[0])
         encoded, heads = self._format.encode(heads, (index, yielded), places, entries, entry_place)
         written = zip(numbers.tolist(), self._page_keys(numbers), encoded, heads[:, 0] + heads[:, 1], strict=True)
         changes: list[Change] = []
         for page, key, data, rows in written:
-            after, before = data if rows else None, self._held.get(page)
-            if after != before:
+            after = data if rows else None
+            if after != self._held.get(page):
                 changes.append((key, after, None))
-        gone = [page for page, before in self._held.items() if page >= pages and before is not None]
+        gone = [page for page, stored in self._held.items() if page >= pages and stored is not None]
         changes += [(key, None, None) for key in self._page_keys(np.array(gone, np.int64))]
-        kinds, times, _ = entries.T
-        entry_keys = set(self._entry_keys(kinds, times, numbers[entry_place]))
-        deleted = list(self._entries - entry_keys)
-        changes += [(key, None, None) for key in deleted]
-        changes += [(key, _PRESENT, _SCAN_ONLY) for key in entry_keys - self._entries]
+        changes += [(key, None, None) for key in self._entry_keys(deleted)]
+        changes += [(key, _PRESENT, _SCAN_ONLY) for key in self._entry_keys(added)]
         if changes:
             self.values.put(changes)
         made = Pages(heads, index, yielded, entries, entry_place)
         self.rest.add(made, self._lasts(index), self._bins, 1)
-        self._note_first(kinds, times, deleted)
-        self._held, self._entries = {}, set()
+        self._note_first(entries[:, 0], entries[:, 1], deleted)
+        self._held, self._entries = {}, []
 
     def _heads(self, pages: int, index: Table, facts: Facts, place: Ints) -> Ints:
         of_window = place[facts.begins]
@@ -299,11 +304,9 @@ class KeptPages:
         events = sums_by(place, index["events"], pages)
         return np.column_stack([count(facts.live), count(facts.executed & facts.live), opens, early, events])
 
-    def _note_first(self, kinds: Ints, times: Ints, deleted: Sequence[bytes]) -> None:
-        gone = np.frombuffer(b"".join(deleted), _KEY)
-        gone_us = (gone["time"] ^ np.uint64(_SIGN)).astype(np.int64)
+    def _note_first(self, kinds: Ints, times: Ints, deleted: Ints) -> None:
         for kind, before in self.first.items():
-            if before is not None and bool(((gone["kind"] == kind) & (gone_us == before)).any()):
+            if before is not None and bool(((deleted[:, 0] == kind) & (deleted[:, 1] == before)).any()):
                 # Only the map knows which entry is the first one now.
                 found = next(iter(self.values.scan(self._prefix(kind), self._prefix(kind + 1))), None)
                 self.first[kind] = None if found is None else int.from_bytes(found[0][-16:-8], "big") - _SIGN
@@ -329,7 +332,9 @@ class KeptPages:
         keys["space"], keys["definition"], keys["page"] = _SPACE, self._definition, numbers
         return _split(keys.tobytes(), _PAGE_KEY.itemsize)
 
-    def _entry_keys(self, kinds: Ints, times_us: Ints, numbers: Ints) -> list[bytes]:
+    def _entry_keys(self, entries: Ints) -> list[bytes]:
+        """``entries``: kind, time and page of each."""
+        kinds, times_us, numbers = entries.T
         keys = np.zeros(len(kinds), _KEY)
         keys["space"], keys["definition"], keys["kind"] = _SPACE, self._definition, kinds
         keys["time"], keys["page"] = times_us.astype(np.uint64) ^ np.uint64(_SIGN), numbers
@@ -382,6 +387,40 @@ def _entries(facts: Facts, places: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
     sums = sums_by(cell_of, events[waits][order], len(begins))
     cells = np.column_stack([np.full(len(begins), WAITING), times_w[begins], sums])
     return np.concatenate((found, cells)), np.concatenate((at // WAITING, place_w[begins]))
+
+
+def _moved(before: Ints, entries: Ints, numbers: Ints, passed: Mapping[int, int]) -> tuple[Ints, Ints]:
+    """What was in the due index and goes, and what comes to it: kind, time and page of each entry.
+
+    ``before``: the same of those that were there. ``entries``: those that pages have now, whose times this sets back to
+    the times before if these are early enough, and not due yet. ``numbers``: of the page of each.
+    """
+    after = np.column_stack((entries[:, 0], entries[:, 1], numbers))
+    waits, waited = after[:, 0] == WAITING, before[:, 0] == WAITING
+    # A page has one entry of each other kind.
+    old, new = before[~waited], after[~waits]
+    old = old[np.argsort(old[:, 2] * WAITING + old[:, 0])]
+    of_old, of_new = old[:, 2] * WAITING + old[:, 0], new[:, 2] * WAITING + new[:, 0]
+    at = np.searchsorted(of_old, of_new)
+    was_there = at < len(old)
+    was_there[was_there] = of_old[at[was_there]] == of_new[was_there]
+    before_us = old[at[was_there], 1]
+    due_us = np.zeros(WAITING, np.int64)
+    due_us[list(passed)] = list(passed.values())
+    here = np.flatnonzero(was_there)
+    stays = here[(before_us <= new[here, 1]) & (before_us > due_us[new[here, 0]])]
+    new[stays, 1] = old[at[stays], 1]
+    same = here[new[here, 1] == before_us]
+    entries[~waits, 1] = new[:, 1]
+    goes, comes = np.ones(len(old), np.bool_), np.ones(len(new), np.bool_)
+    goes[at[same]] = comes[same] = False
+    # There are few cells, so few pages have windows that wait in more than one.
+    cells_before, cells_after = set(map(tuple, before[waited].tolist())), set(map(tuple, after[waits].tolist()))
+    gone, came = (
+        np.array(sorted(cells), np.int64).reshape(-1, 3)
+        for cells in (cells_before - cells_after, cells_after - cells_before)
+    )
+    return np.concatenate((old[goes], gone)), np.concatenate((new[comes], came))
 
 
 def _pages_of(keys: Sequence[bytes]) -> Ints:

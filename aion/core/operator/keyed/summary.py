@@ -14,7 +14,9 @@ from aion.core.operator.keyed.shapes import total
 from aion.core.operator.keyed.windows import KeyedWindows
 
 LISTED = 20
-"""How many windows of each definition and shard are listed: those that end first."""
+"""How many windows of each definition and shard are listed: those that end first.
+
+If there are many more, and they still take events, others may end somewhat earlier: see the due index in kept.py."""
 
 
 def summary(keyed: KeyedWindows) -> dict[str, Any]:

@@ -404,7 +404,7 @@ class KeyedWindows(WindowsInMemory):
         return self.shape.owners(self.index, rows)
 
     def first_to_end(self, most: int) -> tuple[Table, Windows, Flags, Flags]:
-        """Some windows, and among them the ``most`` that end first. Call it when no page is in memory.
+        """Some windows, and among them about the ``most`` that end first. Call it when no page is in memory.
 
         Returns their rows, the windows, a mask of those that are not gone, and a mask of those that have run before.
         """
