@@ -209,6 +209,27 @@ def test_a_watermark_costs_what_is_due() -> None:
     assert shard.values.read <= 51
 
 
+@pytest.mark.usual_sizes
+def test_sessions_that_go_on_leave_the_due_index_alone() -> None:
+    """Their entry stays where it was. When its time comes, each page is read once, and then at the end."""
+    shard = Shard(aion.Session(1000), 0)
+    keys = [f"k{i}" for i in range(2000)]
+    shard.do([(key, 0, 0) for key in keys])
+    shard.windows.write()
+    before = set(shard.values.values)
+    for at in range(100, 900, 100):
+        shard.do([(key, at, 0) for key in keys])
+        shard.do(at - 50)
+        shard.windows.write()
+    assert set(shard.values.values) == before
+    shard.values.read = 0
+    for at in range(900, 1800, 10):
+        assert not panes(shard.do(at))
+        shard.windows.write()
+    assert shard.values.read == shard.windows.kept.pages
+    assert len(panes(shard.do(1900))) == 2000
+
+
 # -- where the original slicer goes wrong -----------------------------------------------------------
 
 

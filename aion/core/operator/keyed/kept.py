@@ -63,8 +63,8 @@ class Facts(NamedTuple):
     ``begins``: the first row of each window. ``live``, ``executed``, ``open_``, ``early``: masks of the windows that
     are not gone, that have run, that have not ended, and that have not ended and have news. ``events``: of each window.
     ``entries``: (kind, time, events) of each entry in the due index. ``entry_row``: a row of the index whose page has
-    that entry, or -1 - a row of what was yielded. ``passed``: for the kinds whose entries may stay, the time up to which
-    they are due by now.
+    that entry, or -1 - a row of what was yielded. ``passed``: for the kinds whose entries may stay, the time up to
+    which they are due by now.
     """
 
     begins: Ints
