@@ -127,14 +127,21 @@ def spark_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[N
 
 
 def run_to_end(
-    stream: DataFrame, checkpoint: Path, expected_events: int, look: Callable[[], None] | None = None
+    stream: DataFrame,
+    checkpoint: Path,
+    expected_events: int,
+    look: Callable[[], None] | None = None,
+    *,
+    goes_on: bool = False,
 ) -> Run:
-    """Runs a streaming DataFrame over all its files and discards the output. Removes ``checkpoint`` afterwards.
+    """Runs a streaming DataFrame over all its files and discards the output. Removes ``checkpoint`` before and after.
 
-    Calls ``look`` a few times a second while it runs. Raises RuntimeError if it did not read exactly
-    ``expected_events``, since the rate would then be wrong.
+    ``goes_on``: it does neither, so a query goes on where the last one with this checkpoint ended. Calls ``look`` a few
+    times a second while it runs. Raises RuntimeError if it did not read exactly ``expected_events``, since the rate
+    would then be wrong.
     """
-    shutil.rmtree(checkpoint, ignore_errors=True)
+    if not goes_on:
+        shutil.rmtree(checkpoint, ignore_errors=True)
     started = time.perf_counter()
     query = (
         stream.writeStream.format("noop")
@@ -152,14 +159,15 @@ def run_to_end(
     finally:
         query.stop()
     wall_s = time.perf_counter() - started
-    shutil.rmtree(checkpoint, ignore_errors=True)
+    if not goes_on:
+        shutil.rmtree(checkpoint, ignore_errors=True)
     progress = [_plain(report) for report in query.recentProgress]
     events = sum(report["numInputRows"] for report in progress)
     if events != expected_events:
         raise RuntimeError(f"the query read {events:,} events, but the files hold {expected_events:,}")
     return Run(
         events=events,
-        steady_events_per_s=steady_rate(progress, SKIPPED_BATCHES),
+        steady_events_per_s=steady_rate(progress, 0 if goes_on else SKIPPED_BATCHES),
         whole_events_per_s=events / wall_s,
         wall_s=wall_s,
         dropped_by_spark=sum(report["dropped_by_spark"] for report in progress),

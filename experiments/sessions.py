@@ -1,23 +1,28 @@
-"""What windows of keys cost by how many are open: a batch of few events, one that touches all, and one that closes all.
+"""What windows of keys cost by how many are open: a batch of few events, a restart, one that touches all, and one that
+closes all.
 
-A run fills a query with keys, each with one event, then sends small batches that touch some of the keys, then one event
-of every key, and at last one event days later, which closes all windows. Every number of keys is a run of its own in
-the same JVM. The watermark reaches no end before that, so all windows are open.
+A run fills a query with keys, each with one event, then sends small batches that touch some of the keys. On Spark the
+query then stops, its state server is killed, and it starts again with one more small batch. Then comes one event of
+every key, and at last one event days later, which closes all windows. Every number of keys is a run of its own in the
+same JVM. The watermark reaches no end before that, so all windows are open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+
+from experiments.limits_workers import DAEMONS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +32,8 @@ FILL = 250_000
 MOST = {"spark": 1.1, "local": 2.0}
 """How much longer a batch of few events may take with the most windows open than with the fewest, up to a million."""
 MOST_OF_MORE = 2.0
+MOST_OF_RESTART = 2.0
+"""How much longer a restart may take with the most windows open than with the fewest."""
 MILLION = 1_000_000
 BUDGET_SHARE = 1.25
 """How much of the budget the memory of the server may grow to."""
@@ -48,21 +55,25 @@ class Settings:
     budget_mib: int
     cores: int
     seed: int
+    ends: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Seconds of a small batch (the median), of the batch that touches all windows, and of the one that closes them.
 
-    ``server_mib``: the largest resident memory of the state server over its memory before the first batch. ``panes``:
-    that came out at the end.
+    ``restart_s``: from the start of a query without a state server to the end of its first batch, a small one.
+    ``server_mib``: the largest resident memory of the state server over its memory before the first batch.
+    ``worker_mib``: the largest of a Python worker. ``panes``: that came out at the end.
     """
 
     fill_s: float
     small_s: float
+    restart_s: float
     all_s: float
     close_s: float
     server_mib: float
+    worker_mib: float
     panes: int
 
 
@@ -77,6 +88,7 @@ def sessions(
     budget_mib: Annotated[int, typer.Option(min=16, help="The memory budget.")] = 256,
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the events.")] = 1,
+    ends: Annotated[bool, typer.Option(help="Touch and close all windows at the end.")] = True,
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/sessions"),
 ) -> None:
     """What sessions, counts and windows per record cost, by how many of them are open."""
@@ -86,7 +98,7 @@ def sessions(
     console = wide_console()
     chosen = tuple(bench.pick(kinds, list(windows_of())))
     settings = Settings(
-        bench.numbers(sizes), chosen, tuple(bench.pick(legs, LEGS)), events, batches, budget_mib, cores, seed
+        bench.numbers(sizes), chosen, tuple(bench.pick(legs, LEGS)), events, batches, budget_mib, cores, seed, ends
     )
     out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
@@ -133,10 +145,13 @@ def measure(settings: Settings, work: Path, say: Callable[[str], None]) -> dict[
             for kind in settings.kinds:
                 for keys in settings.sizes:
                     cost = costs[leg, kind, keys] = run.cost(kind, keys)
+                    restart = f"restart {cost.restart_s:.2f} s; " if leg == "spark" else ""
+                    memory = f"server {cost.server_mib:+,.0f} MiB, worker {cost.worker_mib:,.0f} MiB; "
                     say(
                         f"{leg:<5} {kind:<7} {keys:>10,} keys: a batch of {settings.events:,} events "
-                        f"{cost.small_s * 1e3:,.0f} ms; all of them {cost.all_s:.2f} s; closing {cost.close_s:.2f} s; "
-                        f"filling {cost.fill_s:.1f} s; server {cost.server_mib:+,.0f} MiB; {cost.panes:,} panes"
+                        f"{cost.small_s * 1e3:,.0f} ms; {restart}"
+                        f"all of them {cost.all_s:.2f} s; closing {cost.close_s:.2f} s; "
+                        f"filling {cost.fill_s:.1f} s; {memory if leg == 'spark' else ''}{cost.panes:,} panes"
                     )
     return costs
 
@@ -155,6 +170,13 @@ def verdicts(settings: Settings, costs: dict[Place, Cost]) -> list[str]:
                 f"{leg}, {kind}: a small batch with {keys:,} keys over one with {few:,}: "
                 f"{bench.beside(ratio, limit)} (at most {limit}: {holds})"
             )
+        if leg == "spark" and keys > few:
+            ratio = cost.restart_s / costs[leg, kind, few].restart_s
+            holds = "holds" if ratio <= MOST_OF_RESTART else "does not hold"
+            found.append(
+                f"{leg}, {kind}: a restart with {keys:,} keys over one with {few:,}: "
+                f"{bench.beside(ratio, MOST_OF_RESTART)} (at most {MOST_OF_RESTART}: {holds})"
+            )
         if leg == "spark" and keys >= MILLION:
             limit = settings.budget_mib * BUDGET_SHARE
             holds = "holds" if cost.server_mib <= limit else "does not hold"
@@ -165,8 +187,16 @@ def verdicts(settings: Settings, costs: dict[Place, Cost]) -> list[str]:
     return found
 
 
-def tables(keys: int, settings: Settings) -> list[pa.Table]:
-    """The batches: those that fill, the small ones, one with all keys, and one long afterwards."""
+class Tables(NamedTuple):
+    """The batches: those that fill, small ones, one after a restart, and one of all keys and one long afterwards."""
+
+    fill: list[pa.Table]
+    small: list[pa.Table]
+    again: list[pa.Table]
+    ends: list[pa.Table]
+
+
+def tables(keys: int, settings: Settings) -> Tables:
     import numpy as np
     import pyarrow as pa
 
@@ -182,17 +212,18 @@ def tables(keys: int, settings: Settings) -> list[pa.Table]:
         ids = np.arange(begin, min(begin + FILL, keys))
         made.append(table(ids, draw.integers(0, SPREAD_S, len(ids))))
     n = settings.events
-    small = [table(draw.integers(0, keys, n), np.full(n, SPREAD_S + batch)) for batch in range(settings.batches)]
-    every = table(np.arange(keys), np.full(keys, SPREAD_S + settings.batches))
-    return [*made, *small, every, table([0], [10 * 86_400])]
+    small = [table(draw.integers(0, keys, n), np.full(n, SPREAD_S + batch)) for batch in range(settings.batches + 1)]
+    every = table(np.arange(keys), np.full(keys, SPREAD_S + len(small)))
+    ends = [every, table([0], [10 * 86_400])] if settings.ends else []
+    return Tables(made, small[:-1], small[-1:], ends)
 
 
-def _cost(seconds: Sequence[float], settings: Settings, server_mib: float, panes: int) -> Cost:
-    """``seconds``: of the batches of :func:`tables`, and of the one in which the windows close."""
-    *fill, all_s, jump_s, close_s = seconds
-    small = fill[-settings.batches :]
-    fill_s = sum(fill[: -settings.batches])
-    return Cost(fill_s, statistics.median(small[WARM:]), all_s, jump_s + close_s, server_mib, panes)
+def _cost(batches: Tables, before: Sequence[float], ends: Sequence[float], restart_s: float, panes: int) -> Cost:
+    """``before``, ``ends``: seconds of the batches that fill and the small ones, and of the ends."""
+    n = len(batches.fill)
+    all_s = ends[0] if ends else 0.0
+    small_s = statistics.median(before[n:][WARM:])
+    return Cost(sum(before[:n]), small_s, restart_s, all_s, sum(ends[1:]), 0.0, 0.0, panes)
 
 
 class _Local:
@@ -212,18 +243,21 @@ class _Local:
         from aion import aggregates as A
 
         policy = {"memory": {"budget": f"{self._settings.budget_mib} MiB"}, "lateness": {"coverage": None}}
+        batches = tables(keys, self._settings)
         seconds, panes = [], 0
         with aion.LocalOperator(
             windows=windows_of()[kind], key="key", time="ts", aggregates={"n": A.count()}, policy=policy
         ) as operator:
-            for at, table in enumerate(tables(keys, self._settings)):
+            for at, table in enumerate((*batches.fill, *batches.small, *batches.ends)):
                 begin = time.perf_counter()
                 panes += operator.process(table, ORIGIN_US + at * SECOND_US // 10).num_rows
                 seconds.append(time.perf_counter() - begin)
-            begin = time.perf_counter()
-            panes += operator.advance(ORIGIN_US + 9 * 86_400 * SECOND_US).num_rows
-            seconds.append(time.perf_counter() - begin)
-        return _cost(seconds, self._settings, 0.0, panes)
+            if batches.ends:
+                begin = time.perf_counter()
+                panes += operator.advance(ORIGIN_US + 9 * 86_400 * SECOND_US).num_rows
+                seconds.append(time.perf_counter() - begin)
+        n = len(batches.fill) + len(batches.small)
+        return _cost(batches, seconds[:n], seconds[n:], 0.0, panes)
 
 
 class _OnSpark:
@@ -254,46 +288,73 @@ class _OnSpark:
 
         import aion
         from aion import aggregates as A
-        from experiments.ingest_stream import file_stream, run_to_end
+        from experiments.ingest_stream import Run, file_stream, run_to_end
 
         folder = self._work / f"{kind}-{keys}"
         folder.mkdir()
-        made = tables(keys, self._settings)
-        paths = [folder / f"{number:06d}.parquet" for number in range(len(made))]
-        for number, (path, table) in enumerate(zip(paths, made, strict=True)):
-            pq.write_table(table, path)
-            os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
-        stream = aion.windowed(
-            file_stream(self._spark, paths, "key bigint, ts timestamp, value double", "1 hour"),
-            windows=windows_of()[kind], key=["key"], time="ts", aggregates={"n": A.count()},
-        )  # fmt: skip
-        memory = _ServerMemory()
-        run = run_to_end(stream, self._work / "checkpoint", sum(table.num_rows for table in made), memory.look)
-        shutil.rmtree(folder)
-        shutil.rmtree(self._work / "state", ignore_errors=True)
-        seconds = [report["durationMs"]["triggerExecution"] / 1e3 for report in run.progress]
-        panes = sum(max(report["output_rows"] or 0, 0) for report in run.progress)
-        return _cost(seconds[: len(made) + 1], self._settings, memory.grown_mib, panes)
+        batches = tables(keys, self._settings)
+        memory = _Memory(self._spark._jvm.java.lang.ProcessHandle.current().pid())
+        paths: list[Path] = []
+
+        def run(made: Sequence[pa.Table]) -> Run:
+            """Goes on with the query, with more files."""
+            for table in made:
+                paths.append(folder / f"{len(paths):06d}.parquet")
+                pq.write_table(table, paths[-1])
+                os.utime(paths[-1], (1_700_000_000 + len(paths), 1_700_000_000 + len(paths)))
+            stream = aion.windowed(
+                file_stream(self._spark, paths, "key bigint, ts timestamp, value double", "1 hour"),
+                windows=windows_of()[kind], key=["key"], time="ts", aggregates={"n": A.count()},
+            )  # fmt: skip
+            events = sum(table.num_rows for table in made)
+            return run_to_end(stream, self._work / "checkpoint", events, memory.look, goes_on=True)
+
+        runs = [run([*batches.fill, *batches.small])]
+        memory.kill_server()
+        runs.append(run(batches.again))
+        runs += [run(batches.ends)] if batches.ends else []
+        for left in (folder, self._work / "checkpoint", self._work / "state"):
+            shutil.rmtree(left, ignore_errors=True)
+        seconds = [[report["durationMs"]["triggerExecution"] / 1e3 for report in r.progress] for r in runs]
+        panes = sum(max(report["output_rows"] or 0, 0) for r in runs for report in r.progress)
+        # A query that starts again may begin with a batch without events.
+        of_ends = seconds[2][-len(batches.ends) - 1 :] if batches.ends else []
+        cost = _cost(batches, seconds[0], of_ends, runs[1].wall_s, panes)
+        return replace(cost, server_mib=memory.server_mib, worker_mib=memory.worker_mib)
 
 
-class _ServerMemory:
-    """The resident memory of the state server while a query runs."""
+class _Memory:
+    """The resident memory of the state server and of Python workers while a query runs. ``executor``: their process."""
 
-    def __init__(self) -> None:
-        self._first = self._largest = 0.0
+    def __init__(self, executor: int) -> None:
+        self._executor = executor
+        self._first = self._largest = self.worker_mib = 0.0
 
     def look(self) -> None:
-        import psutil
+        for process, command in _processes():
+            mib = process.memory_info().rss / MIB
+            if self._is_server(command):
+                self._first = self._first or mib
+                self._largest = max(self._largest, mib)
+            elif DAEMONS["aion"] in command:
+                self.worker_mib = max(self.worker_mib, mib)
 
-        for process in psutil.process_iter():
-            try:
-                if "state_backends.server.main" in process.cmdline():
-                    mib = process.memory_info().rss / MIB
-                    self._first = self._first or mib
-                    self._largest = max(self._largest, mib)
-            except psutil.Error:
-                continue
+    def kill_server(self) -> None:
+        for process, command in _processes():
+            if self._is_server(command):
+                process.kill()
+
+    def _is_server(self, command: Sequence[str]) -> bool:
+        return "state_backends.server.main" in command and str(self._executor) in command
 
     @property
-    def grown_mib(self) -> float:
+    def server_mib(self) -> float:
         return self._largest - self._first
+
+
+def _processes() -> Iterator[tuple[Any, list[str]]]:
+    import psutil
+
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            yield process, process.cmdline()
