@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from aion.aggregates.layout import Layout
 from aion.aggregates.lists import Distinct
@@ -34,11 +34,13 @@ def explain_plan(
     *,
     asked_levels: int,
     reading: str | None = None,
+    lossy: Sequence[str] = (),
     hand_over_bytes: int | None = None,
 ) -> str:
     """Says the text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer.
 
-    ``reading``: how the children read events themselves. None: Spark reads them. ``hand_over_bytes``: from how many
+    ``reading``: how the children read events themselves. None: Spark reads them. ``lossy``: what drops late rows before
+    they get here. ``hand_over_bytes``: from how many
     bytes on they hand events over in files (docs/hand-over.md). None: they never do.
     """
     by = f"by key {', '.join(plan.key)}" if plan.key else "without key"
@@ -49,7 +51,14 @@ def explain_plan(
             *_slices(plan.windows),
         ],
         "Aggregates" if plan.layout is not None else "Function": [*_aggregates(plan)],
-        "What runs where": [*([("files", reading)] if reading else []), *_places(plan, policy, tree, asked_levels)],
+        "What runs where": [
+            *([("files", reading)] if reading else []),
+            *(
+                ("before", f"{name} drops rows that are later than the watermark, before they get here")
+                for name in lossy
+            ),
+            *_places(plan, policy, tree, asked_levels),
+        ],
         "What crosses the network": [*_crossing(plan, tree, decisions, hand_over_bytes)],
         "State": [("", _state(policy, final_only=plan.final_only)), *_completeness(plan, policy)],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -169,6 +169,10 @@ class Files:
         )
         column, delay_us = self._watermark
         return _counted(rows, name).withWatermark(quoted(column), _spark_delay(delay_us))
+
+    @property
+    def lossy(self) -> Sequence[str]:
+        return ()  # only conditions come before it
 
     def delay_us(self, time: str) -> int | None:
         """Returns the delay of the watermark in microseconds. None if the watermark is on another column than

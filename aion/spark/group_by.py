@@ -17,7 +17,7 @@ from aion.config.layers import Source as PolicySource
 from aion.core.ingest.hashing import hashed_as
 from aion.errors import ConfigError
 from aion.execute.assembly import prestages
-from aion.spark import starts
+from aion.spark import starts, upstream
 from aion.spark.settings import check_name, conf, place_of_state, resolved_policy, shard_count, task_failures
 from aion.spark.shards import shard_column, shard_ids
 from aion.spark.sources import WATERMARK
@@ -35,15 +35,20 @@ _KEY, _TIME = "__aion_key_", "__aion_time"
 
 
 def group_by(
-    df: DataFrame, *columns: str | Column, policy: PolicySource | None = None, name: str = "stateful"
+    df: DataFrame,
+    *columns: str | Column,
+    policy: PolicySource | None = None,
+    lossy_upstream: bool = False,
+    name: str = "stateful",
 ) -> Grouped:
     """Groups a DataFrame by columns, for a stateful processor whose state is in Aion's store.
 
     ``df``: a DataFrame, streaming or not. ``columns``: names or expressions, as for ``DataFrame.groupBy``. ``policy``:
-    a preset, a path or a mapping; it overrides the session's. ``name`` identifies this operator within a query. Keep it
+    a preset, a path or a mapping; it overrides the session's. ``lossy_upstream=True``: operators of the query before
+    this one may drop late rows, which is an error otherwise. ``name`` identifies this operator within a query. Keep it
     the same over restarts. Raises ConfigError.
     """
-    return Grouped(df, columns, policy, name)
+    return Grouped(df, columns, policy, name, lossy_upstream=lossy_upstream)
 
 
 class Grouped:
@@ -52,7 +57,15 @@ class Grouped:
     The arguments, the processor and the rows are those of pyspark; the state is in Aion's store (docs/stateful.md).
     """
 
-    def __init__(self, df: DataFrame, columns: Sequence[str | Column], policy: PolicySource | None, name: str) -> None:
+    def __init__(
+        self,
+        df: DataFrame,
+        columns: Sequence[str | Column],
+        policy: PolicySource | None,
+        name: str,
+        *,
+        lossy_upstream: bool,
+    ) -> None:
         if not isinstance(df, DataFrame):
             raise TypeError(f"group_by: {df!r} is not a DataFrame; .to_df() of a stream of aion.read_files makes one")
         check_name(name)
@@ -61,11 +74,12 @@ class Grouped:
         if not columns:
             raise ConfigError("group_by: it needs at least one column; state is kept for each key")
         self._df, self._columns, self._policy, self._name = df, columns, policy, name
+        self._lossy_upstream = lossy_upstream
 
     @classmethod
     def of_spark(cls, grouped: GroupedData, name: str) -> Grouped:
-        """Returns what Spark has grouped."""
-        return cls(*_frame_and_columns(grouped), None, name)
+        """Returns what Spark has grouped. Late rows may be lost before that, as on stock Spark."""
+        return cls(*_frame_and_columns(grouped), None, name, lossy_upstream=True)
 
     def transformWithStateInPandas(
         self,
@@ -123,6 +137,8 @@ class Grouped:
             stock = initial._df.groupBy(*initial._columns) if isinstance(initial, Grouped) else initial
             grouped = self._df.groupBy(*self._columns)
             return METHODS[method](grouped, processor, output, output_mode, time_mode, stock, event_time)
+        if not self._lossy_upstream and time_mode.lower() != "eventtime":  # with event time, it drops late rows itself
+            upstream.check("group_by", self._df)
         spark = self._df.sparkSession
         policy = resolved_policy(spark, self._policy, {})
         starts.watch(spark)

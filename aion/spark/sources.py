@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from pyspark.sql.types import DoubleType, FloatType, StringType, StructType
 from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.query.plan import Plan
 from aion.errors import SchemaError, WatermarkError
+from aion.spark import upstream
 from aion.spark.blocks import row_type
 from aion.spark.child import Child, ChildWork
 from aion.spark.shards import shard_column
@@ -38,21 +39,26 @@ class Source(Protocol):
     def reading(self, plan: Plan) -> str | None:
         """Returns how the children read the events themselves, in words. None: Spark reads them."""
 
+    @property
+    def lossy(self) -> Sequence[str]:
+        """Returns what drops late rows before they get here, in words."""
+
     def children(self, work: ChildWork) -> DataFrame:
         """Returns the rows of blocks (:mod:`aion.spark.blocks`) that the children make of the events, with the
         watermark.
         """
 
 
-_CHILD = re.compile(r"\bMapInArrow (Child|FileChild)\(")
-"""How a plan of Spark shows what comes before an operator with windows."""
-
-
 class Rows:
-    """A streaming DataFrame with an event in each row. Raises WatermarkError or SchemaError if it cannot be used."""
+    """A streaming DataFrame with an event in each row. Raises WatermarkError or SchemaError if it cannot be used.
 
-    def __init__(self, df: DataFrame) -> None:
+    ``caller``: who needs it. ``lossy_upstream``: late rows may be lost before they are in it.
+    """
+
+    def __init__(self, df: DataFrame, caller: str, *, lossy_upstream: bool) -> None:
         _check_stream(df)
+        if not lossy_upstream:
+            upstream.check(caller, df)
         names = df.columns
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
@@ -67,6 +73,10 @@ class Rows:
 
     def reading(self, plan: Plan) -> None:
         return None
+
+    @property
+    def lossy(self) -> Sequence[str]:
+        return upstream.lossy(self._df)
 
     def children(self, work: ChildWork) -> DataFrame:
         """Only the columns that are needed are sent to Python, under names that pyspark need not quote."""
@@ -111,7 +121,7 @@ def _check_stream(df: DataFrame) -> None:
             "windowed: the DataFrame has no watermark, so no window would ever run; call e.g. "
             ".withWatermark('ts', '20 seconds') before windowed, and keep that column in the DataFrame"
         )
-    if _CHILD.search(df._jdf.queryExecution().analyzed().toString()):
+    if upstream.has_windows(df):
         raise WatermarkError(
             "windowed: the DataFrame has results of another aion.windowed and a watermark of its own. Spark uses the "
             "smallest watermark of a query, so each would wait for the other, and nothing would come out. Write the "

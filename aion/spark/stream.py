@@ -59,7 +59,8 @@ def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: U
     ``lateness_us``, ``reason`` and ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
     earlier ones. Raises WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
     """
-    source, asked = _source(df), spec_of("windowed", spec, definition)
+    asked = spec_of("windowed", spec, definition)
+    source = _source("windowed", df, asked)
     spark = source.session
     query = _resolve(source, asked)
     plan, resolved, tree = query.plan, query.policy, query.tree
@@ -96,8 +97,9 @@ def explain(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Un
     Starts nothing. Raises the same errors as :func:`windowed`, but for those that depend on where state is kept and on
     how keys are hashed.
     """
-    source = _source(df)
-    query = _resolve(source, spec_of("explain", spec, definition))
+    asked = spec_of("explain", spec, definition)
+    source = _source("explain", df, asked)
+    query = _resolve(source, asked)
     levels = query.policy.distribution.merge_levels
     reading = source.reading(query.plan)
     return explain_plan(
@@ -107,6 +109,7 @@ def explain(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Un
         query.decisions,
         asked_levels=levels,
         reading=reading,
+        lossy=source.lossy,
         hand_over_bytes=hand_over_bytes(query.plan, query.policy),
     )
 
@@ -121,8 +124,8 @@ class _Query:
     decisions: dict[str, MergingDecision]
 
 
-def _source(stream: DataFrame | Files) -> Source:
-    return stream if isinstance(stream, Files) else Rows(stream)
+def _source(caller: str, stream: DataFrame | Files, spec: Spec) -> Source:
+    return stream if isinstance(stream, Files) else Rows(stream, caller, lossy_upstream=spec.lossy_upstream)
 
 
 def _resolve(source: Source, spec: Spec) -> _Query:

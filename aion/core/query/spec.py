@@ -39,6 +39,7 @@ class Keywords(TypedDict, total=False):
     fan_in: int | None
     keys_disjoint: bool
     completeness: bool
+    lossy_upstream: bool
     name: str
     record: str | Path | None
 
@@ -64,7 +65,8 @@ class Spec:
     The other fields only matter on Spark. ``merge_levels`` and ``fan_in`` override ``distribution`` of the policy: the
     levels between source partitions and shards that merge blocks. ``keys_disjoint=True`` declares that all events of a
     key come from one source partition, so nothing has to be merged before the shards. If that is wrong, the panes are
-    still right. ``name`` identifies this operator within a query. Keep it the same over restarts.
+    still right. ``lossy_upstream=True``: an operator before this one may drop late events, which is an error otherwise.
+    ``name`` identifies this operator within a query. Keep it the same over restarts.
 
     Raises WindowError, SchemaError or ConfigError for an error that does not depend on the input.
     """
@@ -82,6 +84,7 @@ class Spec:
     fan_in: int | None = None
     keys_disjoint: bool = False
     completeness: bool = False
+    lossy_upstream: bool = False
     name: str = "windowed"
     record: str | Path | None = None
 
@@ -100,7 +103,7 @@ class Spec:
                     f"emit='final' gives one pane for each window, when it is final, so windows: {name!r} cannot have "
                     f"emit_on={window.emit_on!r}; leave one of them out"
                 )
-        for name in ("blocking", "keys_disjoint", "completeness"):
+        for name in ("blocking", "keys_disjoint", "completeness", "lossy_upstream"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{name}: {value!r} is neither True nor False")
         is_path = isinstance(self.record, str) or hasattr(self.record, "__fspath__")
