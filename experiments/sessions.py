@@ -43,6 +43,7 @@ SPREAD_S = 600
 MIB = 1 << 20
 LEGS = ("local", "spark")
 WARM = 4  # small batches that are not measured
+AGAIN = 2  # after a restart, before the batch of all keys, so that what starts is not measured with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,9 @@ def verdicts(settings: Settings, costs: dict[Place, Cost]) -> list[str]:
 
 
 class Tables(NamedTuple):
-    """The batches: those that fill, small ones, one after a restart, and one of all keys and one long afterwards."""
+    """The batches: those that fill, small ones, one after a restart, and at the end a few more small ones, one of all
+    keys, and one long afterwards.
+    """
 
     fill: list[pa.Table]
     small: list[pa.Table]
@@ -212,15 +215,19 @@ def tables(keys: int, settings: Settings) -> Tables:
         ids = np.arange(begin, min(begin + FILL, keys))
         made.append(table(ids, draw.integers(0, SPREAD_S, len(ids))))
     n = settings.events
-    small = [table(draw.integers(0, keys, n), np.full(n, SPREAD_S + batch)) for batch in range(settings.batches + 1)]
-    every = table(np.arange(keys), np.full(keys, SPREAD_S + len(small)))
-    ends = [every, table([0], [10 * 86_400])] if settings.ends else []
-    return Tables(made, small[:-1], small[-1:], ends)
+    small = [
+        table(draw.integers(0, keys, n), np.full(n, SPREAD_S + batch)) for batch in range(settings.batches + 1 + AGAIN)
+    ]
+    small, again = small[: settings.batches], small[settings.batches :]
+    every = table(np.arange(keys), np.full(keys, SPREAD_S + settings.batches + len(again)))
+    ends = [*again[1:], every, table([0], [10 * 86_400])] if settings.ends else []
+    return Tables(made, small, again[:1], ends)
 
 
 def _cost(batches: Tables, before: Sequence[float], ends: Sequence[float], restart_s: float, panes: int) -> Cost:
     """``before``, ``ends``: seconds of the batches that fill and the small ones, and of the ends."""
     n = len(batches.fill)
+    ends = ends[AGAIN:]
     all_s = ends[0] if ends else 0.0
     small_s = statistics.median(before[n:][WARM:])
     return Cost(sum(before[:n]), small_s, restart_s, all_s, sum(ends[1:]), 0.0, 0.0, panes)
