@@ -228,7 +228,7 @@ class LocalOperator:
         if table is not None:
             builder = make_builder(executor.plan, self.policy, self._codec, ShardOfKeys([0]))
             for batch in table.to_batches():
-                rows += executor.arrive([b.block for b in builder.add(batch)])
+                rows += executor.arrive([b.block for b in builder.add(executor.fresh(batch))])
             rows += executor.arrive([b.block for b in builder.finish()])
         rows += executor.end_batch(last=last)
         return rows

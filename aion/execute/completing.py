@@ -11,7 +11,8 @@ from aion.base.row_hash import hash_rows
 from aion.core.operator.actions import Execute
 from aion.core.operator.completeness import PaneFacts, rate
 from aion.core.operator.operator import Operator
-from aion.core.query.plan import COMPLETENESS_COLUMNS, Plan
+from aion.core.query.columns import COMPLETENESS_COLUMNS
+from aion.core.query.plan import Plan
 
 _SEED = 0x636F6D70  # the rows that are learnt from must not depend on how keys are spread over shards
 

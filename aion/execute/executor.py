@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from aion.base.numbers import NEVER, within
+from aion.base.numbers import LATEST_US, NEVER, within
 from aion.core.compaction import BlockFact, Compact
 from aion.core.ingest.key_ranges import Keys
 from aion.core.operator.actions import (
@@ -34,6 +34,8 @@ from aion.core.operator.actions import (
 from aion.core.operator.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
 from aion.core.operator.operator import Operator
 from aion.core.query.plan import Plan
+from aion.core.slicing.grid import start_of
+from aion.core.unique import Unique
 from aion.execute.applying import Seen
 from aion.execute.combining import windows_at_once
 from aion.execute.compactions import carry_out
@@ -62,6 +64,8 @@ class Executor:
         self._contents: Contents = RowContents(plan) if contents is None else contents
         if operator.keyed:
             operator.keyed.keep_in(attempt)
+        self._unique = Unique(plan.unique, plan.time) if plan.unique else None
+        self._purged = False  # in this batch
         self._seeks = self._contents.compacts and bool(plan.key)
         self._keyed = [self._contents.keyed(part, attempt, self._timed) for part in plan.parts]
         self._keyed_of = {
@@ -80,6 +84,10 @@ class Executor:
             self.recorder.advanced(watermark_us)
         yield from self._carry_out(self.operator.handle(WatermarkAdvanced(watermark_us)), ())
         self._dealt()
+
+    def fresh(self, events: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns events without those that have come before, if each event counts once. Make blocks of these."""
+        return events if self._unique is None else self._unique.of(events, self.attempt)
 
     def arrive(self, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
         """Keeps what is in time or late. Yields what is too late as dropped rows."""
@@ -101,6 +109,11 @@ class Executor:
     def save(self) -> None:
         """At the end of a batch: writes what the operator keeps in the attempt's map."""
         self.operator.keyed.write()
+        if self._unique is not None and self._purged:
+            # What is accepted is in a block, so nothing is accepted where no block is left.
+            first = min(map(start_of, self.operator.segments), default=LATEST_US)
+            self._unique.forget(first, self.attempt)
+            self._purged = False
 
     def due_next(self, watermark_us: int | None) -> tuple[int, ...]:
         """The slices of the windows that are executed when the watermark gets there."""
@@ -127,7 +140,9 @@ class Executor:
             elif kind is _Release:
                 releases = list(neighbours)
                 destage = [s for a in _all(Destage, releases) for s in a.slices]
-                self.attempt.release(destage, [s for a in _all(Purge, releases) for s in a.slices])
+                purge = [s for a in _all(Purge, releases) for s in a.slices]
+                self.attempt.release(destage, purge)
+                self._purged |= bool(purge)
             else:
                 for action in neighbours:
                     match action:

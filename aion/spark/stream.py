@@ -17,7 +17,8 @@ from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.ingest.hashing import hashed_as
 from aion.core.operator.actions import PaneKind
-from aion.core.query.plan import COMPLETENESS_COLUMNS, DROPPED_COLUMNS, Plan
+from aion.core.query.columns import COMPLETENESS_COLUMNS, DROPPED_COLUMNS
+from aion.core.query.plan import Plan
 from aion.core.query.spec import Keywords, Spec, spec_of
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
 from aion.errors import ConfigError, SchemaError

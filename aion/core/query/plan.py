@@ -5,8 +5,9 @@ All times here are int64 microseconds. All timestamp columns are ``timestamp[us]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,8 +17,9 @@ import pyarrow as pa
 from aion import aggregates as agg
 from aion.aggregates.partial import Extreme, Partial
 from aion.aggregates.values import combined
-from aion.base.schema import instead_of_nested, parse_schema
+from aion.base.schema import parse_schema
 from aion.core.gaps import gaps_us, is_gap
+from aion.core.query.columns import check_columns, check_names, check_zone, identity, key_names, result_schema
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
 from aion.core.windows import (
@@ -30,6 +32,7 @@ from aion.core.windows import (
     PerRecord,
     Punctuated,
     Session,
+    Tumbling,
     named,
 )
 from aion.errors import ApplyError, ConfigError, SchemaError, WindowError
@@ -39,6 +42,9 @@ _MARKS = 64
 """Only the first 64 definitions may be Punctuated: each row has 64 bits, one for each, set if it is a punctuation."""
 EMITS = ("all", FINAL)
 """What comes out of a window: all its panes, or one pane when its bound has passed."""
+
+
+_SENT = timedelta(hours=1)  # how long the slices are of the events that children send
 
 
 class Window(NamedTuple):
@@ -54,13 +60,6 @@ Key = tuple[Any, ...]
 ApplyResult: TypeAlias = Any
 ApplyFunction = Callable[[Key, Window, Iterator[pa.RecordBatch]], ApplyResult]
 
-# Columns that every result has besides the user's own.
-WINDOW_COLUMNS = ("window", "window_start", "window_end")
-PANE_COLUMNS = ("pane", "kind", "events", "late_events", "closes_at")
-# Columns that results with completeness=True have, too.
-COMPLETENESS_COLUMNS = ("completeness", "completeness_low")
-DROPPED_COLUMNS = ("event_time", "lateness_us", "reason", "event")
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -73,7 +72,8 @@ class Plan:
     those that need event rows. It has its own definitions and its own blocks. ``own``: the definitions that this plan's
     blocks are for, by number. None: all. ``name_offset_us``: a segment's name minus its start
     (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). ``final_only``: each window runs once, when its bound has passed.
-    ``completeness``: whether rows say how complete they are.
+    ``completeness``: whether rows say how complete they are. ``unique``: the columns that identify an event, so that
+    it counts once (:mod:`aion.core.unique`); empty: all events count.
     """
 
     key: tuple[str, ...]
@@ -89,6 +89,7 @@ class Plan:
     name_offset_us: int = 0
     final_only: bool = False
     completeness: bool = False
+    unique: tuple[str, ...] = ()
 
     def with_windows(self, changed: Mapping[int, Definition]) -> Plan:
         """Returns the same plan, but these definitions, by number, are others of the same kind."""
@@ -96,6 +97,16 @@ class Plan:
         own = None if self.own is None else {n: changed.get(n, w) for n, w in self.own.items()}
         event_rows = None if self.event_rows is None else self.event_rows.with_windows(changed)
         return replace(self, windows=windows, own=own, event_rows=event_rows)
+
+    @cached_property
+    def sent(self) -> Plan:
+        """The plan for the blocks that children send. It is another one if each event counts once.
+
+        Then they send events, because what they have put together cannot be taken apart again.
+        """
+        if not self.unique:
+            return self
+        return Plan(self.key, self.time, {"sent": Tumbling(_SENT)}, self.schema, None, self.apply, self.outputs)
 
     @cached_property
     def calendars(self) -> dict[int, Calendar]:
@@ -243,33 +254,9 @@ class Plan:
             "block": [[f.name, str(f.type)] for f in self.block_schema],
             "partials": self.layout.spec() if self.layout else [],
             **({"emit": FINAL} if self.final_only else {}),
+            **({"unique": list(self.unique)} if self.unique else {}),
             **({"event_rows": self.event_rows.definition} if self.event_rows is not None else {}),
         }
-
-
-def result_schema(
-    key: Iterable[pa.Field], timestamp: pa.DataType, outputs: Iterable[pa.Field], *, completeness: bool = False
-) -> pa.Schema:
-    """Returns the columns of a result: keys, window, the user's results, pane, and those for dropped rows."""
-    return pa.schema(
-        [
-            *(pa.field(f.name, f.type) for f in key),
-            pa.field("window", pa.string()),
-            pa.field("window_start", timestamp),
-            pa.field("window_end", timestamp),
-            *(pa.field(f.name, f.type) for f in outputs),
-            pa.field("pane", pa.int32()),
-            pa.field("kind", pa.string()),
-            pa.field("events", pa.int64()),
-            pa.field("late_events", pa.int64()),
-            pa.field("closes_at", timestamp),
-            *((pa.field(name, pa.float64()) for name in COMPLETENESS_COLUMNS) if completeness else ()),
-            pa.field("event_time", timestamp),
-            pa.field("lateness_us", pa.int64()),
-            pa.field("reason", pa.string()),
-            pa.field("event", pa.string()),
-        ]
-    )
 
 
 def make_plan(
@@ -284,30 +271,32 @@ def make_plan(
     blocking: bool = True,
     final_only: bool = False,
     completeness: bool = False,
+    unique: str | Sequence[str] | None = None,
 ) -> Plan:
     """Checks a definition against the input's schema.
 
     ``blocking``: whether ``apply`` needs all events before it can begin (paper 3.3). Aggregates never block: partials
     are decoded while others are still read. ``completeness``: whether the result has the columns
-    :data:`COMPLETENESS_COLUMNS`. ``schema`` must have the time as ``timestamp[us]``. Raises SchemaError,
-    WindowError or ConfigError.
+    :data:`aion.core.query.columns.COMPLETENESS_COLUMNS`. ``unique``: see :class:`Plan`. ``schema`` must have the time
+    as ``timestamp[us]``. Raises SchemaError, WindowError or ConfigError.
     """
     keys = key_names(key)
-    _check_columns(schema, keys, time)
+    check_columns(schema, keys, time)
     definitions = named(windows)
-    _check_zone(schema.field(time), definitions)
+    check_zone(schema.field(time), definitions)
+    recognised = identity(unique, keys, schema)
     names = output_fields(aggregates, apply, outputs)
     if aggregates is None:
         result = pa.schema(names)
-        _check_names(keys, result.names, completeness=completeness)
+        check_names(keys, result.names, completeness=completeness)
         _deciding(definitions, schema)
         return Plan(
             keys, time, definitions, schema, None, apply, result, blocking,
-            final_only=final_only, completeness=completeness,
+            final_only=final_only, completeness=completeness, unique=recognised,
         )  # fmt: skip
     bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]
     result = pa.schema([pa.field(b.name, b.type) for b in bound])
-    _check_names(keys, result.names, completeness=completeness)
+    check_names(keys, result.names, completeness=completeness)
     numbered = dict(enumerate(definitions.values()))
     event_wise = {number: w for number, w in numbered.items() if is_event_wise(w)}
     others = {number: w for number, w in numbered.items() if number not in event_wise}
@@ -315,7 +304,7 @@ def make_plan(
 
     def part(own: Mapping[int, Definition], event_rows: Plan | None = None, name_offset_us: int = 0) -> Plan:
         layout = agg.Layout(bound, _besides(own.values(), time, schema.field(time).type))
-        columns = (*keys, time, *(c for c in layout.columns if c in schema.names), *deciding)
+        columns = (*keys, time, *(c for c in layout.columns if c in schema.names), *deciding, *recognised)
         kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
         return Plan(
             keys,
@@ -331,24 +320,12 @@ def make_plan(
             name_offset_us,
             final_only,
             completeness,
+            () if name_offset_us else recognised,
         )
 
     if event_wise and others:
         return part(others, part(event_wise, name_offset_us=EVENT_ROWS_US))
     return part(numbered)
-
-
-def key_names(key: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the names of the key columns. Raises SchemaError if ``key`` is no name or list of different names."""
-    names = (key,) if isinstance(key, str) else () if key is None else key
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise SchemaError(
-            f"key: {key!r} is neither the name of a column nor a list of names; give e.g. key='user' or "
-            "key=['user', 'page']"
-        )
-    if len(set(names)) != len(names):
-        raise SchemaError(f"key: {list(names)} names a column twice")
-    return tuple(names)
 
 
 def output_fields(
@@ -463,37 +440,3 @@ def _says(window: Punctuated, events: pa.RecordBatch) -> Any:
 
 def _micros(column: Any) -> Any:
     return combined(column).cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-
-
-def _check_columns(schema: pa.Schema, keys: Sequence[str], time: str) -> None:
-    for what, name in [("time", time), *(("key", k) for k in keys)]:
-        if name not in schema.names:
-            raise SchemaError(f"{what}: there is no column {name!r}; the columns are {', '.join(schema.names)}")
-    if not pa.types.is_timestamp(schema.field(time).type):
-        raise SchemaError(f"time: column {time!r} is of type {schema.field(time).type}; a timestamp is needed")
-    for name in keys:
-        type_ = schema.field(name).type
-        if pa.types.is_nested(type_):
-            raise SchemaError(f"key: column {name!r} is of type {type_}; {instead_of_nested(name, type_)}")
-
-
-def _check_names(keys: Sequence[str], outputs: Sequence[str], *, completeness: bool) -> None:
-    taken = {*WINDOW_COLUMNS, *PANE_COLUMNS, *DROPPED_COLUMNS, *(COMPLETENESS_COLUMNS if completeness else ())}
-    for what, names in (("key", keys), ("result column", outputs)):
-        for name in names:
-            if name in taken:
-                raise SchemaError(f"{what}: {name!r} is a column that every result has; use another name")
-    for name in outputs:
-        if name in keys:
-            raise SchemaError(f"result column: {name!r} is a key column already; use another name")
-
-
-def _check_zone(time: pa.Field, definitions: Mapping[str, Definition]) -> None:
-    """A timestamp without zone may be what a clock showed somewhere, and a calendar needs instants."""
-    for name, window in definitions.items():
-        if isinstance(window, Calendar) and time.type.tz is None:
-            raise SchemaError(
-                f"windows: {name!r} needs instants, but the times in column {time.name!r} have no time zone; make it a "
-                "timestamp with a zone: 'timestamp' instead of 'timestamp_ntz' in Spark, pa.timestamp('us', 'UTC') in "
-                "Arrow"
-            )

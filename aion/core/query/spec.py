@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from aion.aggregates import Aggregate
 from aion.base.time import format_duration
-from aion.core.query.plan import EMITS, FINAL, ApplyFunction, Plan, key_names, make_plan, output_fields, result_schema
+from aion.core.query.columns import key_names, result_schema
+from aion.core.query.plan import EMITS, FINAL, ApplyFunction, Plan, make_plan, output_fields
 from aion.core.windows import Definitions, PerRecord, named
 from aion.errors import ConfigError, SchemaError
 
@@ -39,6 +40,7 @@ class Keywords(TypedDict, total=False):
     fan_in: int | None
     keys_disjoint: bool
     completeness: bool
+    unique: str | Sequence[str] | None
     lossy_upstream: bool
     name: str
     record: str | Path | None
@@ -56,11 +58,12 @@ class Spec:
     ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the function
     starts before the whole window is staged. ``emit``: ``"all"`` panes of a window, or ``"final"``: one pane for each
     window and key, when its bound has passed and nothing can change it any more. ``completeness=True`` adds
-    ``completeness`` and ``completeness_low`` to the result: the estimated share that a row holds of the events that its
-    key's window will have in the end, and a lower bound on it that holds with the policy's ``lateness.confidence``
-    (docs/lateness.md). ``policy``: a preset, a path or a mapping; on Spark it overrides the session's. ``record``: a
-    folder for a trace of arrivals, without payload, for ``aion tune`` (docs/tuning.md). On Spark it is a folder on each
-    executor's host.
+    ``completeness`` and ``completeness_low`` to the result: the estimated share that a row holds of the events that
+    its key's window will have in the end, and a lower bound on it that holds with the policy's
+    ``lateness.confidence`` (docs/lateness.md). ``unique``: columns that identify an event, together with its key and
+    its time; an event that a source delivers more than once then counts once (docs/operating.md). ``policy``: a
+    preset, a path or a mapping; on Spark it overrides the session's. ``record``: a folder for a trace of arrivals,
+    without payload, for ``aion tune`` (docs/tuning.md). On Spark it is a folder on each executor's host.
 
     The other fields only matter on Spark. ``merge_levels`` and ``fan_in`` override ``distribution`` of the policy: the
     levels between source partitions and shards that merge blocks. ``keys_disjoint=True`` declares that all events of a
@@ -84,6 +87,7 @@ class Spec:
     fan_in: int | None = None
     keys_disjoint: bool = False
     completeness: bool = False
+    unique: str | Sequence[str] | None = None
     lossy_upstream: bool = False
     name: str = "windowed"
     record: str | Path | None = None
@@ -133,6 +137,7 @@ class Spec:
             blocking=self.blocking,
             final_only=self.emit == FINAL,
             completeness=self.completeness,
+            unique=self.unique,
         )
 
     def unbound_outputs(self) -> list[pa.Field]:

@@ -50,6 +50,11 @@ def has_event_rows(slice_us: int) -> bool:
     return EVENT_ROWS_US // 5 * 3 <= slice_us < BEYOND_SLICE
 
 
+def start_of(slice_us: int) -> int:
+    """Returns the instant at which a segment with this name begins."""
+    return slice_us - EVENT_ROWS_US if has_event_rows(slice_us) else slice_us
+
+
 class SliceGrid:
     """Slices for a fixed sequence of window definitions. A definition's number is its index.
 

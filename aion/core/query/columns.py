@@ -1,0 +1,116 @@
+"""The columns that a query names, and those of its result. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+
+from aion.base.schema import instead_of_nested
+from aion.core.ingest.hashing import can_hash, hashed_as
+from aion.core.windows import Calendar, Definition
+from aion.errors import SchemaError
+
+# Columns that every result has besides the user's own.
+WINDOW_COLUMNS = ("window", "window_start", "window_end")
+PANE_COLUMNS = ("pane", "kind", "events", "late_events", "closes_at")
+# Columns that results with completeness=True have, too.
+COMPLETENESS_COLUMNS = ("completeness", "completeness_low")
+DROPPED_COLUMNS = ("event_time", "lateness_us", "reason", "event")
+
+
+def result_schema(
+    key: Iterable[pa.Field], timestamp: pa.DataType, outputs: Iterable[pa.Field], *, completeness: bool = False
+) -> pa.Schema:
+    """Returns the columns of a result: keys, window, the user's results, pane, and those for dropped rows."""
+    return pa.schema(
+        [
+            *(pa.field(f.name, f.type) for f in key),
+            pa.field("window", pa.string()),
+            pa.field("window_start", timestamp),
+            pa.field("window_end", timestamp),
+            *(pa.field(f.name, f.type) for f in outputs),
+            pa.field("pane", pa.int32()),
+            pa.field("kind", pa.string()),
+            pa.field("events", pa.int64()),
+            pa.field("late_events", pa.int64()),
+            pa.field("closes_at", timestamp),
+            *((pa.field(name, pa.float64()) for name in COMPLETENESS_COLUMNS) if completeness else ()),
+            pa.field("event_time", timestamp),
+            pa.field("lateness_us", pa.int64()),
+            pa.field("reason", pa.string()),
+            pa.field("event", pa.string()),
+        ]
+    )
+
+
+def key_names(key: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the names of the key columns. Raises SchemaError if ``key`` is no name or list of different names."""
+    return column_names(() if key is None else key, "key", "'user'")
+
+
+def column_names(given: str | Sequence[str], what: str, example: str) -> tuple[str, ...]:
+    """Returns names of columns. ``what``: the argument. Raises SchemaError if ``given`` is no name or list of
+    different names.
+    """
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise SchemaError(
+            f"{what}: {given!r} is neither the name of a column nor a list of names; give e.g. {what}={example} or "
+            f"{what}=[{example}, 'page']"
+        )
+    if len(set(names)) != len(names):
+        raise SchemaError(f"{what}: {list(names)} names a column twice")
+    return tuple(names)
+
+
+def identity(unique: str | Sequence[str] | None, keys: Sequence[str], schema: pa.Schema) -> tuple[str, ...]:
+    """Returns the columns by which an event is recognised. Raises SchemaError."""
+    if unique is None:
+        return ()
+    names = column_names(unique, "unique", "'event_id'")
+    if not names:
+        raise SchemaError("unique: no column is named; give e.g. unique='event_id', or leave it out")
+    for name in (*names, *keys):
+        if name not in schema.names:
+            raise SchemaError(f"unique: there is no column {name!r}; the columns are {', '.join(schema.names)}")
+        if not can_hash(hashed_as(schema.field(name).type)):
+            raise SchemaError(
+                f"unique: column {name!r} is of type {schema.field(name).type}; events are recognised by numbers, "
+                "texts, bytes, dates and times; make a text of it"
+            )
+    return tuple(dict.fromkeys((*names, *keys)))
+
+
+def check_columns(schema: pa.Schema, keys: Sequence[str], time: str) -> None:
+    for what, name in [("time", time), *(("key", k) for k in keys)]:
+        if name not in schema.names:
+            raise SchemaError(f"{what}: there is no column {name!r}; the columns are {', '.join(schema.names)}")
+    if not pa.types.is_timestamp(schema.field(time).type):
+        raise SchemaError(f"time: column {time!r} is of type {schema.field(time).type}; a timestamp is needed")
+    for name in keys:
+        type_ = schema.field(name).type
+        if pa.types.is_nested(type_):
+            raise SchemaError(f"key: column {name!r} is of type {type_}; {instead_of_nested(name, type_)}")
+
+
+def check_names(keys: Sequence[str], outputs: Sequence[str], *, completeness: bool) -> None:
+    taken = {*WINDOW_COLUMNS, *PANE_COLUMNS, *DROPPED_COLUMNS, *(COMPLETENESS_COLUMNS if completeness else ())}
+    for what, names in (("key", keys), ("result column", outputs)):
+        for name in names:
+            if name in taken:
+                raise SchemaError(f"{what}: {name!r} is a column that every result has; use another name")
+    for name in outputs:
+        if name in keys:
+            raise SchemaError(f"result column: {name!r} is a key column already; use another name")
+
+
+def check_zone(time: pa.Field, definitions: Mapping[str, Definition]) -> None:
+    """A timestamp without zone may be what a clock showed somewhere, and a calendar needs instants."""
+    for name, window in definitions.items():
+        if isinstance(window, Calendar) and time.type.tz is None:
+            raise SchemaError(
+                f"windows: {name!r} needs instants, but the times in column {time.name!r} have no time zone; make it a "
+                "timestamp with a zone: 'timestamp' instead of 'timestamp_ntz' in Spark, pa.timestamp('us', 'UTC') in "
+                "Arrow"
+            )
