@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Unpack
 
 import pyarrow as pa
-from rocksdict import Cache
 
 from aion.base.schema import parse_schema
 from aion.base.time import instant_us
@@ -27,14 +26,14 @@ from aion.execute.assembly import make_builder, make_executor, make_operator, ow
 from aion.execute.executor import Executor
 from aion.execute.trace import Definition, Recorder
 from policies.sizing import processing_bytes_per_s
+from state_backends.backends import make_cache
 from state_backends.server.machine import memory_limit_bytes, memory_share_used
 from state_backends.store.attempt import StoreAttempt
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoStats
 from state_backends.store.keyed.local import LocalValues
-from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.m_bucket import MemoryBudget
-from state_backends.store.p_bucket import PBucket, cache_bytes
+from state_backends.store.p_bucket import PBucket
 from state_backends.store.pressure import PressureManager
 from state_backends.store.protocol import BlockStore
 
@@ -83,14 +82,11 @@ class LocalOperator:
         self._io = config.make_io()
         self._budget = MemoryBudget(config.budget(memory_limit_bytes()))
         folder = Path(self._folder.name)
-        size = cache_bytes(self._budget.limit_bytes)
-        self._budget.reserve(size)
-        cache = Cache(size)
-        p_bucket = PBucket(folder / "files", folder / "live", durable=False, cache=cache)
-        io = self._io.of_shard()
-        self._store = config.make_store(p_bucket, io, self._budget)
-        self._values = LocalValues(config.make_keyed(RunFiles(p_bucket, folder / "keyed"), io, self._budget))
-        self._attempt = StoreAttempt(self._store, self._values.store)
+        p_bucket = PBucket(folder / "files", folder / "live", durable=False, cache=make_cache(self._budget))
+        self._stores = config.make_stores(p_bucket, self._io.of_shard(), self._budget)
+        self._store = self._stores.blocks
+        self._values = LocalValues(self._stores.values)
+        self._attempt = StoreAttempt(self._store, self._stores.values)
         self._codec = CodecPool(self.policy.io.codec_threads)
         self._pressure = PressureManager(self._budget, config.make_destage(), memory_share_used)
         self._executor: Executor | None = None
@@ -249,8 +245,7 @@ class LocalOperator:
         return table
 
     def _let_go(self) -> None:
-        self._store.close()
-        self._values.close()
+        self._stores.close()
         self._codec.close()
         self._io.close()
         self._folder.cleanup()

@@ -198,7 +198,7 @@ class _Shard:
 
     def __init__(self, host: _Host, trace: Trace, policy: Policy, config: StoreConfig) -> None:
         disk, plan = ShardDisk(host.disk, host.machine, host.staging_times), host.plan
-        self.store = config.make_store(SimulatedFiles(host.machine, host.disk), disk, host.budget)
+        self.store = config.make_blocks(SimulatedFiles(host.machine, host.disk), disk, host.budget)
         self._attempt = _Attempt(self.store, disk, host.disk)
         self._contents = SizesOnly(
             plan,
