@@ -123,8 +123,8 @@ def write(state: Path, live: Path, key: StructType, rows: Rows, name: str = "vis
             handle.begin_shard(variables)
             store = LocalKeyedAttempt(kept, attempt)
             run = ShardRun(processor, handle, variables, store, keys, TimerValues(NOW_MS, -1), NOW_MS, None)
-            list(run.rows(of_shard))
-            kept.commit(attempt, run.snapshot())
+            list(run.arrive(of_shard))
+            kept.commit(attempt, run.save().snapshot)
         finally:
             kept.close()
     io.close()

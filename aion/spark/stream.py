@@ -43,6 +43,7 @@ from aion.spark.settings import (
 from aion.spark.shards import shard_ids
 from aion.spark.sources import Rows, Source
 from aion.spark.types import arrow_schema
+from aion.spark.windows import WindowsDefinition
 
 
 def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> DataFrame:
@@ -69,7 +70,7 @@ def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: U
     hand_over = _hand_over(plan, resolved, state_dir, asked.name)
     work = ChildWork(plan, block_settings(resolved), tree, limit_bytes, asked.name, hand_over)
     blocks = merged(source.children(work), work)
-    root = Root(
+    windows = WindowsDefinition(
         RootConfig(
             plan=plan,
             policy=policy_to_text(resolved),
@@ -86,7 +87,7 @@ def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: U
         )
     )
     return blocks.groupBy("shard").transformWithStateInPandas(
-        root, from_arrow_schema(plan.result_schema), "Append", "EventTime"
+        Root(windows), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
 
 
