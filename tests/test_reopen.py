@@ -233,6 +233,18 @@ def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> 
     assert attempt.prestaged == ([(20 * SECOND, 30 * SECOND)] if rebuilt else [])
 
 
+def test_a_checkpoint_still_fits_what_spark_keeps_of_a_shard() -> None:
+    """Spark compares the name and the schema of a state variable with those of the checkpoint."""
+    from aion.spark.processor import ProcessorDefinition
+    from aion.spark.windows import WindowsDefinition
+
+    kept = {kind.STATE: kind.schema().simpleString() for kind in (WindowsDefinition, ProcessorDefinition)}
+    assert kept == {
+        "state": "struct<token:string,timer_ms:bigint>",
+        "__aion_shard": "struct<token:string,timer_ms:bigint,seen_ms:bigint,due_ms:bigint>",
+    }
+
+
 def test_state_that_is_copied_while_its_server_lives_is_opened_by_the_same_server(one: OneHost, tmp_path: Path) -> None:
     """The copy has the server's own working folder in it, files and all."""
     attempt, _ = one.open(tmp_path / "state", CONFIG, None)
