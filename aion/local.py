@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Unpack
 
 import pyarrow as pa
-from rocksdict import Cache
 
 from aion.base.schema import parse_schema
 from aion.base.time import instant_us
@@ -23,18 +22,18 @@ from aion.core.query.plan import Plan
 from aion.core.query.spec import Keywords, Spec, spec_of
 from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError
-from aion.execute.assembly import make_builder, make_executor, make_operator, own_triggers, predicts, store_config
-from aion.execute.executor import Executor
+from aion.execute.assembly import make_builder, make_contents, own_triggers, store_config
 from aion.execute.trace import Definition, Recorder
+from aion.execute.windows import Windows
 from policies.sizing import processing_bytes_per_s
+from state_backends.backends import make_cache
 from state_backends.server.machine import memory_limit_bytes, memory_share_used
 from state_backends.store.attempt import StoreAttempt
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoStats
 from state_backends.store.keyed.local import LocalValues
-from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.m_bucket import MemoryBudget
-from state_backends.store.p_bucket import PBucket, cache_bytes
+from state_backends.store.p_bucket import PBucket
 from state_backends.store.pressure import PressureManager
 from state_backends.store.protocol import BlockStore
 
@@ -83,17 +82,14 @@ class LocalOperator:
         self._io = config.make_io()
         self._budget = MemoryBudget(config.budget(memory_limit_bytes()))
         folder = Path(self._folder.name)
-        size = cache_bytes(self._budget.limit_bytes)
-        self._budget.reserve(size)
-        cache = Cache(size)
-        p_bucket = PBucket(folder / "files", folder / "live", durable=False, cache=cache)
-        io = self._io.of_shard()
-        self._store = config.make_store(p_bucket, io, self._budget)
-        self._values = LocalValues(config.make_keyed(RunFiles(p_bucket, folder / "keyed"), io, self._budget))
-        self._attempt = StoreAttempt(self._store, self._values.store)
+        p_bucket = PBucket(folder / "files", folder / "live", durable=False, cache=make_cache(self._budget))
+        self._stores = config.make_stores(p_bucket, self._io.of_shard(), self._budget)
+        self._store = self._stores.blocks
+        self._values = LocalValues(self._stores.values)
+        self._attempt = StoreAttempt(self._store, self._stores.values)
         self._codec = CodecPool(self.policy.io.codec_threads)
         self._pressure = PressureManager(self._budget, config.make_destage(), memory_share_used)
-        self._executor: Executor | None = None
+        self._windows: Windows | None = None
         self._executions_s: deque[float] = deque(maxlen=_EXECUTIONS_REMEMBERED)
         self._watermark: int | None = None
         self._closed = False
@@ -116,8 +112,8 @@ class LocalOperator:
             raise TypeError(f"process: a pyarrow table or record batch is needed, not {type(table).__name__}")
         self._check_open()
         at_us = None if watermark is None else instant_us(watermark)
-        executor = self._executor or self._start(table.schema)
-        return self._batch(executor, _conform(table, executor.plan), at_us)
+        windows = self._windows or self._start(table.schema)
+        return self._batch(windows, _conform(table, windows.plan), at_us)
 
     def advance(self, watermark: int | datetime) -> pa.Table:
         """Moves the watermark (µs since the epoch, or a datetime) and returns what becomes due.
@@ -126,10 +122,10 @@ class LocalOperator:
         """
         self._check_open()
         at_us = instant_us(watermark)
-        if self._executor is None:
+        if self._windows is None:
             self._watermark = at_us if self._watermark is None else max(at_us, self._watermark)
             return self._nothing()
-        return self._batch(self._executor, None, at_us)
+        return self._batch(self._windows, None, at_us)
 
     def close(self) -> pa.Table:
         """Executes each late window with events since its last execution, then frees memory, threads and files."""
@@ -137,16 +133,16 @@ class LocalOperator:
             return self._nothing()
         self._closed = True
         try:
-            if self._executor is None:
+            if self._windows is None:
                 return self._nothing()
-            return self._batch(self._executor, None, None, last=True)
+            return self._batch(self._windows, None, None, last=True)
         finally:
             self._let_go()
 
     @property
     def counters(self) -> dict[str, Any]:
         """What the operator has counted so far: events, late events, dropped ones, windows, executions by kind."""
-        return self._executor.operator.counters.to_json() if self._executor else {}
+        return self._windows.operator.counters.to_json() if self._windows else {}
 
     @property
     def store(self) -> BlockStore:
@@ -170,10 +166,10 @@ class LocalOperator:
         if self._closed:
             raise ConfigError("this operator is closed; make another one")
 
-    def _start(self, schema: pa.Schema) -> Executor:
+    def _start(self, schema: pa.Schema) -> Windows:
         plan = self._spec.plan(normal_schema(schema, self._spec.time))
-        operator = make_operator(plan, self.policy, None)
-        executor = make_executor(plan, operator, self._attempt, self._codec, self.policy)
+        contents = make_contents(plan, self._codec, self.policy)
+        windows = Windows(plan, self.policy, self._attempt, None, contents)
         if self._spec.record is not None:
             folder = Path(self._spec.record)
             try:
@@ -182,28 +178,28 @@ class LocalOperator:
                 raise ConfigError(f"record: {folder} cannot be a folder: {error.strerror}") from error
             self._recorder = Recorder(folder, Definition.of(plan, commits=False))
             self._recorder.begin(0, None)
-            executor.recorder = self._recorder
+            windows.record(self._recorder)
             self._store.listen(self._recorder.staged, self._recorder.written)
         if self._watermark is not None:
-            for _ in (*executor.advance(self._watermark), *executor.end_batch()):
+            for _ in (*windows.advance(self._watermark), *windows.end_batch()):
                 raise AssertionError("an operator without events has nothing to say")
-        self._executor = executor
-        return executor
+        self._windows = windows
+        return windows
 
     def _nothing(self) -> pa.Table:
         """A table of the result's columns without rows. A type that depends on unknown input is null."""
-        if self._executor is not None:
-            return self._executor.plan.result_schema.empty_table()
+        if self._windows is not None:
+            return self._windows.plan.result_schema.empty_table()
         return self._spec.unbound_result().empty_table()
 
     def _batch(
-        self, executor: Executor, table: pa.Table | None, watermark_us: int | None, *, last: bool = False
+        self, windows: Windows, table: pa.Table | None, watermark_us: int | None, *, last: bool = False
     ) -> pa.Table:
         """The watermark first, then the events, and late executions at the end: like a micro-batch of Spark."""
-        self._attempt.begin(executor.operator.next_seq)
+        self._attempt.begin(windows.operator.next_seq)
         try:
-            rows = self._carry_out(executor, table, watermark_us, last=last)
-            executor.save()
+            rows = self._carry_out(windows, table, watermark_us, last=last)
+            windows.executor.save()  # no version is made, so no snapshot is needed
             self._values.settle()
         finally:
             # The operator keeps what it decided, even if a user's function fails. So the store keeps its part too.
@@ -212,11 +208,11 @@ class LocalOperator:
             self._recorder.write()
             self._batches += 1
             # The store's I/O between two calls belongs to the next batch.
-            self._recorder.begin(self._batches, executor.operator.watermark.at_us)
-        return self._answer(rows)
+            self._recorder.begin(self._batches, windows.operator.watermark.at_us)
+        return self._answer(windows, rows)
 
     def _carry_out(
-        self, executor: Executor, table: pa.Table | None, watermark_us: int | None, *, last: bool
+        self, windows: Windows, table: pa.Table | None, watermark_us: int | None, *, last: bool
     ) -> list[pa.RecordBatch]:
         rows: list[pa.RecordBatch] = []
         if self._recorder is not None:
@@ -224,33 +220,29 @@ class LocalOperator:
             if last:
                 self._recorder.ended()
         if watermark_us is not None:
-            rows += executor.advance(watermark_us)
+            rows += windows.advance(watermark_us)
         if table is not None:
-            builder = make_builder(executor.plan, self.policy, self._codec, ShardOfKeys([0]))
+            builder = make_builder(windows.plan, self.policy, self._codec, ShardOfKeys([0]))
             for batch in table.to_batches():
-                rows += executor.arrive([b.block for b in builder.add(executor.fresh(batch))])
-            rows += executor.arrive([b.block for b in builder.finish()])
-        rows += executor.end_batch(last=last)
+                rows += windows.arrive([b.block for b in builder.add(windows.fresh(batch))])
+            rows += windows.arrive([b.block for b in builder.finish()])
+        rows += windows.end_batch(last=last)
         return rows
 
-    def _answer(self, rows: Iterable[pa.RecordBatch]) -> pa.Table:
-        assert self._executor is not None
-        table = pa.Table.from_batches(list(rows), self._executor.plan.result_schema)
-        executor = self._executor
-        if executor.executions:
-            self._store.processing_bytes_per_s = processing_bytes_per_s(executor.executions)
-            self._executions_s.extend(execution.seconds for execution in executor.executions)
-            executor.executions.clear()
+    def _answer(self, windows: Windows, rows: Iterable[pa.RecordBatch]) -> pa.Table:
+        table = pa.Table.from_batches(list(rows), windows.plan.result_schema)
+        if executed := windows.take_executions():
+            self._store.processing_bytes_per_s = processing_bytes_per_s(executed)
+            self._executions_s.extend(execution.seconds for execution in executed)
         self._store.flush()
         self._store.compact()
-        if predicts(self.policy):
-            self._store.prestage(executor.due_next(executor.operator.watermark.expected_next()))
+        if due := windows.next_slices:
+            self._store.prestage(due)
         self._pressure.tick([("local", self._store)], median(self._executions_s) if self._executions_s else None)
         return table
 
     def _let_go(self) -> None:
-        self._store.close()
-        self._values.close()
+        self._stores.close()
         self._codec.close()
         self._io.close()
         self._folder.cleanup()

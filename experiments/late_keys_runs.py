@@ -25,7 +25,7 @@ from aion.execute.assembly import make_bound, make_builder, make_executor, make_
 from aion.execute.block_compactor import BlockCompactor
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
-from state_backends.backends import STORES
+from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.format.block import Block
 from state_backends.store.codec_pool import CodecPool
@@ -123,7 +123,7 @@ class OneShard:
         memory = MemoryBudget(self._budget)
         self.shard = Shard(
             Identity("late-keys", "o", 0, 1, {}), LocalStorage(self._folder / "state"), self._folder / "live",
-            lambda p: STORES[self._store](p, self._io, memory, bucket_limit_bytes=self._budget // 2), retain=2,
+            lambda p: Stores.of(self._store, p, self._io, memory, bucket_limit_bytes=self._budget // 2), retain=2,
         )  # fmt: skip
 
     def restart(self) -> None:

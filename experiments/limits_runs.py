@@ -190,11 +190,11 @@ def requests() -> dict[str, Any]:
         return {"missing": "it needs a local S3 server; run pip install 'moto[server]'"}
     import pyarrow.fs as pafs
 
+    from state_backends.backends import Stores
     from state_backends.files.remote import Remote
     from state_backends.files.remote_storage import RemoteStorage
     from state_backends.store.io_thread import IoThread
     from state_backends.store.m_bucket import MemoryBudget
-    from state_backends.store.tiered import TieredStore
     from state_backends.versions.manifest import Identity
     from state_backends.versions.shard import Shard
 
@@ -219,7 +219,7 @@ def requests() -> dict[str, Any]:
                 identity,
                 storage,
                 folder / "live",
-                lambda p: TieredStore(p, io, MemoryBudget(MIB), bucket_limit_bytes=MIB),
+                lambda p: Stores.of("tiered", p, io, MemoryBudget(MIB), bucket_limit_bytes=MIB),
                 retain=2,
             )
             token: str | None = None

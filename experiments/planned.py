@@ -92,10 +92,10 @@ def run(mode: str, settings: Settings) -> dict[str, Any]:
         policy=policy(mode, settings),
     ) as operator:
         operator.process(next(batches)[1])
-        executor = operator._executor
+        executor = operator._windows
         assert executor is not None
         for watermark_us, table in batches:
-            panes += checksum(operator._answer(executor.advance(watermark_us)))
+            panes += checksum(operator._answer(executor, executor.advance(watermark_us)))
             settle(operator)
             builder = make_builder(executor.plan, operator.policy, operator._codec, ShardOfKeys([0]))
             blocks = [b.block for batch in table.to_batches() for b in builder.add(batch)]
@@ -103,7 +103,7 @@ def run(mode: str, settings: Settings) -> dict[str, Any]:
             begin = time.perf_counter()
             rows += executor.end_batch()
             late_s.append(time.perf_counter() - begin)
-            panes += checksum(operator._answer(rows))
+            panes += checksum(operator._answer(executor, rows))
             settle(operator)
         counters = operator.counters
         staging = operator.store.stats().staging

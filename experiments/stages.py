@@ -34,7 +34,7 @@ from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_builder, make_executor, make_operator
 from aion.execute.executor import Executor
 from experiments.late_keys_runs import CountedAttempt
-from state_backends.backends import STORES
+from state_backends.backends import Stores
 from state_backends.files.bodies import Bodies
 from state_backends.files.handed import HandedFile, name_of
 from state_backends.files.names import HANDED, HANDED_FOLDER, MANIFEST, PART, SST
@@ -103,7 +103,7 @@ class State:
         self._io, memory = IoThread(), MemoryBudget(BUDGET)
         self._shard = Shard(
             Identity(*QUERY, 0, 1, {}), LocalStorage(folder / "shard", self.handed), folder / "live",
-            lambda p: STORES["tiered"](p, self._io, memory, bucket_limit_bytes=BUDGET // 2), retain=2,
+            lambda p: Stores.of("tiered", p, self._io, memory, bucket_limit_bytes=BUDGET // 2), retain=2,
         )  # fmt: skip
         self._token: str | None = None
         self._batch = -1

@@ -14,15 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 import pyarrow as pa
-from rocksdict import Cache
 
 from aion.core.ingest.encoding import encode
-from state_backends.backends import StoreConfig
+from state_backends.backends import StoreConfig, make_cache
 from state_backends.format.block import Block, BlockKind
 from state_backends.server.machine import memory_limit_bytes
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
-from state_backends.store.p_bucket import PBucket, cache_bytes
+from state_backends.store.p_bucket import PBucket
 from state_backends.store.tiered import TieredStore
 
 MIB = 1 << 20
@@ -62,10 +61,9 @@ def encoded(batch: pa.RecordBatch, slice_us: int) -> Block:
 def opened_store(config: StoreConfig, folder: Path) -> Iterator[tuple[TieredStore, MemoryBudget]]:
     """An empty store as an operator makes one, with synced files in ``folder`` and RocksDB's cache in the budget."""
     budget = MemoryBudget(config.budget(memory_limit_bytes()))
-    budget.reserved_bytes = cache_bytes(budget.limit_bytes)
     io: IoThread = config.make_io()
-    cache = Cache(budget.reserved_bytes)
-    store = config.make_store(PBucket(folder / "files", folder / "live", durable=True, cache=cache), io, budget)
+    cache = make_cache(budget)
+    store = config.make_blocks(PBucket(folder / "files", folder / "live", durable=True, cache=cache), io, budget)
     try:
         yield store, budget
     finally:

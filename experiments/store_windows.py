@@ -147,7 +147,7 @@ def past(_contender: str, settings: Settings, _folder: Path) -> dict[str, Any]:
                     seconds[k].append(took)
                     cpu_seconds[k].append(cpu)
                     io_seconds[k].append(busy_s)
-        alive = {k: len(o._executor.operator.windows) for k, o in operators.items() if o._executor}
+        alive = {k: len(o._windows.operator.windows) for k, o in operators.items() if o._windows}
     assert alive == {k: k for k in settings.past_windows}, alive
     return {
         "seconds": {str(k): statistics.median(v) for k, v in seconds.items()},

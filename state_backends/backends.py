@@ -1,10 +1,12 @@
-"""Makes what the stores of a host need from a policy: the kind of store, I/O, memory budget and memory policies."""
+"""Makes what a host needs from a policy: the stores of its shards, I/O, memory budget and memory policies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+
+from rocksdict import Cache
 
 from policies.destage import DestagePolicy, StandardDestage
 from policies.prestage import JustInTimePrestage, PrestagePolicy
@@ -14,6 +16,7 @@ from state_backends.store.io_thread import IoThread
 from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.m_bucket import MemoryBudget, Stretches
+from state_backends.store.p_bucket import PBucket, cache_bytes
 from state_backends.store.tiered import TieredStore
 
 
@@ -33,9 +36,41 @@ def disk_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, **options: Any
 STORES: dict[str, Callable[..., TieredStore]] = {"memory": memory_only, "rocksdb": disk_only, "tiered": TieredStore}
 
 
-def keyed_store(backend: str, files: RunFiles, io: Io, budget: MemoryBudget) -> KeyedStore:
-    """Keyed values beside the blocks of the store ``backend``, a key of STORES."""
-    return KeyedStore(files, io, budget, keeps_all=backend == "memory", keeps_none=backend == "rocksdb")
+class Stores(NamedTuple):
+    """All state of a shard: its blocks, and its map of values. They share files, the I/O thread and the budget."""
+
+    p_bucket: PBucket
+    blocks: TieredStore
+    values: KeyedStore
+
+    @classmethod
+    def of(cls, backend: str, p_bucket: PBucket, io: Io, budget: MemoryBudget, **options: Any) -> Stores:
+        """Makes both stores, empty. ``backend``: a key of STORES. ``options``: for the blocks; see TieredStore."""
+        return cls(
+            p_bucket,
+            STORES[backend](p_bucket, io, budget, **options),
+            KeyedStore(
+                RunFiles(p_bucket, p_bucket.live.with_name("keyed")),
+                io,
+                budget,
+                keeps_all=backend == "memory",
+                keeps_none=backend == "rocksdb",
+            ),
+        )
+
+    def close(self) -> None:
+        """Frees memory and removes RocksDB's own folders. Files that were published stay."""
+        try:
+            self.blocks.close()
+        finally:
+            self.values.close()
+
+
+def make_cache(budget: MemoryBudget) -> Cache:
+    """Returns RocksDB's block cache for a host's shards. It is part of the budget."""
+    size = cache_bytes(budget.limit_bytes)
+    budget.reserve(size)
+    return Cache(size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +125,18 @@ class StoreConfig:
             return cast(PrestagePolicy, made)
         return JustInTimePrestage(**self.prestage)
 
-    def make_store(self, p_bucket: BlockFiles, io: Io, budget: MemoryBudget) -> TieredStore:
-        return STORES[self.backend](
-            p_bucket,
-            io,
-            budget,
-            bucket_limit_bytes=min(self.bucket_limit_bytes, budget.limit_bytes),
-            windows=[Stretches(*window) for window in self.windows],
-            keep_fraction=self.keep_fraction,
-            prestages=self.prestages,
-            blocking=self.blocking,
-        )
+    def make_stores(self, p_bucket: PBucket, io: Io, budget: MemoryBudget) -> Stores:
+        return Stores.of(self.backend, p_bucket, io, budget, **self._options(budget))
 
-    def make_keyed(self, files: RunFiles, io: Io, budget: MemoryBudget) -> KeyedStore:
-        return keyed_store(self.backend, files, io, budget)
+    def make_blocks(self, files: BlockFiles, io: Io, budget: MemoryBudget) -> TieredStore:
+        """The store of blocks alone, on files of any kind."""
+        return STORES[self.backend](files, io, budget, **self._options(budget))
+
+    def _options(self, budget: MemoryBudget) -> dict[str, Any]:
+        return {
+            "bucket_limit_bytes": min(self.bucket_limit_bytes, budget.limit_bytes),
+            "windows": [Stretches(*window) for window in self.windows],
+            "keep_fraction": self.keep_fraction,
+            "prestages": self.prestages,
+            "blocking": self.blocking,
+        }

@@ -21,7 +21,7 @@ from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
-from state_backends.backends import STORES, keyed_store
+from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.format.block import Block
 from state_backends.store.codec_pool import CodecPool
@@ -154,8 +154,7 @@ class Rig:
         self.memory = MemoryBudget(self.budget)
         self.shard = Shard(
             Identity("q", "o", 0, 1, {}), LocalStorage(self.folder / "state"), self.folder / "live",
-            lambda p: STORES[self.kind](p, self.io, self.memory, bucket_limit_bytes=self.budget // 2), retain=3,
-            make_keyed=lambda files: keyed_store(self.kind, files, self.io, self.memory),
+            lambda p: Stores.of(self.kind, p, self.io, self.memory, bucket_limit_bytes=self.budget // 2), retain=3,
         )  # fmt: skip
 
     def stop(self) -> None:

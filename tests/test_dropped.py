@@ -23,16 +23,14 @@ def test_partials_of_several_tasks_that_come_too_late_are_one_row_for_each_key_a
     with aion.LocalOperator(windows=aion.Tumbling(10), key=key, time="ts", aggregates=aggregates, policy=policy) as op:
         op.process(table([100], [0]))
         op.advance(50)
-        executor = op._executor
-        assert executor is not None
+        windows = op._windows
+        assert windows is not None
         blocks = []
         for times, values in (([1, 2], [5, 6]), ([3], [7]), ([12], [8])):  # each a task of its own
-            builder = make_builder(executor.plan, op.policy, op._codec, ShardOfKeys([0]))
-            for batch in (
-                table(times, values).select(executor.plan.schema.names).cast(executor.plan.schema).to_batches()
-            ):
+            builder = make_builder(windows.plan, op.policy, op._codec, ShardOfKeys([0]))
+            for batch in table(times, values).select(windows.plan.schema.names).cast(windows.plan.schema).to_batches():
                 blocks += [b.block for b in builder.add(batch)]
             blocks += [b.block for b in builder.finish()]
-        rows = [row for batch in executor.arrive(blocks) for row in batch.to_pylist()]
+        rows = [row for batch in windows.arrive(blocks) for row in batch.to_pylist()]
     found = [(r["kind"], r["n"], r["total"], sorted(r["values"]), r["events"], r["lateness_us"]) for r in rows]
     assert found == [("dropped", 3, 18, [5, 6, 7], 3, 40), ("dropped", 1, 8, [8], 1, 30)]

@@ -230,8 +230,8 @@ def test_nothing_is_due_before_the_operator_says_so(
             if not isinstance(step, int):
                 operator.process(table(step))
                 continue
-            executor = operator._executor
-            due_us = None if executor is None else executor.operator.next_due_us
+            windows = operator._windows
+            due_us = None if windows is None else windows.operator.next_due_us
             rows = operator.advance(step)
             # The first watermark makes early panes run, whatever it is.
             if (due_us is None or due_us > step) and (advanced or definition.timing.early_us is None):
@@ -245,8 +245,8 @@ def test_the_first_watermark_is_waited_for_where_panes_come_early(make: Any) -> 
         windows=make("7 microseconds"), key="key", time="t", policy=policy(1), **KINDS["partials"]
     ) as operator:
         operator.process(table([Event(0, 10, 0), Event(0, 12, 1)]))
-        assert operator._executor is not None
-        assert operator._executor.operator.next_due_us == 10
+        assert operator._windows is not None
+        assert operator._windows.operator.next_due_us == 10
         assert [row["kind"] for row in operator.advance(11).to_pylist()] == ["early"]
 
 
@@ -264,8 +264,8 @@ def test_a_promise_is_kept_when_nobody_comes_and_the_bound_has_become_longer(
         promised = max(row["closes_at"] for row in operator.advance(watermark).to_pylist())
         bound = 500
         operator.process(table([Event(0, 11, 2)]))
-        assert operator._executor is not None
-        due_us = operator._executor.operator.next_due_us
+        assert operator._windows is not None
+        due_us = operator._windows.operator.next_due_us
         assert due_us is not None and EPOCH + timedelta(microseconds=due_us) <= promised
 
 
@@ -333,9 +333,9 @@ def test_a_definition_has_its_own_bound_and_trigger() -> None:
             ("short", 0): 15, ("long", -5): 5, ("long", 5): 15,
             ("other", -5): 605, ("other", 0): 610, ("other", 5): 615,
         }  # fmt: skip
-        executor = operator._executor
-        assert executor is not None
-        table = executor.operator.windows
+        windows = operator._windows
+        assert windows is not None
+        table = windows.operator.windows
         reasons = {Reason.of_code(code) for code in table["reason"][table["definition"] == 2].tolist()}
         assert reasons == {Reason.FIXED}, "the policy decided"
         rows = operator.process(at(7)).to_pylist()

@@ -14,12 +14,12 @@ from experiments import bench
 from experiments.overhead import HOW, Settings, check, cpu_seconds, targets
 from experiments.overhead_server import HOW as SHARDS
 from experiments.overhead_server import Forgetful, state_server
+from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.server.client import StateClient
 from state_backends.server.server_folder import runtime_dir
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
-from state_backends.store.tiered import TieredStore
 from state_backends.versions.shard import Shard
 from tests.server.conftest import Executor, application, executor, open_shard, snapshot, values
 from tests.server.conftest import block as small_block
@@ -41,7 +41,7 @@ def shard(kind: type[Shard], folder: Path, budget_bytes: int = 1 << 20) -> Itera
         IDENTITY,
         LocalStorage(folder / "state"),
         folder / "live",
-        lambda p: TieredStore(p, io, MemoryBudget(budget_bytes), bucket_limit_bytes=budget_bytes),
+        lambda p: Stores.of("tiered", p, io, MemoryBudget(budget_bytes), bucket_limit_bytes=budget_bytes),
         retain=10,
     )
     yield made

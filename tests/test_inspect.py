@@ -17,7 +17,7 @@ import aion
 from aion.cli import app
 from aion.errors import ConfigError, StateError
 from aion.tools.inspect.state import SET_ASIDE, inspect, set_back
-from state_backends.backends import STORES, keyed_store
+from state_backends.backends import Stores
 from state_backends.files.handed import HandedFile, name_of
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.storage import LocalStorage
@@ -52,9 +52,8 @@ class Writer:
             self.identity,
             LocalStorage(self.folder, self.folder.parent / HANDED_FOLDER),
             self._live,
-            lambda p: STORES["tiered"](p, self._io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+            lambda p: Stores.of("tiered", p, self._io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
             retain=100,
-            make_keyed=lambda files: keyed_store("tiered", files, self._io, MemoryBudget(1 << 20)),
         )
         return self
 

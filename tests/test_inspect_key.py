@@ -39,7 +39,7 @@ from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.run import ShardRun
 from aion.stateful.variables import Variables
-from state_backends.backends import STORES, keyed_store
+from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
@@ -110,9 +110,8 @@ def write(state: Path, live: Path, key: StructType, rows: Rows, name: str = "vis
             identity,
             LocalStorage(state / "query" / name / f"shard-{shard:05d}"),
             live / name / str(shard),
-            lambda p: STORES["tiered"](p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+            lambda p: Stores.of("tiered", p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
             retain=10,
-            make_keyed=lambda files: keyed_store("tiered", files, io, MemoryBudget(1 << 20)),
         )
         try:
             attempt = "0000000007-a"
@@ -124,8 +123,8 @@ def write(state: Path, live: Path, key: StructType, rows: Rows, name: str = "vis
             handle.begin_shard(variables)
             store = LocalKeyedAttempt(kept, attempt)
             run = ShardRun(processor, handle, variables, store, keys, TimerValues(NOW_MS, -1), NOW_MS, None)
-            list(run.rows(of_shard))
-            kept.commit(attempt, run.snapshot())
+            list(run.arrive(of_shard))
+            kept.commit(attempt, run.save().snapshot)
         finally:
             kept.close()
     io.close()

@@ -19,7 +19,7 @@ from aion.core.operator.keyed.summary import LISTED
 from aion.core.operator.overview import KeyedWindow, keyed_windows
 from aion.core.query.plan import make_plan
 from aion.execute.assembly import make_builder, make_executor, make_operator
-from state_backends.backends import STORES, keyed_store
+from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
@@ -56,9 +56,8 @@ def version(
         identity,
         LocalStorage(folder),
         live / str(shard),
-        lambda p: STORES["tiered"](p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+        lambda p: Stores.of("tiered", p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
         retain=10,
-        make_keyed=lambda files: keyed_store("tiered", files, io, MemoryBudget(1 << 20)),
     )
     token = None
     try:

@@ -128,7 +128,7 @@ def test_a_wheel_works_outside_the_checkout(with_cli: Path, tmp_path: Path) -> N
 def test_an_executor_needs_neither_plots_nor_a_command_line(bare: Path, tmp_path: Path) -> None:
     local = run([bare / "python", "-c", LOCAL.replace("{AGGREGATES}", "{'n': A.count()}")], tmp_path)
     assert (local.stderr, local.stdout.split(" ", 1)[1].strip()) == ("", "[2]")
-    works = "import aion.spark.work, aion.spark.stream, aion.spark.root, state_backends.server.main"
+    works = "import aion.spark.work, aion.spark.windows_task, aion.spark.stream, state_backends.server.main"
     assert run([bare / "python", "-c", works], tmp_path).stderr == ""
 
 

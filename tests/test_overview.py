@@ -21,7 +21,7 @@ from aion.core.trigger.staleness import StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
 from aion.core.windows import Tumbling
 from policies.cleanup import Cleanup, Reason
-from state_backends.backends import STORES
+from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
@@ -199,7 +199,7 @@ def test_inspect_shows_the_windows(tmp_path: Path) -> None:
         identity,
         LocalStorage(tmp_path / "state" / "query" / "tolls" / "shard-00003"),
         tmp_path / "live",
-        lambda p: STORES["tiered"](p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+        lambda p: Stores.of("tiered", p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
         retain=10,
     )
     try:

@@ -156,6 +156,7 @@ class Attempt:
     def __init__(self, snapshot: dict[str, Any] | None = None, *, rebuilt: bool = False) -> None:
         self.snapshot, self.rebuilt = snapshot, rebuilt
         self.prestaged: list[Sequence[int]] = []
+        self.others, self.learnt = (0, ()), None
 
     def append(self, blocks: Any) -> None:
         for _ in blocks:
@@ -208,7 +209,8 @@ def test_what_active_windows_need_comes_back_by_when_it_is_needed() -> None:
 @pytest.mark.parametrize("rebuilt", [True, False])
 def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> None:
     from aion.spark.root_config import RootConfig
-    from aion.spark.work import ShardWork
+    from aion.spark.tenants import Batch
+    from aion.spark.windows_task import WindowsTenants
 
     plan = plan_of(aion.Tumbling("10 seconds"))
     snapshot = at_work(plan, [1, 12, 23, 34], 20).operator.snapshot()
@@ -225,10 +227,22 @@ def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> 
         retain_versions=2,
         watermark_delay_us=None,
     )
-    attempt, pool = Attempt(snapshot, rebuilt=rebuilt), CodecPool(0)
-    ShardWork(config, POLICY, attempt, pool, 0, 0)  # type: ignore[arg-type]
-    pool.close()
+    attempt, tenants = Attempt(snapshot, rebuilt=rebuilt), WindowsTenants(config, POLICY)
+    tenants.open(attempt, Batch(0, 0, None, 0, None))  # type: ignore[arg-type]
+    tenants.close()
     assert attempt.prestaged == ([(20 * SECOND, 30 * SECOND)] if rebuilt else [])
+
+
+def test_a_checkpoint_still_fits_what_spark_keeps_of_a_shard() -> None:
+    """Spark compares the name and the schema of a state variable with those of the checkpoint."""
+    from aion.spark.processor import ProcessorDefinition
+    from aion.spark.windows import WindowsDefinition
+
+    kept = {kind.STATE: kind.schema().simpleString() for kind in (WindowsDefinition, ProcessorDefinition)}
+    assert kept == {
+        "state": "struct<token:string,timer_ms:bigint>",
+        "__aion_shard": "struct<token:string,timer_ms:bigint,seen_ms:bigint,due_ms:bigint>",
+    }
 
 
 def test_state_that_is_copied_while_its_server_lives_is_opened_by_the_same_server(one: OneHost, tmp_path: Path) -> None:

@@ -217,16 +217,16 @@ def test_windows_of_many_events_are_computed_compacted_and_counted(windows: Any,
     policy = load_policy({"lateness": lateness, "trigger": {"kind": "every_batch"}, "execution": execution})
     with LocalOperator(windows=windows, time="ts", key="k", aggregates={"n": A.count()}, policy=policy) as local:
         local.process(pa.table({"ts": pa.array([400 * DAY], pa.timestamp("us")), "k": ["z"]}))
-        executor = local._executor
-        assert executor is not None
+        windows = local._windows
+        assert windows is not None
         last: dict[str, tuple[int, int]] = {}
         for batch in range(6):
-            rows = list(executor.advance(DAY - 1 if batch == 0 else (100 + batch) * DAY))
-            rows += executor.arrive(claimed(executor.plan, policy, [5, 6], events))
-            rows += executor.end_batch()
-            executor.save()
-            written(executor.operator.snapshot())
-            for row in pa.Table.from_batches(rows, executor.plan.result_schema).to_pylist():
+            rows = list(windows.advance(DAY - 1 if batch == 0 else (100 + batch) * DAY))
+            rows += windows.arrive(claimed(windows.plan, policy, [5, 6], events))
+            rows += windows.end_batch()
+            windows.save()
+            written(windows.operator.snapshot())
+            for row in pa.Table.from_batches(rows, windows.plan.result_schema).to_pylist():
                 if row["kind"] != "retracted":
                     last[row["k"]] = (row["n"], row["events"])
         compacted = [b for _, b in local.store.read([0])]
@@ -242,8 +242,8 @@ def test_an_event_whose_time_is_out_of_range_is_dropped_and_the_query_goes_on() 
         told = {(row["reason"], row["events"]) for row in rows}
         assert told == {("the event time is out of range", 4), ("the event time is null", 1)}
         assert [row["n"] for row in local.advance(2**63 - 1).to_pylist()] == [1]
-        assert local._executor is not None
-        written(local._executor.operator.snapshot())
+        assert local._windows is not None
+        written(local._windows.operator.snapshot())
 
 
 # -- the numbers themselves ----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from aion.core.ingest.key_ranges import row_hashes
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import FormatError
 from aion.execute.assembly import make_builder, make_executor, make_operator
-from state_backends.backends import STORES, keyed_store
+from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.format.block import BlockKind, Codec, Compacted, Compression
 from state_backends.store.codec_pool import CodecPool
@@ -63,9 +63,8 @@ class Rig:
             self.identity,
             LocalStorage(folder / "state"),
             folder / "live",
-            lambda p: STORES["tiered"](p, self.io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+            lambda p: Stores.of("tiered", p, self.io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
             retain=100,
-            make_keyed=lambda files: keyed_store("tiered", files, self.io, MemoryBudget(1 << 20)),
         )
 
     def close(self) -> None:

@@ -135,11 +135,11 @@ def test_a_window_runs_when_it_is_due_though_nothing_comes() -> None:
         assert op.advance(WINDOW_US)["kind"].to_pylist() == ["on_time"]
         assert op.process(events([2], [0])).num_rows == 0
         assert op.advance(WINDOW_US + 100_000).num_rows == 0, "not due yet"
-        executor = op._executor
-        assert executor is not None
-        assert executor.operator.next_due_us == WINDOW_US + 300_000
+        windows = op._windows
+        assert windows is not None
+        assert windows.operator.next_due_us == WINDOW_US + 300_000
         assert op.advance(WINDOW_US + 300_000)["kind"].to_pylist() == ["late"]
-        assert executor.operator.next_due_us == WINDOW_US + BOUND_US
+        assert windows.operator.next_due_us == WINDOW_US + BOUND_US
 
 
 def test_what_is_planned_is_prestaged() -> None:
@@ -149,10 +149,10 @@ def test_what_is_planned_is_prestaged() -> None:
         op.advance(WINDOW_US)
         op.process(events([2], [0]))
         op.advance(WINDOW_US + 1)
-        executor = op._executor
-        assert executor is not None
-        assert executor.due_next(WINDOW_US + 299_999) == ()
-        assert executor.due_next(WINDOW_US + 300_000) == (0,)
+        windows = op._windows
+        assert windows is not None
+        assert windows.executor.due_next(WINDOW_US + 299_999) == ()
+        assert windows.executor.due_next(WINDOW_US + 300_000) == (0,)
 
 
 def test_of_few_late_events_only_their_keys_are_staged_and_when_they_come() -> None:
@@ -162,9 +162,9 @@ def test_of_few_late_events_only_their_keys_are_staged_and_when_they_come() -> N
         op.advance(WINDOW_US)
         op.process(events([2], [0]))
         op.advance(WINDOW_US + 1)
-        executor = op._executor
-        assert executor is not None
-        assert executor.due_next(WINDOW_US + 300_000) == ()
+        windows = op._windows
+        assert windows is not None
+        assert windows.executor.due_next(WINDOW_US + 300_000) == ()
 
 
 def test_a_restart_changes_nothing() -> None:
@@ -176,16 +176,16 @@ def test_a_restart_changes_nothing() -> None:
                 found += o.advance(watermark_us).to_pylist()
                 found += o.process(events(times, [0] * len(times))).to_pylist()
             if n % 10 == 9:
-                executor = other._executor
-                assert executor is not None
-                snapshot = executor.operator.snapshot()
-                executor.operator.__init__(  # type: ignore[misc]
-                    executor.operator.grid,
-                    bound=executor.operator._bound,
-                    trigger=executor.operator._rules.trigger(0),
+                windows = other._windows
+                assert windows is not None
+                snapshot = windows.operator.snapshot()
+                windows.operator.__init__(  # type: ignore[misc]
+                    windows.operator.grid,
+                    bound=windows.operator._bound,
+                    trigger=windows.operator._rules.trigger(0),
                     staleness_bound=0.05,
                     compaction=BlockCompaction(open_too=True, snapshot=snapshot["runs"]),
                     snapshot=snapshot,
                 )
-                assert executor.operator.snapshot() == snapshot
+                assert windows.operator.snapshot() == snapshot
         assert rows[0] == rows[1]

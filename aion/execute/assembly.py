@@ -255,15 +255,15 @@ def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfK
     return BlockBuilder.of(plan, block_settings(policy), pool, shard_of)
 
 
-def make_executor(plan: Plan, operator: Operator, attempt: ShardAttempt, codec: CodecPool, policy: Policy) -> Executor:
-    """Carries out the operator's orders, within the limits of the policy."""
+def make_contents(plan: Plan, codec: CodecPool, policy: Policy) -> RowContents:
+    """The rows in the blocks, within the limits of the policy."""
     compactor = BlockCompactor(
         plan,
         target_bytes=policy.blocks.target_bytes,
         compression=Compression[policy.state.compression.upper()],
         codec=Codec[policy.state.codec.upper()],
     )
-    rows = RowContents(
+    return RowContents(
         plan,
         codec,
         compactor,
@@ -271,7 +271,11 @@ def make_executor(plan: Plan, operator: Operator, attempt: ShardAttempt, codec: 
         spill_folder=_local_dir(),
         aggregation=policy.execution.aggregation,
     )
-    return Executor(plan, operator, attempt, rows)
+
+
+def make_executor(plan: Plan, operator: Operator, attempt: ShardAttempt, codec: CodecPool, policy: Policy) -> Executor:
+    """Carries out the operator's orders."""
+    return Executor(plan, operator, attempt, make_contents(plan, codec, policy))
 
 
 def _local_dir() -> str | None:
@@ -285,7 +289,7 @@ def hand_over_bytes(plan: Plan, policy: Policy) -> int | None:
 
     The baselines, in memory or all on disk, keep blocks as a batch brought them.
     """
-    is_possible = plan.layout is None and policy.state.backend == "tiered"
+    is_possible = plan.layout is None and not plan.unique and policy.state.backend == "tiered"
     return policy.distribution.hand_over_bytes if is_possible else None
 
 

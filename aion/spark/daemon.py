@@ -25,9 +25,10 @@ LOADED = (
     "aion.spark.child",
     "aion.spark.file_child",
     "aion.spark.levels",
+    "aion.spark.processor",
     "aion.spark.root",
     "aion.spark.stateful_child",
-    "aion.spark.stateful_root",
+    "aion.spark.windows",
 )
 
 

@@ -169,11 +169,12 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterat
     target = format_bytes(policy.blocks.target_bytes)
     lifted = (
         f"kept as they are, in blocks of about {target}"
-        if plan.layout is None
+        if plan.sent.layout is None
         else f"lifted to partials, combined over the whole task: one row for each {'key and ' * bool(plan.key)}slice"
     )
     yield "child", f"on every source partition: events are assigned to slices and {lifted}."
-    merged = "put together" if plan.layout is None else "combined" if not plan.layout.holistic else "combined or joined"
+    sent = plan.sent.layout
+    merged = "put together" if sent is None else "combined" if not sent.holistic else "combined or joined"
     for level in range(1, tree.levels + 1):
         nodes, tasks = _count(tree.nodes(level), "node"), _count(tree.tasks(level), "task")
         below = f"of {tree.children:,} source partitions" if level == 1 else f"nodes of level {level - 1}"
@@ -188,6 +189,13 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterat
         if plan.layout is None
         else "keeps the blocks of its keys, merges them by window and lowers them to results"
     )
+    if plan.unique:
+        identity = _columns([*plan.unique, *(() if plan.time in plan.unique else (plan.time,))])
+        yield (
+            "unique",
+            f"an event that came before, by {identity}, counts once: a shard knows each event by a hash, 16 bytes, as "
+            "long as its slice. So children send events, and the root makes blocks of them.",
+        )
     yield "root", f"{_count(len(tree.shards), 'shard')} in {_count(tree.root_tasks, 'task')}; each {work}."
     if plan.layout is not None and any(
         isinstance(w, Periodic) and w.slide_us < w.size_us for w in plan.windows.values()
@@ -215,8 +223,8 @@ def _crossing(
     plan: Plan, tree: Tree, decisions: Mapping[str, MergingDecision], hand_over_bytes: int | None
 ) -> Iterator[Line]:
     central = [name for name, decision in decisions.items() if decision.strategy is Strategy.CENTRAL]
-    if plan.layout is None or central:
-        whose = "the function" if plan.layout is None else ", ".join(central)
+    if plan.sent.layout is None or central:
+        whose = "the function" if plan.layout is None else "the root" if plan.unique else ", ".join(central)
         yield "events", f"the columns {_columns(plan.schema.names)} of every event, once each, for {whose}."
     if hand_over_bytes is not None:
         least = format_bytes(hand_over_bytes)
@@ -224,15 +232,15 @@ def _crossing(
             "files",
             f"a task with {least} of them for a shard writes a file in state.dir, and sends references to it.",
         )
-    if plan.layout is not None:
-        fixed = [p for p in plan.layout.partials if not p.holistic]
+    if (layout := plan.sent.layout) is not None:
+        fixed = [p for p in layout.partials if not p.holistic]
         read = dict.fromkeys(column for p in fixed for column in p.columns)
         source = f" of {_columns(list(read))}" if read else ""
         keys = f"key and slice: the key {_columns(plan.key)} and" if plan.key else "slice:"
-        numbers = sum(len(plan.layout.partials[p]) for p in fixed)
+        numbers = sum(len(layout.partials[p]) for p in fixed)
         yield "partials", f"one row for each {keys} {_count(numbers, 'column')} of partials{source}."
-        if plan.layout.holistic:
-            yield "values", f"the {_values(plan.layout.partials)}, without their times, once for each slice."
+        if layout.holistic:
+            yield "values", f"the {_values(layout.partials)}, without their times, once for each slice."
     way = " -> ".join(["child", *(f"level {level}" for level in range(1, tree.levels + 1)), "root"])
     if tree.levels and tree.tasks(tree.levels) == tree.root_tasks == 1:
         hops, why = tree.levels, "the last level and the root are one task, so there is no shuffle between them"

@@ -18,13 +18,14 @@ from aion.core.ingest.hashing import hashed_as
 from aion.errors import ConfigError
 from aion.execute.assembly import prestages
 from aion.spark import starts, upstream
+from aion.spark.processor import ProcessorDefinition
+from aion.spark.root import Root
 from aion.spark.settings import check_name, conf, place_of_state, resolved_policy, shard_count, task_failures
 from aion.spark.shards import shard_column, shard_ids
 from aion.spark.sources import WATERMARK
 from aion.spark.stateful_child import SCHEMA as CHILD
 from aion.spark.stateful_child import SHARD, Announces, StatefulChild
 from aion.spark.stateful_config import Columns, StatefulConfig
-from aion.spark.stateful_root import StatefulRoot
 from aion.spark.types import arrow_schema, quoted
 
 METHODS: Mapping[str, Callable[..., DataFrame]] = {
@@ -159,7 +160,7 @@ class Grouped:
             initial_rows = None if initial_rows is None else initial_rows.mapInArrow(StatefulChild(()), CHILD)
         return METHODS[method](
             grouped.groupBy(SHARD),
-            StatefulRoot(config, processor),
+            Root(ProcessorDefinition(config, processor)),
             output,
             output_mode,
             time_mode,

@@ -21,7 +21,8 @@ from aion.errors import ConfigError
 from aion.spark import starts
 from aion.spark.checkpoint_files import CheckpointFiles
 from aion.spark.group_by import METHODS, keyed, stateful_config
-from aion.spark.seed import EachShard, Seed, SeedRoot
+from aion.spark.root import Root
+from aion.spark.seed import EachShard, Seed, SeedDefinition
 from aion.spark.session import configure
 from aion.spark.settings import check_name, place_of_state, resolved_policy, shard_count
 from aion.spark.shards import shard_ids
@@ -154,7 +155,7 @@ def _seed(
     once = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
     result = METHODS["transformWithStateInPandas" if operator.pandas else "transformWithState"](
         once.withWatermark("timestamp", "0 seconds").mapInArrow(EachShard(ids), CHILD).groupBy(SHARD),
-        SeedRoot(config, seed),
+        Root(SeedDefinition(config, seed)),
         "nothing int",
         operator.output_mode,
         operator.time_mode,

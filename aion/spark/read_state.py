@@ -22,8 +22,8 @@ from aion.config.layers import Source as PolicySource
 from aion.errors import ConfigError
 from aion.execute.assembly import store_config
 from aion.spark.checkpoint_files import CheckpointFiles
+from aion.spark.processor import ProcessorDefinition
 from aion.spark.settings import check_name, conf, place_of_state, resolved_policy
-from aion.spark.stateful_root import StatefulRoot
 from aion.spark.task import client_of
 from aion.stateful.reading import PACKED, TIMERS, row_type, rows, unpacked
 from aion.stateful.run import variables_of
@@ -118,10 +118,10 @@ def _tokens(spark: SparkSession, files: CheckpointFiles, batch: int) -> list[dic
     """Returns the versions that Spark's own state names, by shard, of each processor of the query."""
     found = []
     for operator in spark.read.format("state-metadata").load(files.location).collect():
-        if f'"{StatefulRoot.STATE}"' not in (operator["operatorProperties"] or ""):
+        if f'"{ProcessorDefinition.STATE}"' not in (operator["operatorProperties"] or ""):
             continue
         number = str(operator["operatorId"])
-        state = spark.read.format("statestore").options(stateVarName=StatefulRoot.STATE, operatorId=number)
+        state = spark.read.format("statestore").options(stateVarName=ProcessorDefinition.STATE, operatorId=number)
         tokens = state.option("batchId", batch).load(files.location).selectExpr("key.*", "value.token").collect()
         found.append({int(shard): str(token) for shard, token in tokens if token is not None})
     return found

@@ -31,7 +31,7 @@ class TaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RootConfig(TaskConfig):
-    """For :class:`aion.spark.root.Root`."""
+    """For :class:`aion.spark.windows.WindowsDefinition`."""
 
     plan: Plan
     watermark_delay_us: int | None

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.streaming.stateful_processor import TimerValues
 
+from aion.spark.processor import ProcessorDefinition
 from aion.spark.stateful_child import ROWS, packed_rows
 from aion.spark.stateful_config import StatefulConfig
-from aion.spark.stateful_root import StatefulRoot
 from aion.stateful.restore import Declaration, Declaring
-
-if TYPE_CHECKING:
-    from aion.spark.stateful_work import StatefulTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +28,7 @@ class Seed:
     watermark_ms: int
 
 
-class SeedRoot(StatefulRoot):
+class SeedDefinition(ProcessorDefinition):
     """Leaves a shard as if the user's processor had processed all batches up to the last one.
 
     Its initial state is rows as :func:`aion.stateful.restore.restored_keys` reads them, packed by the child. Its input
@@ -41,30 +38,20 @@ class SeedRoot(StatefulRoot):
     def __init__(self, config: StatefulConfig, seed: Seed) -> None:
         super().__init__(config, Declaring(seed.variables))
         self._seed = seed
-        self._packed: defaultdict[int, list[bytes]] = defaultdict(list)
+        self.batch, self._restored = seed.batch, seed.variables
 
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+    def now_ms(self, times: TimerValues) -> int:
+        return self._seed.watermark_ms if self.time_mode == "eventtime" else super().now_ms(times)
+
+    def soon_ms(self, now_ms: int) -> int | None:
+        return None  # each shard gets a row
+
+    def arrived(self, rows: Iterator[Any]) -> Iterable[Any]:
+        return list(rows)
+
+    def initial(self, rows: Any) -> Any:
         # pyspark gives frames of initial state other names, if the columns' names begin with an underscore.
-        found = initialState.iloc[:, -1] if self._stateful.pandas else [initialState[ROWS]]
-        self._packed[int(key[0])] += list(found)
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        for _ in rows:
-            pass
-        with self._failing_cleanly():
-            shard = int(key[0])
-            work = self._open(shard, timerValues)
-            work.restore(self._packed.pop(shard, []), self._seed.variables)
-            self._commit(shard, timerValues)
-        return iter(())
-
-    def _make_task(self) -> StatefulTask:
-        task = super()._make_task()
-        task.batch = self._seed.batch
-        return task
-
-    def _now(self, times: Any) -> int:
-        return self._seed.watermark_ms if self._stateful.time_mode == "eventtime" else super()._now(times)
+        return list(rows.iloc[:, -1]) if self._stateful.pandas else [rows[ROWS]]
 
 
 class EachShard:

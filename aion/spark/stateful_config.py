@@ -24,7 +24,7 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StatefulConfig(TaskConfig):
-    """For :class:`aion.spark.stateful_root.StatefulRoot`."""
+    """For :class:`aion.spark.processor.ProcessorDefinition`."""
 
     key: StructType
     """The type of keys, with the names that the user knows."""

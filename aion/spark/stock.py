@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -14,8 +14,8 @@ from pyspark.sql.types import LongType, StructType
 
 from aion.errors import ConfigError
 from aion.spark.checkpoint_files import CheckpointFiles
-from aion.spark.shard_root import ShardRoot
-from aion.spark.stateful_root import StatefulRoot
+from aion.spark.processor import ProcessorDefinition
+from aion.spark.windows import WindowsDefinition
 from aion.stateful.restore import TIMER, Declaration, key_column, state_column
 from aion.stateful.variables import Kind
 
@@ -118,7 +118,7 @@ class StockCheckpoint:
 
     def _operator(self, number: int, name: str, properties: Mapping[str, Any]) -> StockOperator:
         variables = {found["stateName"]: found for found in properties["stateVariables"]}
-        if StatefulRoot.STATE in variables or (ShardRoot.STATE in variables and self._is_shard_root(number)):
+        if ProcessorDefinition.STATE in variables or self._has_windows(number, variables):
             raise ConfigError(f"{self.location}: operator {number} runs on Aion already")
         kinds = {found["stateVariableType"] for found in variables.values()}
         if unknown := kinds - {*_KINDS, _TIMERS}:
@@ -146,10 +146,12 @@ class StockCheckpoint:
             timers=timers,
         )
 
-    def _is_shard_root(self, number: int) -> bool:
+    def _has_windows(self, number: int, variables: Collection[str]) -> bool:
         """Returns whether this is an operator of ``aion.windowed``."""
-        fields = self._variable(number, ShardRoot.STATE).schema["value"].dataType
-        return isinstance(fields, StructType) and fields.names == ShardRoot.SCHEMA.names
+        if WindowsDefinition.STATE not in variables:
+            return False
+        fields = self._variable(number, WindowsDefinition.STATE).schema["value"].dataType
+        return isinstance(fields, StructType) and fields.names == WindowsDefinition.schema().names
 
     def _declaration(self, number: int, name: str, kind: Kind, expires: bool) -> Declaration:
         stored: Any = self._variable(number, name).schema[_COLUMNS[kind]].dataType

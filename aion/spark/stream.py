@@ -44,6 +44,7 @@ from aion.spark.settings import (
 from aion.spark.shards import shard_ids
 from aion.spark.sources import Rows, Source
 from aion.spark.types import arrow_schema
+from aion.spark.windows import WindowsDefinition
 
 
 def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> DataFrame:
@@ -69,9 +70,9 @@ def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: U
     state_dir = place_of_state(spark, resolved)
     starts.watch(spark)
     hand_over = _hand_over(plan, resolved, state_dir, asked.name)
-    work = ChildWork(plan, block_settings(resolved), tree, limit_bytes, asked.name, hand_over)
+    work = ChildWork(plan.sent, block_settings(resolved), tree, limit_bytes, asked.name, hand_over)
     blocks = merged(source.children(work), work)
-    root = Root(
+    windows = WindowsDefinition(
         RootConfig(
             plan=plan,
             policy=policy_to_text(resolved),
@@ -88,7 +89,7 @@ def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: U
         )
     )
     return blocks.groupBy("shard").transformWithStateInPandas(
-        root, from_arrow_schema(plan.result_schema), "Append", "EventTime"
+        Root(windows), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
 
 
@@ -143,7 +144,9 @@ def _resolve(source: Source, spec: Spec) -> _Query:
     check_name(spec.name)
     if spec.keys_disjoint and not plan.key:
         raise ConfigError("keys_disjoint: it requires a key; it means that each key is in one source partition only")
-    decisions = merging_strategies(plan.windows, keys_disjoint=spec.keys_disjoint, splittable=plan.layout is not None)
+    decisions = merging_strategies(
+        plan.windows, keys_disjoint=spec.keys_disjoint, splittable=plan.sent.layout is not None
+    )
     return _Query(plan, resolved, _tree(source.session, resolved, list(decisions.values())), decisions)
 
 

@@ -2,144 +2,145 @@
 
 from __future__ import annotations
 
-import logging
+import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, wait
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
-import pandas as pd
-import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
-from aion.config import Policy, policy_from_text
-from aion.core.ingest.fragments import Defragmenter
-from aion.core.operator.operator import Operator
-from aion.core.slicing.grid import NO_SLICE
-from aion.execute.assembly import hand_over_bytes, make_bound, make_executor, make_operator, predicts, store_config
-from aion.execute.trace import Definition, Recorder
-from aion.spark.frames import to_frame
-from aion.spark.hand_over import BatchFolder
-from aion.spark.root_config import RootConfig
-from aion.spark.task import ShardTask, in_background
-from aion.spark.zones import record_rules, shard_plan
+from aion.config import policy_from_text
+from aion.execute.assembly import store_config
+from aion.spark.shards import partition_of
+from aion.spark.starts import checkpoint_of
+from aion.spark.task import client_of, query_of
+from aion.spark.tenants import Batch, TenantDefinition, Tenants
+from aion.spark.worker import begin_task
 from state_backends.server.client import RemoteAttempt
-from state_backends.store.codec_pool import CodecPool
-from state_backends.thresholds import threshold
+from state_backends.versions.manifest import Identity
 
-log = logging.getLogger(__name__)
-FRAME_ROWS = threshold(1024)
-FRAME_BYTES = threshold(1 << 20, 256)
+_PARTITIONS = ("spark.sql.streaming.internal.stateStore.partitions", "spark.sql.shuffle.partitions")
+"""Where Spark keeps the number of partitions of state. Older versions only have the second one."""
 
 
-class RootTask(ShardTask):
-    """One task of the root, and what its shards share: see ShardTask, and codec threads. Close it."""
+class Task:
+    """One task, and what its shards share: the policy, what their tenants need, and the connection to the server."""
 
-    def __init__(self, config: RootConfig) -> None:
-        policy = policy_from_text(config.policy)
-        store = store_config(
-            policy,
-            windows=config.plan.windows.values(),
-            blocking=config.plan.blocking,
-            retain_versions=config.retain_versions,
-        )
-        super().__init__(config, policy, store, config.plan.definition)
-        self._root = config
-        record_rules(config.plan, config.name)
-        self._codec = CodecPool(policy.io.codec_threads)
-        self._hands_over = hand_over_bytes(config.plan, policy) is not None
+    def __init__(self, definition: TenantDefinition, handle: StatefulProcessorHandle) -> None:
+        begin_task()
+        self._config = config = definition.config
+        self._policy = policy_from_text(config.policy)
+        context = TaskContext.get()
+        assert context is not None
+        self._query = query_of(context)
+        # Spark runs a streaming query in a job group named by the run.
+        self._run = context.getLocalProperty("spark.jobGroup.id") or ""
+        self.batch = int(context.getLocalProperty("streaming.sql.batchId") or "0")
+        if definition.batch is not None:
+            self.batch = definition.batch
+        self._checkpoint = checkpoint_of(context)
+        self._place = context.stageId(), context.partitionId()
+        self._partitions = next((int(found) for name in _PARTITIONS if (found := context.getLocalProperty(name))), 0)
+        self.tenants = definition.tenants(self._policy, handle)
+        self._store = store_config(self._policy, retain_versions=config.retain_versions, **self.tenants.store)
 
-    def work(self, shard: int, token: str | None) -> ShardWork:
+    def work(self, token: str | None, batch: Batch) -> Work:
         """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet."""
-        together = self.policy.lateness.per == "query" and len(self._root.ids) > 1
-        attempt = self.open(shard, token, others=together, moved=self._root.record is not None)
-        return ShardWork(self._root, self.policy, attempt, self._codec, shard, self.batch)
+        config = self._config
+        attempt = client_of(config.application, self._policy).open(
+            Identity(
+                query=self._query,
+                operator=config.name,
+                shard=batch.shard,
+                shards=len(config.ids),
+                definition=self.tenants.definition,
+                ids=config.ids,
+                key_types=config.key_types,
+                checkpoint=self._checkpoint,
+            ),
+            token=token,
+            makes=f"{self.batch:010d}-{uuid.uuid4().hex[:16]}",
+            run=self._run,
+            operator_uid=config.uid,
+            place=self._place,
+            state_dir=config.state_dir,
+            store=self._store,
+            **self.tenants.asks,
+        )
+        return Work(self.tenants, attempt, batch)
 
-    def committed(self) -> None:
-        """All shards of the task have committed."""
-        if self._hands_over:
-            BatchFolder(self._root.state_dir, self._root.name).sweep()
+    @property
+    def partitions(self) -> list[list[int]]:
+        """The shards that Spark sends to each partition of state. The first one is most likely that of this task.
 
-    def close(self) -> None:
-        self._codec.close()
+        It is not if the result is part of a union: then Spark numbers the partitions of the whole union.
+        """
+        if not self._partitions:
+            return [list(self._config.ids)]
+        found = defaultdict(list)
+        for shard in self._config.ids:
+            found[(partition_of(shard, self._partitions) - self._place[1]) % self._partitions].append(shard)
+        return [found[distance] for distance in sorted(found)]
+
+    def may_have(self, shard: int, token: str) -> bool:
+        """Returns whether the version ``token`` of a shard may have a state variable that the definition deletes."""
+        known, there = _variables.get((self._query, self._config.name, shard), ("", frozenset[str]()))
+        return known != token or not self.tenants.deleted.isdisjoint(there)
+
+    def learn(self, shard: int, token: str, work: Work) -> None:
+        """Notes which state variables the version ``token`` of a shard has, for :meth:`may_have`."""
+        _variables[self._query, self._config.name, shard] = token, work.tenant.names
 
 
-class ShardWork:
-    """One attempt of one batch on one shard."""
+class Work:
+    """One attempt of one batch on one shard. ``ended``: whether the batch's rows have been processed.
 
-    def __init__(
-        self,
-        config: RootConfig,
-        policy: Policy,
-        attempt: RemoteAttempt,
-        codec: CodecPool,
-        shard: int,
-        batch: int,
-    ) -> None:
-        self.attempt = attempt
-        self._commit: Future[None] | None = None
-        plan = shard_plan(config.plan, attempt.snapshot, config.name)
-        self.bound = make_bound(plan, policy, attempt.snapshot, shards=len(config.ids))
-        if self.bound.together:
-            self.bound.receive(*attempt.others)
-        self.operator: Operator = make_operator(plan, policy, attempt.snapshot, self.bound)
-        self.executor = make_executor(plan, self.operator, attempt, codec, policy)
-        self._recorder: Recorder | None = None
-        if config.record is not None:
-            self._recorder = Recorder(Path(config.record), Definition.of(config.plan, commits=True), shard)
-            self._recorder.begin(batch, self.operator.watermark.at_us)
-            self.executor.recorder = self._recorder
-            staged, written = attempt.moved
-            for size_bytes, seconds, waited_s in staged:
-                self._recorder.staged(size_bytes, seconds, waited_s)
-            for size_bytes, seconds in written:
-                self._recorder.written(size_bytes, seconds)
-        self._predicts = predicts(policy)
-        if attempt.rebuilt and (active := self.operator.active_slices()):
-            # Bring back to memory, behind the I/O of this batch, what was there before.
-            attempt.prestage(active)
-        self._delay_us = config.watermark_delay_us
-        self._latest_us: int | None = None
-        self._parts = Defragmenter()
-        self._rows: list[pa.RecordBatch] = []
+    ``due_ms``: the next time at which the shard has something to do, as of the end.
+    """
 
-    def advance(self, watermark_ms: int) -> Iterator[pd.DataFrame]:
+    def __init__(self, tenants: Tenants, attempt: RemoteAttempt, batch: Batch) -> None:
+        self._tenants, self._attempt = tenants, attempt
+        self.initial: list[Any] = []  # rows, until all of the shard are there
         # Spark says 0 while there is no watermark.
-        if watermark_ms > 0:
-            at_us, to_us = self.operator.watermark.at_us, watermark_ms * 1000
-            if self.bound.together and at_us != to_us and self.bound.asks(at_us):
-                self.bound.learn(*self.attempt.learnt())
-            yield from self._frames(self.executor.advance(to_us))
-
-    def arrive(self, rows: Iterable[bytes]) -> Iterator[pd.DataFrame]:
-        blocks = [self.attempt.mapped(block) for block in self._parts.blocks(rows)]
-        if not blocks:
-            return
-        times = [b.header.max_us for b in blocks if b.header.slice_us != NO_SLICE]
-        self._latest_us = max([*times, self._latest_us] if self._latest_us is not None else times, default=None)
-        yield from self._frames(self.executor.arrive(blocks))
-
-    def end_batch(self) -> Iterator[pd.DataFrame]:
-        self._parts.end()
-        yield from self._frames(self.executor.end_batch())
-        if self._rows:
-            yield self._frame()
+        self._at_us = batch.now_ms * 1000 if batch.now_ms > 0 else None
+        self.tenant: Any
+        self.tenant, self._converted = tenants.open(attempt, batch)
+        self._commit: Future[None] | None = None
+        self.due_ms: int | None = None
+        self.ended = False
 
     @property
     def makes(self) -> str:
         """The token of the version that the commit makes."""
-        return self.attempt.makes
+        return self._attempt.makes
+
+    def batch(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """Processes the batch. Yields what Spark takes."""
+        return self._tenants.results(self._results(rows))
+
+    def end_without_rows(self) -> None:
+        """The same for a shard for which no row and no timer came, where Spark takes no results any more."""
+        for _ in self._begin():
+            pass
+
+    def _results(self, rows: Iterable[Any]) -> Iterator[Any]:
+        yield from self._begin()
+        for arrived in self._converted(rows):
+            yield from self.tenant.arrive(arrived)
+        yield from self.tenant.end_batch()
+
+    def _begin(self) -> Iterator[Any]:
+        yield from self.tenant.advance(self._at_us)
+        if self.initial:
+            self._tenants.initial(self.tenant, self.initial)
 
     def begin_commit(self) -> None:
         """Commits in another thread. Meanwhile the task goes on with what does not need this shard."""
-        next_slices = self._next_slices()
-        self.executor.save()
-        if self._recorder is not None:
-            try:
-                self._recorder.write()
-            except OSError as error:
-                # A query does not fail because its trace cannot be written.
-                log.warning("a batch was not recorded: %s", error)
-        made = self.operator.snapshot(), next_slices, self.executor.executions
-        self._commit = in_background(self.attempt.commit, *made)
+        self.ended = True
+        self.due_ms = self.tenant.due_ms
+        self._commit = _commits.submit(self._attempt.commit, *self.tenant.save())
 
     def committed(self) -> None:
         """Waits for the commit. Raises what it raised."""
@@ -150,36 +151,10 @@ class ShardWork:
         """Undoes the attempt. If it has committed, nobody will name its version."""
         if self._commit is not None:
             wait([self._commit])
-        self.attempt.abort()
+        self._attempt.abort()
 
-    def _next_slices(self) -> tuple[int, ...]:
-        """Returns the slices that the next batch will read. Its watermark follows from the events of this batch.
 
-        See docs/operating.md.
-        """
-        if not self._predicts:
-            return ()
-        expected = [self.operator.watermark.expected_next()]
-        if self._delay_us is not None and self._latest_us is not None:
-            expected.append(self._latest_us - self._delay_us)
-        return self.executor.due_next(max((e for e in expected if e is not None), default=None))
-
-    @property
-    def due_ms(self) -> int | None:
-        """The next watermark that makes something due, in milliseconds."""
-        due = self.operator.next_due_us
-        return None if due is None else -(-due // 1000)
-
-    def _frames(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        """Yields rows as frames. Few rows wait for more, since a frame has a cost of its own, in pandas and in
-        pyspark.
-        """
-        for batch in batches:
-            if batch.num_rows:
-                self._rows.append(batch)
-                if sum(waiting.num_rows for waiting in self._rows) >= FRAME_ROWS or batch.nbytes >= FRAME_BYTES:
-                    yield self._frame()
-
-    def _frame(self) -> pd.DataFrame:
-        batches, self._rows = self._rows, []
-        return to_frame(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
+# A worker serves many tasks, one at a time. They share the thread that commits.
+_commits = ThreadPoolExecutor(1, "aion-commit")
+_variables: dict[tuple[str, str, int], tuple[str, frozenset[str]]] = {}
+"""By query, operator and shard: a version's token, and its state variables."""

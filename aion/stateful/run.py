@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
 from aion.errors import FormatError
+from aion.execute.tenant import Saved
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.layout import MIN_MS, pages_of, record_key, wake_of, wakes
@@ -46,9 +47,10 @@ def variables_of(snapshot: Mapping[str, Any] | None, by_name: bool = False) -> V
 
 
 class ShardRun:
-    """A batch on a shard. ``due_ms``: timers and state that expire up to this time are due; None: there are no timers.
+    """A batch on a shard: see :class:`aion.execute.tenant.Tenant`. ``due_ms``: timers and state that expire up to this
+    time are due; None: there are no timers.
 
-    ``snapshot``: as :meth:`snapshot` made it; None: the shard has no version yet. ``reads_ahead``: whether the records
+    ``snapshot``: as :meth:`save` made it; None: the shard has no version yet. ``reads_ahead``: whether the records
     of the next keys are fetched while keys are processed. ``backwards``: whether keys whose records are on disk come in
     descending order. Let each batch take the other order: what one has processed last is still in memory, and the next
     one reads it first. Always in the same order, it would have left memory just before it is read.
@@ -80,6 +82,16 @@ class ShardRun:
             self._counters.update(snapshot["counters"])
             self._before_ms = snapshot["at_ms"]
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The state variables of the shard: as its version has them, and after the batch, as it leaves them."""
+        return self._variables.names
+
+    def advance(self, at_us: int | None) -> Iterator[Any]:
+        """Makes this the shard that the processor's handle is about. The time is that of ``times``."""
+        self._handle.begin_shard(self._variables)
+        return iter(())
+
     def dropped(self, rows: int) -> None:
         """Counts rows that came too late."""
         self._counters["dropped"] += rows
@@ -91,14 +103,14 @@ class ShardRun:
                 self._handle.enter(record)
                 self._processor.handleInitialState(group.values, rows, self._times)
 
-    def rows(self, groups: Iterable[Group]) -> Iterator[Any]:
+    def arrive(self, rows: Iterable[Group]) -> Iterator[Any]:
         """Yields what the processor returns for the rows of keys."""
-        for group, record in self._each(groups):
+        for group, record in self._each(rows):
             self._handle.enter(record)
             self._counters["events"] += group.events
             yield from self._processor.handleInputRows(group.values, group.rows, self._times)
 
-    def timers(self) -> Iterator[Any]:
+    def end_batch(self) -> Iterator[Any]:
         """Yields what the processor returns for timers that have expired. Also removes state that has expired."""
         if self._due_ms is None:
             return
@@ -143,13 +155,15 @@ class ShardRun:
                 restore(record, self._handle.variables, declared, state)
             self._write(records)
 
-    def next_wake_ms(self) -> int | None:
-        """Returns a time before which no timer expires, and no state does. None: there are neither."""
+    @property
+    def due_ms(self) -> int | None:
+        """A time before which no timer expires, and no state does. None: there are neither."""
+        if self._due_ms is None:
+            return None
         expires = any(variable.ttl_ms is not None for variable in self._handle.variables)
         return self._earliest_ms if expires or self._counters["timers"] else None
 
-    def snapshot(self) -> dict[str, Any]:
-        """Returns what the version of the shard keeps beside the records."""
+    def save(self) -> Saved:
         at_ms, before_ms = self._due_ms, self._before_ms
         snapshot = {
             "version": VERSION,
@@ -162,7 +176,7 @@ class ShardRun:
         if at_ms is not None and before_ms is not None:
             # The store keeps in memory what is needed until then, if time goes on as it did.
             snapshot["expected_ms"] = max(0, at_ms, 2 * at_ms - before_ms)
-        return snapshot
+        return Saved(snapshot)
 
     def _each(self, groups: Iterable[Group]) -> Iterator[tuple[Group, KeyRecord]]:
         remaining, ahead = iter(groups), None

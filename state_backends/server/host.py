@@ -18,7 +18,7 @@ from rocksdict import Cache
 
 from policies.prestage import PrestagePolicy
 from policies.sizing import Execution, processing_bytes_per_s
-from state_backends.backends import StoreConfig
+from state_backends.backends import StoreConfig, Stores, make_cache
 from state_backends.files.location import locate
 from state_backends.format.errors import StateError
 from state_backends.server.attempts import Attempts, ShardKey, Work
@@ -39,9 +39,9 @@ from state_backends.server.verbs import VERBS
 from state_backends.store.counting import Committed
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
-from state_backends.store.p_bucket import PBucket, cache_bytes
+from state_backends.store.p_bucket import PBucket
 from state_backends.store.pressure import PressureManager, Sampler
-from state_backends.store.protocol import BlockStore, StoreStats
+from state_backends.store.protocol import StoreStats
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 
@@ -346,9 +346,7 @@ class Host:
         self.budget.raise_to(min(config.budget(limit), limit))
         if self._io is None:
             self._io = config.make_io()
-            size = cache_bytes(self.budget.limit_bytes)
-            self.budget.reserve(size)
-            self._cache = Cache(size)
+            self._cache = make_cache(self.budget)
         if self._sampler is None and config.backend == "tiered":
             policy, self._prestage, self._guard = make_policies(config)
             self._pressure = PressureManager(self.budget, policy, memory_share_used)
@@ -365,20 +363,19 @@ class Host:
             if prestage is not None:
                 prestage.observe(size_bytes, seconds)
 
-        def store(p_bucket: PBucket) -> BlockStore:
-            made = config.make_store(p_bucket, io, self.budget)
-            made.listen(on_staged, lambda size_bytes, seconds: times.written.append((size_bytes, seconds)))
+        def stores(p_bucket: PBucket) -> Stores:
+            made = config.make_stores(p_bucket, io, self.budget)
+            made.blocks.listen(on_staged, lambda size_bytes, seconds: times.written.append((size_bytes, seconds)))
             return made
 
         return self._new_shard(
             identity,
             folders.storage,
             folders.live,
-            store,
+            stores,
             retain=config.retain_versions,
             home=folders.home,
             cache=self._cache,
-            make_keyed=lambda files: config.make_keyed(files, io, self.budget),
         )
 
 

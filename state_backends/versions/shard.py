@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from rocksdict import Cache
 
+from state_backends.backends import Stores
 from state_backends.files.faults import is_missing
 from state_backends.files.names import HANDED, Doomed, SstFile
 from state_backends.files.storage import Storage
@@ -32,7 +33,6 @@ from state_backends.format.errors import (
 )
 from state_backends.store.attempt import StoreAttempt
 from state_backends.store.counting import only_counts
-from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.ledger import NO_FILE
 from state_backends.store.p_bucket import PBucket
@@ -50,8 +50,6 @@ from state_backends.versions.manifest import (
 from state_backends.versions.opening import claim, not_found, older
 from state_backends.versions.retention import Retention, batch_of, manifest_name
 
-StoreFactory = Callable[[PBucket], BlockStore]
-KeyedFactory = Callable[[RunFiles], KeyedStore]
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -62,7 +60,7 @@ class Shard:
     The caller makes one call at a time, except for reads. ``storage`` keeps the versions. The folder ``live`` has
     RocksDB's own files, and new files. ``retain``: how many batches Spark keeps. ``home`` finds the storage of the
     lineage of an identity (state_backends/versions/lineage.py); it is called when the shard is rebuilt from a version.
-    None: the lineage is in ``storage``. ``make_keyed``: makes the store of its keyed values. None: it cannot have any.
+    None: the lineage is in ``storage``.
     """
 
     def __init__(
@@ -70,18 +68,16 @@ class Shard:
         identity: Identity,
         storage: Storage,
         live: Path,
-        make_store: StoreFactory,
+        make_stores: Callable[[PBucket], Stores],
         *,
         retain: int,
         home: Callable[[Identity], Home] | None = None,
         cache: Cache | None = None,
-        make_keyed: KeyedFactory | None = None,
     ) -> None:
         self.identity = identity
         self.storage = storage
         self._live = live
-        self._make_store = make_store
-        self._make_keyed = make_keyed
+        self._make_stores = make_stores
         # One more than Spark keeps batches: the newest version may belong to a batch that is not complete yet.
         self._keep = retain + 1
         self._home = home
@@ -356,8 +352,7 @@ class Shard:
 
     def _keyed_of(self, attempt: str) -> KeyedStore:
         self._working(attempt)
-        if self._keyed is None:
-            raise StateError(f"shard {self.identity.shard} has no store for keyed values")
+        assert self._keyed is not None
         return self._keyed
 
     def _rebuild(self, token: str | None, attempt: str, identity: Identity) -> StoreAttempt:
@@ -404,25 +399,19 @@ class Shard:
         # New files stay in a folder of this host until a version names them, so that no other host deletes them.
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
         p_bucket.ahead = self.storage.read_ahead
-        store = self._make_store(p_bucket)
-        keyed = self._make_keyed(RunFiles(p_bucket, self._live / "keyed")) if self._make_keyed is not None else None
-        stores: list[BlockStore | KeyedStore] = [store] if keyed is None else [store, keyed]
+        stores = self._make_stores(p_bucket)
         try:
             self.storage.fetch([self._file(f) for f in self._files.values()])
             if manifest is not None:
                 self.storage.publish([], list(self._handed))
                 blocks = [self._file(f) for no, f in self._files.items() if no not in manifest.runs]
-                store.restore(blocks, manifest.alive)
-                if keyed is not None:
-                    keyed.restore([self._file(run) for run in runs_of(manifest)])
-                elif manifest.runs:
-                    raise StateError(f"shard {self.identity.shard} has no store for the keyed values of its version")
+                stores.blocks.restore(blocks, manifest.alive)
+                stores.values.restore([self._file(run) for run in runs_of(manifest)])
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
         except BaseException:
-            for made in stores:
-                made.close()
+            stores.close()
             raise
-        self._p_bucket, self._attempt, self._keyed = p_bucket, StoreAttempt(store), keyed
+        self._p_bucket, self._attempt, self._keyed = p_bucket, StoreAttempt(stores.blocks), stores.values
         return self._attempt
 
     def _find(self, token: str, attempt: str, identity: Identity) -> Manifest:

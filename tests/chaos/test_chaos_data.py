@@ -193,8 +193,8 @@ def ledger() -> dict[int, list[Row]]:
                 row = rows_of(event.id, event.ts_us // 1000, event.payload)
                 came.setdefault((event.k, part), []).append(row)
         groups = [Group(keys.to_bytes(key), key, iter(rows), len(rows)) for key, rows in came.items()]
-        found[file] = [row.asDict() for row in (*run.rows(groups), *run.timers())]
-        snapshot = run.snapshot()
+        found[file] = [row.asDict() for row in (*run.arrive(groups), *run.end_batch())]
+        snapshot = run.save().snapshot
         latest_us = max(latest_us, *(event.ts_us for event in events))
         before_ms, now_ms = now_ms, latest_us // 1000 - DELAY_S * 1000
     return found

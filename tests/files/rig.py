@@ -10,14 +10,12 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from state_backends.backends import STORES, keyed_store
+from state_backends.backends import Stores
 from state_backends.files.names import SstFile
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.files.storage import LocalStorage
 from state_backends.store.io_thread import IoThread, Priority
-from state_backends.store.keyed.run_files import RunFiles
-from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket
 from state_backends.versions.manifest import Identity
@@ -111,17 +109,11 @@ class Host:
         self.io = IoThread()
         self.remote = Remote(uri)
         self.storage = RemoteStorage(self.remote, "query/tolls/shard-00003", folder / "copies")
-        self.store = STORES[kind]
         self.kind = kind
-        self.shard = Shard(
-            IDENTITY, self.storage, folder / "live", self.make_store, retain=retain, make_keyed=self.make_keyed
-        )
+        self.shard = Shard(IDENTITY, self.storage, folder / "live", self.make_stores, retain=retain)
 
-    def make_store(self, p_bucket: PBucket) -> Any:
-        return self.store(p_bucket, self.io, MemoryBudget(64 << 10), bucket_limit_bytes=16 << 10)
-
-    def make_keyed(self, files: RunFiles) -> KeyedStore:
-        return keyed_store(self.kind, files, self.io, MemoryBudget(64 << 10))
+    def make_stores(self, p_bucket: PBucket) -> Stores:
+        return Stores.of(self.kind, p_bucket, self.io, MemoryBudget(64 << 10), bucket_limit_bytes=16 << 10)
 
     def put(self, token: str | None, attempt: str, values: dict[bytes, bytes | None]) -> str:
         """The next version, with these keyed values more."""

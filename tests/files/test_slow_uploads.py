@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from state_backends.backends import STORES, StoreConfig
+from state_backends.backends import StoreConfig, Stores
 from state_backends.files.location import RemoteLocation
 from state_backends.files.remote import Remote
 from state_backends.server import requests
@@ -54,7 +54,7 @@ def test_nobody_waits_for_the_uploads_of_another_shard(make: Callable[..., Place
             IDENTITY,
             place.storage(f"shard-{i}"),
             tmp_path / f"live-{i}",
-            lambda p: STORES["tiered"](p, io, budget, bucket_limit_bytes=1 << 20),
+            lambda p: Stores.of("tiered", p, io, budget, bucket_limit_bytes=1 << 20),
             retain=2,
         )
         for i in range(2)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 
 import aion
-from aion.execute.assembly import make_executor, make_operator
+from aion.execute.assembly import make_contents
+from aion.execute.windows import Windows
 from tests.examples import some
 from tests.test_keyed_windows import KINDS, Step, policy, steps, table
 
@@ -28,7 +29,7 @@ WINDOWS: dict[str, list[Any]] = {
 
 def restart(operator: aion.LocalOperator) -> None:
     """Starts again from the snapshot, on the same store."""
-    before = operator._executor
+    before = operator._windows
     if before is None:
         return
     attempt = operator._attempt
@@ -36,8 +37,8 @@ def restart(operator: aion.LocalOperator) -> None:
     before.save()
     attempt.end()
     snapshot = json.loads(json.dumps(before.operator.snapshot()))
-    again = make_operator(before.plan, operator.policy, snapshot)
-    operator._executor = make_executor(before.plan, again, attempt, operator._codec, operator.policy)
+    contents = make_contents(before.plan, operator._codec, operator.policy)
+    operator._windows = Windows(before.plan, operator.policy, attempt, snapshot, contents)
 
 
 def panes(windows: list[Any], kind: str, script: list[Step], *, restarts: bool) -> list[list[str]]:

@@ -16,6 +16,7 @@ import aion
 from aion import errors
 from aion.spark.root import Root
 from aion.spark.settings import task_failures
+from aion.spark.windows import WindowsDefinition
 from state_backends.server.client import runtime_dir
 from tests.spark.conftest import FileStream, Sink
 
@@ -86,7 +87,7 @@ def test_how_often_a_task_may_fail(master: str, failures: int) -> None:
 )
 def test_a_task_that_cannot_go_on_says_what_spark_does_now(failures: int, said: str) -> None:
     config: Any = SimpleNamespace(task_failures=failures)
-    root = Root(config)
+    root = Root(WindowsDefinition(config))
     with pytest.raises(errors.ServerUnreachable, match=rf"^gone\. .*{said}"), root._failing_cleanly():
         raise errors.ServerUnreachable("gone")
     with pytest.raises(errors.ApplyError, match=r"^mine$"), root._failing_cleanly():

@@ -225,7 +225,7 @@ def test_a_failing_commit_is_retried_and_counts_once(
                 from pyspark import TaskContext
 
                 context = TaskContext.get()
-                if context is not None and self._work and context.attemptNumber() == 0:
+                if context is not None and self._works and context.attemptNumber() == 0:
                     raise OSError("the disk is on fire")
                 super().close()
 

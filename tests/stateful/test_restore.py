@@ -165,7 +165,7 @@ class _Reading(StatefulProcessor):
         self._plain, self._value = handle.getListState("plain", NUMBER), handle.getValueState("value", NUMBER, 10)
 
     def look(self, run: ShardRun, keys: Keys) -> None:
-        for _ in run.rows(iter([Group(keys.to_bytes((7,)), (7,), iter(()), 0)])):
+        for _ in run.arrive(iter([Group(keys.to_bytes((7,)), (7,), iter(()), 0)])):
             pass
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
@@ -190,4 +190,4 @@ def _run(store: MemoryValues, handle: Any, keys: Keys, snapshot: Any, act: Any) 
     handle.begin_shard(variables)
     run = ShardRun(handle.processor, handle, variables, store, keys, TimerValues(handle.now_ms, -1), 0, snapshot)
     act(run)
-    return run.snapshot()
+    return run.save().snapshot

@@ -167,16 +167,16 @@ class Shard:
             for key, listed in calls.items()
             for call in listed
         ]
-        assert list(of_shard.rows(groups)) == expected
+        assert list(of_shard.arrive(groups)) == expected
         due = sorted((t, key) for key, model in self.models.items() for t in model.timers if t <= now)
-        fired = [(t, key) for key, _, t in of_shard.timers()]
+        fired = [(t, key) for key, _, t in of_shard.end_batch()]
         assert sorted(fired) == due
         for t, key in due:
             self.models[key].timers.discard(t)
         pending = [t for model in self.models.values() for t in model.timers]
-        wake = of_shard.next_wake_ms()
+        wake = of_shard.due_ms
         assert wake is not None and wake <= min(pending) if pending else wake is None or self._ttl_ms is not None
-        self.snapshot = of_shard.snapshot()
+        self.snapshot = of_shard.save().snapshot
         assert self.snapshot["counters"]["timers"] == len(pending)
 
     def is_empty(self) -> bool:
@@ -366,7 +366,7 @@ def test_an_iterator_gives_what_was_there_when_it_began(page_bytes: int, monkeyp
     handle.begin_shard(variables)
     for rows in (["fill"], ["change"]):
         of_shard = ShardRun(processor, handle, variables, store, KEYS, TimerValues(1, -1), None, None)
-        given = list(of_shard.rows([Group(KEYS.to_bytes((1,)), (1,), iter(rows), 1)]))
+        given = list(of_shard.arrive([Group(KEYS.to_bytes((1,)), (1,), iter(rows), 1)]))
     assert given == [(list(range(100)), {n: n for n in range(100)})]
 
 
@@ -411,9 +411,9 @@ def test_a_timer_that_is_set_when_it_is_due_expires_in_the_next_batch(
     rows = [Group(KEYS.to_bytes((key,)), (key,), iter([key]), 1) for key in range(7)]
     for batch, groups in enumerate([rows, [], []]):
         of_shard = ShardRun(processor, handle, variables, values, KEYS, TimerValues(1, 50), 50, snapshot)
-        assert list(of_shard.rows(groups)) == []
-        assert sorted(of_shard.timers()) == [(key, batch + 1) for key in range(7)]
-        snapshot = of_shard.snapshot()
+        assert list(of_shard.arrive(groups)) == []
+        assert sorted(of_shard.end_batch()) == [(key, batch + 1) for key in range(7)]
+        snapshot = of_shard.save().snapshot
 
 
 @pytest.mark.parametrize("wrong", [1.5, 1000.0, True, "1", 2**63])

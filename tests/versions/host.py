@@ -10,7 +10,7 @@ from typing import Any
 
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from state_backends.backends import STORES, keyed_store
+from state_backends.backends import STORES, Stores
 from state_backends.files.bodies import Bodies
 from state_backends.files.handed import HandedFile
 from state_backends.files.handed_remote import HandedPlace, bring, create
@@ -19,8 +19,6 @@ from state_backends.files.remote_storage import RemoteStorage
 from state_backends.files.storage import LocalStorage
 from state_backends.format.block import Block
 from state_backends.store.io_thread import IoThread
-from state_backends.store.keyed.run_files import RunFiles
-from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.merge_choice import DEFAULTS, Limits
 from state_backends.store.p_bucket import PBucket
@@ -67,24 +65,20 @@ class Host:
             IDENTITY,
             self.storage,
             self.folder / "live",
-            self.make_store,
+            self.make_stores,
             retain=self.retain,
-            make_keyed=self.make_keyed,
         )
 
     @property
     def backend(self) -> str:
         return "tiered" if self.kind == "remote" else self.kind
 
-    def make_store(self, p_bucket: PBucket) -> Any:
+    def make_stores(self, p_bucket: PBucket) -> Stores:
         self.budget = MemoryBudget(self.budget_bytes)
         options: dict[str, Any] = {"bucket_limit_bytes": self.budget_bytes // 2, "limits": self.limits}
-        return STORES[self.backend](p_bucket, self.io, self.budget, **options)
-
-    def make_keyed(self, files: RunFiles) -> KeyedStore:
-        self.runs = files
-        self.keyed = keyed_store(self.backend, files, self.io, self.budget)
-        return self.keyed
+        made = Stores.of(self.backend, p_bucket, self.io, self.budget, **options)
+        self.keyed = made.values
+        return made
 
     def stop(self) -> None:
         self.shard.close()

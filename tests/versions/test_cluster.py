@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from aion.errors import CorruptState
-from state_backends.backends import STORES
+from state_backends.backends import Stores
 from state_backends.files.bodies import Bodies
 from state_backends.files.handed import HandedFile, name_of, sweep
 from state_backends.files.handed_remote import HandedPlace, bring, create
@@ -111,8 +111,8 @@ class Cluster(RuleBasedStateMachine):
                 identity,
                 location.storage(NAMES, copies, digest_of(lineage.checkpoint)),
                 live / "shard",
-                lambda p: STORES["tiered"](
-                    p, self.io[host], MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10, limits=EAGER
+                lambda p: Stores.of(
+                    "tiered", p, self.io[host], MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10, limits=EAGER
                 ),
                 retain=self.retain,
                 home=lambda now: home_of(location, now, copies),

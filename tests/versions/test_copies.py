@@ -15,7 +15,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from aion.errors import CorruptState, DiskError, ForeignState, StateError, StorageError
-from state_backends.backends import STORES
+from state_backends.backends import Stores
 from state_backends.files import storage
 from state_backends.files.location import LocalLocation, Location, RemoteLocation
 from state_backends.files.remote import Remote
@@ -79,7 +79,7 @@ class Operator:
             identity,
             self.location.storage(names, live / "copies", digest_of(checkpoint)),
             live / "shard",
-            lambda p: STORES["tiered"](p, self.io, MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10),
+            lambda p: Stores.of("tiered", p, self.io, MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10),
             retain=self.retain,
             home=lambda now: home_of(self.location, now, live / "copies"),
         )

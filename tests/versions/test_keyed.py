@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aion.errors import CorruptState, DiskError, StateError
+from aion.errors import CorruptState, DiskError
 from state_backends.files.names import MERGED
 from state_backends.format.checksum import crc32
 from state_backends.store.io_thread import Priority, Steps
@@ -91,19 +91,6 @@ def test_a_version_of_an_aion_without_keyed_values_is_opened(make: Make) -> None
     host.restart()
     assert host.seqs(token, 0) == [0]
     assert everything(host, commit(host, token, {b"k": b"v"}, next_seq=1)) == {b"k": b"v"}
-
-
-def test_a_shard_without_a_store_for_values_says_so(make: Make) -> None:
-    host = make()
-    token = commit(host, None, {b"k": b"v"})
-    host.stop()
-    host.make_keyed = None  # type: ignore[assignment, method-assign]
-    host.start()
-    with pytest.raises(StateError, match="no store for the keyed values"):
-        host.open(token)
-    attempt, _ = host.open(None)
-    with pytest.raises(StateError, match="no store for keyed values"):
-        host.shard.put(attempt, [(b"k", b"v", None)])
 
 
 # -- merging ----------------------------------------------------------------------------------------------

@@ -96,8 +96,8 @@ def run(host: Host, processors: Sequence[StatefulProcessor], pages: list[int] | 
         handle.begin_shard(variables)
         store = LocalKeyedAttempt(host.shard, attempt)
         batch = ShardRun(processor, handle, variables, store, KEYS, TimerValues(now, now), None, snapshot)
-        found += batch.rows([Group(KEYS.to_bytes((7,)), (7,), iter([1]), 1)])
+        found += batch.arrive([Group(KEYS.to_bytes((7,)), (7,), iter([1]), 1)])
         if pages is not None:
             pages.append(len(list(store.scan(b"p", b"q"))))
-        token = host.shard.commit(attempt, batch.snapshot())
+        token = host.shard.commit(attempt, batch.save().snapshot)
     return found

@@ -24,11 +24,11 @@ from aion.stateful.record import KeyRecord
 from aion.stateful.run import variables_of
 from aion.stateful.variables import Variable
 from aion.tools.inspect import tables
+from state_backends.backends import Stores
 from state_backends.files.location import Location
 from state_backends.server.live_folder import LiveFolder, own_name
 from state_backends.store.io_thread import IoThread
 from state_backends.store.keyed.protocol import KeyedReader
-from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket
@@ -148,12 +148,12 @@ def _reading(location: Location, finding: ShardFinding, manifest: Manifest) -> I
         runs = [run.in_folder(str(storage.files)) for run in runs_of(manifest)]
         storage.fetch(runs)
         p_bucket = PBucket(live.path / "new", live.path / "rocksdb", durable=False)
-        store = KeyedStore(RunFiles(p_bucket, live.path / "keyed"), io, MemoryBudget(_MEMORY_BYTES), keeps_none=True)
+        stores = Stores.of("rocksdb", p_bucket, io, MemoryBudget(_MEMORY_BYTES))
         try:
-            store.restore(runs)
-            yield _Reader(store)
+            stores.values.restore(runs)
+            yield _Reader(stores.values)
         finally:
-            store.close()
+            stores.close()
     finally:
         io.close()
         live.close()

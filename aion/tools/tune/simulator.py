@@ -11,10 +11,10 @@ import pyarrow as pa
 from aion.config import Policy
 from aion.core.operator.lifecycle import EXECUTED
 from aion.errors import ConfigError
-from aion.execute.assembly import make_operator, predicts, store_config
+from aion.execute.assembly import store_config
 from aion.execute.block_compactor import compaction_bytes
-from aion.execute.executor import Executor
 from aion.execute.trace import Batch, Cost, Trace
+from aion.execute.windows import Windows
 from aion.tools.tune.disk import Machine, SimulatedDisk
 from aion.tools.tune.files import ShardDisk, SimulatedFiles, sized
 from aion.tools.tune.sizes import SizesOnly, compaction_ratio
@@ -198,7 +198,7 @@ class _Shard:
 
     def __init__(self, host: _Host, trace: Trace, policy: Policy, config: StoreConfig) -> None:
         disk, plan = ShardDisk(host.disk, host.machine, host.staging_times), host.plan
-        self.store = config.make_store(SimulatedFiles(host.machine, host.disk), disk, host.budget)
+        self.store = config.make_blocks(SimulatedFiles(host.machine, host.disk), disk, host.budget)
         self._attempt = _Attempt(self.store, disk, host.disk)
         self._contents = SizesOnly(
             plan,
@@ -209,11 +209,10 @@ class _Shard:
             target_bytes=policy.blocks.target_bytes,
             compaction_bytes=compaction_bytes(policy.apply.memory_bytes, Compression[policy.state.compression.upper()]),
         )
-        self.operator = make_operator(plan, policy, None)
-        self._executor = Executor(plan, self.operator, self._attempt, self._contents)
+        self._windows = Windows(plan, policy, self._attempt, None, self._contents)
+        self.operator = self._windows.operator
         self._host = host
         self._versions = _Versions(config.retain_versions) if trace.definition.commits else None
-        self._predicts = predicts(policy)
 
     def run(self, batch: Batch, *, paced: bool) -> None:
         self._attempt.begin(self.operator.next_seq)
@@ -223,35 +222,33 @@ class _Shard:
 
     def _rows(self, batch: Batch, paced: bool) -> Iterator[pa.RecordBatch]:
         if batch.watermark_us is not None:
-            yield from self._executor.advance(batch.watermark_us)
+            yield from self._windows.advance(batch.watermark_us)
         start = 0
         for count, before_s in batch.handed:
             if paced:
                 self._host.disk.pass_to(self._host.disk.now_s + before_s)
             self._contents.facts = batch.facts(start, count)
             end = start + count
-            yield from self._executor.arrive(
+            yield from self._windows.arrive(
                 [
                     sized(fact.slice_us, fact.size_bytes, events=fact.events, rows=rows)
                     for fact, rows in zip(batch.blocks[start:end], batch.rows[start:end].tolist(), strict=True)
                 ]
             )
             start = end
-        yield from self._executor.end_batch(last=batch.last)
+        yield from self._windows.end_batch(last=batch.last)
 
     def _end_batch(self) -> None:
         """Does what follows a batch on Spark, and a call of LocalOperator."""
-        executed = self._executor.executions
-        if executed:
+        if executed := self._windows.take_executions():
             self.store.processing_bytes_per_s = processing_bytes_per_s(executed)
             self._host.seconds += [execution.seconds for execution in executed]
-            executed.clear()
         if self._versions is not None:
             self._versions.commit(self._attempt)
         else:
             self._attempt.end()
             self.store.flush()
             self.store.compact()
-        if self._predicts and (due := self._executor.due_next(self.operator.watermark.expected_next())):
+        if due := self._windows.next_slices:
             self._attempt.prestage(due)
         self._host.tick()

@@ -34,6 +34,3 @@ class LocalValues:
         path = Path(run.path).with_name(f"{run.name}.{next(self._numbers)}.kept")
         os.link(run.path, path)
         return SstFile(run.file_no, str(path), *run[2:])
-
-    def close(self) -> None:
-        self.store.close()

@@ -1,0 +1,43 @@
+"""A tenant keeps state in a shard: windows, or a stateful processor. This is what those who drive one know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from policies.sizing import Execution
+
+
+class Saved(NamedTuple):
+    """What a commit needs. ``snapshot``: what the version keeps beside blocks and values.
+
+    ``next_slices``: those that the next batch will probably read. ``executions``: of this batch.
+    """
+
+    snapshot: dict[str, Any]
+    next_slices: Sequence[int] = ()
+    executions: Sequence[Execution] = ()
+
+
+class Tenant(Protocol):
+    """A tenant in one attempt of one batch. It was opened at the snapshot of a version.
+
+    First :meth:`advance`, then :meth:`arrive` any number of times, then :meth:`end_batch` and :meth:`save`. Rows and
+    results are the tenant's own: blocks and record batches, or what a processor takes and returns.
+    """
+
+    def advance(self, at_us: int | None) -> Iterator[Any]:
+        """Moves the watermark, and yields what it makes due. None: there is no watermark yet."""
+
+    def arrive(self, rows: Any) -> Iterator[Any]:
+        """Takes rows, and yields their results."""
+
+    def end_batch(self) -> Iterator[Any]:
+        """Yields what comes after all rows of the batch."""
+
+    @property
+    def due_ms(self) -> int | None:
+        """The next time at which the shard has something to do, even if no row comes. None: never."""
+
+    def save(self) -> Saved:
+        """Writes what is to be kept. The attempt can be committed with what this returns."""

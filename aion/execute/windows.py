@@ -1,0 +1,117 @@
+"""Windows as a tenant of a shard: the operator that decides, and the executor that carries it out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from aion.config import Policy
+from aion.core.query.plan import Plan
+from aion.core.slicing.grid import NO_SLICE
+from aion.execute.assembly import make_bound, make_operator, predicts
+from aion.execute.contents import Contents
+from aion.execute.executor import Executor
+from aion.execute.tenant import Saved
+from aion.execute.trace import Recorder
+from policies.sizing import Execution
+from state_backends.format.block import Block
+from state_backends.store.attempt import ShardAttempt
+
+log = logging.getLogger(__name__)
+
+
+class Windows:
+    """See :class:`aion.execute.tenant.Tenant`. ``snapshot``: of the shard's version; None: it has none yet.
+
+    ``contents``: what is in the blocks. ``shards``: how many the query has. ``others``, ``learnt``: what the others on
+    this host have observed of lateness, when the shard was opened and now; see
+    :class:`state_backends.server.remote_attempt.RemoteAttempt`. ``delay_us``: how far the watermark stays behind the
+    latest event. None: it does not depend on the events' times.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        policy: Policy,
+        attempt: ShardAttempt,
+        snapshot: Mapping[str, Any] | None,
+        contents: Contents,
+        *,
+        shards: int = 1,
+        others: tuple[int, Sequence[Any]] = (0, ()),
+        learnt: Callable[[], tuple[int, Sequence[Any], Sequence[Any]]] | None = None,
+        delay_us: int | None = None,
+    ) -> None:
+        self._bound = make_bound(plan, policy, snapshot, shards=shards)
+        if self._bound.together:
+            self._bound.receive(*others)
+        self._learnt = learnt
+        self.plan = plan
+        self.operator = make_operator(plan, policy, snapshot, self._bound)
+        self.executor = Executor(plan, self.operator, attempt, contents)
+        self._predicts = predicts(policy)
+        self._delay_us = delay_us
+        self._latest_us: int | None = None
+
+    def record(self, recorder: Recorder) -> None:
+        """Lets a recorder note what comes, from now on."""
+        self.executor.recorder = recorder
+
+    def advance(self, at_us: int | None) -> Iterator[pa.RecordBatch]:
+        if at_us is None:
+            return
+        before_us = self.operator.watermark.at_us
+        if self._learnt is not None and self._bound.together and before_us != at_us and self._bound.asks(before_us):
+            self._bound.learn(*self._learnt())
+        yield from self.executor.advance(at_us)
+
+    def fresh(self, events: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns events without those that have come before, if each counts once. Make blocks of these."""
+        return self.executor.fresh(events)
+
+    def arrive(self, rows: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+        times = [block.header.max_us for block in rows if block.header.slice_us != NO_SLICE]
+        self._latest_us = max([*times, self._latest_us] if self._latest_us is not None else times, default=None)
+        yield from self.executor.arrive(rows)
+
+    def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
+        """With ``last``, late windows are executed even if their triggers would wait."""
+        yield from self.executor.end_batch(last=last)
+
+    @property
+    def due_ms(self) -> int | None:
+        """The next watermark that makes something due."""
+        due = self.operator.next_due_us
+        return None if due is None else -(-due // 1000)
+
+    @property
+    def next_slices(self) -> tuple[int, ...]:
+        """The slices that the next batch will read. Its watermark follows from the events of this batch.
+
+        See docs/operating.md.
+        """
+        if not self._predicts:
+            return ()
+        expected = [self.operator.watermark.expected_next()]
+        if self._delay_us is not None and self._latest_us is not None:
+            expected.append(self._latest_us - self._delay_us)
+        return self.executor.due_next(max((e for e in expected if e is not None), default=None))
+
+    def save(self) -> Saved:
+        next_slices = self.next_slices
+        self.executor.save()
+        if self.executor.recorder is not None:
+            try:
+                self.executor.recorder.write()
+            except OSError as error:
+                # A query does not fail because its trace cannot be written.
+                log.warning("a batch was not recorded: %s", error)
+        return Saved(self.operator.snapshot(), next_slices, self.take_executions())
+
+    def take_executions(self) -> list[Execution]:
+        """Returns the executions since the last call."""
+        executed, self.executor.executions = self.executor.executions, []
+        return executed

@@ -1,0 +1,120 @@
+"""Windows in a task of their root: blocks come from the child, and panes go to Spark as frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from aion.config import Policy
+from aion.core.ingest.builder import ShardBlock
+from aion.core.ingest.encoding import decode
+from aion.core.ingest.fragments import Defragmenter
+from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
+from aion.execute.trace import Definition, Recorder
+from aion.execute.windows import Windows
+from aion.spark.frames import to_frame
+from aion.spark.hand_over import BatchFolder
+from aion.spark.root_config import RootConfig
+from aion.spark.tenants import Batch, Tenants
+from aion.spark.zones import record_rules, shard_plan
+from state_backends.format.block import Block
+from state_backends.server.client import RemoteAttempt
+from state_backends.store.codec_pool import CodecPool
+from state_backends.thresholds import threshold
+
+FRAME_ROWS = threshold(1024)
+FRAME_BYTES = threshold(1 << 20, 256)
+
+
+class WindowsTenants(Tenants):
+    """See :class:`aion.spark.tenants.Tenants`."""
+
+    def __init__(self, config: RootConfig, policy: Policy) -> None:
+        self._config, self._policy = config, policy
+        plan = config.plan
+        self.definition = plan.definition
+        self.store = {"windows": plan.windows.values(), "blocking": plan.blocking}
+        together = policy.lateness.per == "query" and len(config.ids) > 1
+        self.asks = {"others": together, "moved": config.record is not None}
+        record_rules(plan, config.name)
+        self._codec = CodecPool(policy.io.codec_threads)
+
+    def open(
+        self, attempt: RemoteAttempt, batch: Batch
+    ) -> tuple[Windows, Callable[[Iterable[pd.DataFrame]], Iterator[list[Block]]]]:
+        config = self._config
+        plan = shard_plan(config.plan, attempt.snapshot, config.name)
+        windows = Windows(
+            plan,
+            self._policy,
+            attempt,
+            attempt.snapshot,
+            make_contents(plan, self._codec, self._policy),
+            shards=len(config.ids),
+            others=attempt.others,
+            learnt=attempt.learnt,
+            delay_us=config.watermark_delay_us,
+        )
+        if config.record is not None:
+            recorder = Recorder(Path(config.record), Definition.of(config.plan, commits=True), batch.shard)
+            recorder.begin(batch.number, windows.operator.watermark.at_us)
+            windows.record(recorder)
+            staged, written = attempt.moved
+            for size_bytes, seconds, waited_s in staged:
+                recorder.staged(size_bytes, seconds, waited_s)
+            for size_bytes, seconds in written:
+                recorder.written(size_bytes, seconds)
+        if attempt.rebuilt and (active := windows.operator.active_slices()):
+            # Bring back to memory, behind the I/O of this batch, what was there before.
+            attempt.prestage(active)
+
+        def blocks(rows: Iterable[pd.DataFrame]) -> Iterator[list[Block]]:
+            parts = Defragmenter()
+            for frame in rows:
+                if arrived := [attempt.mapped(block) for block in parts.blocks(frame["block"])]:
+                    yield arrived
+            parts.end()
+
+        def of_events(rows: Iterable[pd.DataFrame]) -> Iterator[list[Block]]:
+            """Takes the sent blocks apart, and makes blocks of the events that have not come before."""
+            builder = make_builder(plan, self._policy, self._codec, None)
+            for sent in blocks(rows):
+                events = pa.concat_batches([decode(block, plan.sent.block_schema) for block in sent])
+                fresh = windows.fresh(events)
+                shards = pa.array(np.full(fresh.num_rows, batch.shard, np.int32))
+                yield from _listed(builder.add(fresh, shards))
+            yield from _listed(builder.finish())
+
+        return windows, of_events if plan.unique else blocks
+
+    def results(self, results: Iterator[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
+        """Few rows wait for more, since a frame has a cost of its own, in pandas and in pyspark."""
+        waiting: list[pa.RecordBatch] = []
+        for batch in results:
+            if batch.num_rows:
+                waiting.append(batch)
+                if sum(b.num_rows for b in waiting) >= FRAME_ROWS or batch.nbytes >= FRAME_BYTES:
+                    yield _frame(waiting)
+                    waiting = []
+        if waiting:
+            yield _frame(waiting)
+
+    def committed(self) -> None:
+        if hand_over_bytes(self._config.plan, self._policy) is not None:
+            BatchFolder(self._config.state_dir, self._config.name).sweep()
+
+    def close(self) -> None:
+        self._codec.close()
+
+
+def _listed(made: Iterable[ShardBlock]) -> Iterator[list[Block]]:
+    if blocks := [of_shard.block for of_shard in made]:
+        yield blocks
+
+
+def _frame(batches: list[pa.RecordBatch]) -> pd.DataFrame:
+    return to_frame(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
