@@ -15,7 +15,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -338,18 +338,24 @@ class _Memory:
         self._first = self._largest = self.worker_mib = 0.0
 
     def look(self) -> None:
-        for process, command in _processes():
-            mib = process.memory_info().rss / MIB
-            if self._is_server(command):
-                self._first = self._first or mib
-                self._largest = max(self._largest, mib)
-            elif DAEMONS["aion"] in command:
-                self.worker_mib = max(self.worker_mib, mib)
+        import psutil
+
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # it may end at any time
+                mib, command = process.memory_info().rss / MIB, process.cmdline()
+                if self._is_server(command):
+                    self._first = self._first or mib
+                    self._largest = max(self._largest, mib)
+                elif DAEMONS["aion"] in command:
+                    self.worker_mib = max(self.worker_mib, mib)
 
     def kill_server(self) -> None:
-        for process, command in _processes():
-            if self._is_server(command):
-                process.kill()
+        import psutil
+
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if self._is_server(process.cmdline()):
+                    process.kill()
 
     def _is_server(self, command: Sequence[str]) -> bool:
         return "state_backends.server.main" in command and str(self._executor) in command
@@ -357,11 +363,3 @@ class _Memory:
     @property
     def server_mib(self) -> float:
         return self._largest - self._first
-
-
-def _processes() -> Iterator[tuple[Any, list[str]]]:
-    import psutil
-
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            yield process, process.cmdline()
