@@ -1,9 +1,9 @@
 """What windows of keys cost by how many are open: a batch of few events, a restart, one that touches all, and one that
 closes all.
 
-A run fills a query with keys, each with one event, then sends small batches that touch some of the keys. On Spark the
-query then stops, its state server is killed, and it starts again with one more small batch. Then comes one event of
-every key, and at last one event days later, which closes all windows. Every number of keys is a run of its own in the
+A run fills a query with keys, each with one event, then sends small batches that touch some of the keys, and then one
+event of every key. On Spark the query then stops, its state server is killed, and it starts again with one more small
+batch. At last comes one event days later, which closes all windows. Every number of keys is a run of its own in the
 same JVM. The watermark reaches no end before that, so all windows are open.
 """
 
@@ -43,7 +43,7 @@ SPREAD_S = 600
 MIB = 1 << 20
 LEGS = ("local", "spark")
 WARM = 4  # small batches that are not measured
-AGAIN = 2  # after a restart, before the batch of all keys, so that what starts is not measured with it
+AGAIN = 2  # more small batches after the restart, before all windows close, so that what starts is not measured with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +189,16 @@ def verdicts(settings: Settings, costs: dict[Place, Cost]) -> list[str]:
 
 
 class Tables(NamedTuple):
-    """The batches: those that fill, small ones, one after a restart, and at the end a few more small ones, one of all
-    keys, and one long afterwards.
+    """The batches: those that fill, small ones, one of all keys, small ones after a restart, and one long afterwards.
+
+    ``every`` and ``last``: empty if all windows are not touched and closed.
     """
 
     fill: list[pa.Table]
     small: list[pa.Table]
+    every: list[pa.Table]
     again: list[pa.Table]
-    ends: list[pa.Table]
+    last: list[pa.Table]
 
 
 def tables(keys: int, settings: Settings) -> Tables:
@@ -215,22 +217,19 @@ def tables(keys: int, settings: Settings) -> Tables:
         ids = np.arange(begin, min(begin + FILL, keys))
         made.append(table(ids, draw.integers(0, SPREAD_S, len(ids))))
     n = settings.events
-    small = [
-        table(draw.integers(0, keys, n), np.full(n, SPREAD_S + batch)) for batch in range(settings.batches + 1 + AGAIN)
-    ]
-    small, again = small[: settings.batches], small[settings.batches :]
-    every = table(np.arange(keys), np.full(keys, SPREAD_S + settings.batches + len(again)))
-    ends = [*again[1:], every, table([0], [10 * 86_400])] if settings.ends else []
-    return Tables(made, small, again[:1], ends)
+    more = range(settings.batches + 1 + AGAIN)
+    small = [table(draw.integers(0, keys, n), np.full(n, SPREAD_S + batch)) for batch in more]
+    every = [table(np.arange(keys), np.full(keys, SPREAD_S + settings.batches))] if settings.ends else []
+    last = [table([0], [10 * 86_400])] if settings.ends else []
+    return Tables(made, small[: settings.batches], every, small[settings.batches :], last)
 
 
-def _cost(batches: Tables, before: Sequence[float], ends: Sequence[float], restart_s: float, panes: int) -> Cost:
-    """``before``, ``ends``: seconds of the batches that fill and the small ones, and of the ends."""
+def _cost(batches: Tables, before: Sequence[float], restart_s: float, close_s: float, panes: int) -> Cost:
+    """``before``: seconds of the batches that fill, the small ones, and the one of all keys."""
     n = len(batches.fill)
-    ends = ends[AGAIN:]
-    all_s = ends[0] if ends else 0.0
-    small_s = statistics.median(before[n:][WARM:])
-    return Cost(sum(before[:n]), small_s, restart_s, all_s, sum(ends[1:]), 0.0, 0.0, panes)
+    small = before[n : n + len(batches.small)]
+    all_s = before[-1] if batches.every else 0.0
+    return Cost(sum(before[:n]), statistics.median(small[WARM:]), restart_s, all_s, close_s, 0.0, 0.0, panes)
 
 
 class _Local:
@@ -255,16 +254,16 @@ class _Local:
         with aion.LocalOperator(
             windows=windows_of()[kind], key="key", time="ts", aggregates={"n": A.count()}, policy=policy
         ) as operator:
-            for at, table in enumerate((*batches.fill, *batches.small, *batches.ends)):
+            for at, table in enumerate((*batches.fill, *batches.small, *batches.every, *batches.last)):
                 begin = time.perf_counter()
                 panes += operator.process(table, ORIGIN_US + at * SECOND_US // 10).num_rows
                 seconds.append(time.perf_counter() - begin)
-            if batches.ends:
+            if batches.last:
                 begin = time.perf_counter()
                 panes += operator.advance(ORIGIN_US + 9 * 86_400 * SECOND_US).num_rows
                 seconds.append(time.perf_counter() - begin)
-        n = len(batches.fill) + len(batches.small)
-        return _cost(batches, seconds[:n], seconds[n:], 0.0, panes)
+        n = len(batches.fill) + len(batches.small) + len(batches.every)
+        return _cost(batches, seconds[:n], 0.0, sum(seconds[n:]), panes)
 
 
 class _OnSpark:
@@ -316,17 +315,17 @@ class _OnSpark:
             events = sum(table.num_rows for table in made)
             return run_to_end(stream, self._work / "checkpoint", events, memory.look, goes_on=True)
 
-        runs = [run([*batches.fill, *batches.small])]
+        runs = [run([*batches.fill, *batches.small, *batches.every])]
         memory.kill_server()
-        runs.append(run(batches.again))
-        runs += [run(batches.ends)] if batches.ends else []
+        runs.append(run(batches.again[:1]))
+        runs += [run([*batches.again[1:], *batches.last])] if batches.last else []
         for left in (folder, self._work / "checkpoint", self._work / "state"):
             shutil.rmtree(left, ignore_errors=True)
         seconds = [[report["durationMs"]["triggerExecution"] / 1e3 for report in r.progress] for r in runs]
         panes = sum(max(report["output_rows"] or 0, 0) for r in runs for report in r.progress)
-        # A query that starts again may begin with a batch without events.
-        of_ends = seconds[2][-len(batches.ends) - 1 :] if batches.ends else []
-        cost = _cost(batches, seconds[0], of_ends, runs[1].wall_s, panes)
+        # The watermark moves in the batch after the last event, which is when windows close.
+        close_s = sum(seconds[2][-2:]) if batches.last else 0.0
+        cost = _cost(batches, seconds[0][: sum(map(len, batches[:3]))], runs[1].wall_s, close_s, panes)
         return replace(cost, server_mib=memory.server_mib, worker_mib=memory.worker_mib)
 
 
