@@ -1,0 +1,8 @@
+"""Functions for ``foreachBatch`` that write the result of a query to tables."""
+
+from __future__ import annotations
+
+from aion.sinks.split import split
+from aion.sinks.upsert import upsert
+
+__all__ = ["split", "upsert"]
