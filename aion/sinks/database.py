@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -56,6 +57,10 @@ class Database(Protocol):
     """Whether a column can hold lists, maps and structs. If not, they are written as JSON."""
 
     @classmethod
+    def resolve(cls, uri: str) -> str:
+        """Returns a URI that means the same when the current folder is another. Raises ConfigError if it is wrong."""
+
+    @classmethod
     def open(cls, uri: str) -> AbstractContextManager[Database]:
         """A transaction, which is committed at the end. Nothing of it remains if an error is raised inside."""
 
@@ -78,12 +83,17 @@ class Database(Protocol):
         """Deletes the rows of a table that a batch replaces or retracts, and inserts the rows of the batch."""
 
 
-def file_of(uri: str) -> str:
+def file_of(uri: str) -> Path:
     """Returns the path in a URI such as ``sqlite:///relative`` or ``sqlite:////absolute``. Raises ConfigError."""
     scheme, _, rest = uri.partition("://")
     if not rest.startswith("/") or rest == "/":
         raise ConfigError(f"uri: {uri!r} names no file; write {scheme}:///PATH, with a fourth slash if it is absolute")
-    return rest[1:]
+    return Path(rest[1:])
+
+
+def with_absolute_path(uri: str) -> str:
+    """Returns a URI with the absolute path of its file. Raises ConfigError if it names none."""
+    return f"{uri.partition('://')[0]}:///{file_of(uri).absolute()}"
 
 
 def prepare(database: Database, table: TableName, change: Change) -> None:

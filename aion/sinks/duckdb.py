@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from aion.errors import needs_extra
-from aion.sinks.database import TableName, file_of, identifier, identifiers
+from aion.sinks.database import TableName, file_of, identifier, identifiers, with_absolute_path
 from aion.sinks.rows import Change
 
 with needs_extra("duckdb", "a sink in DuckDB"):
@@ -30,9 +30,13 @@ class DuckDB:
         self._connection = connection
 
     @classmethod
+    def resolve(cls, uri: str) -> str:
+        return with_absolute_path(uri)
+
+    @classmethod
     @contextmanager
     def open(cls, uri: str) -> Iterator[DuckDB]:
-        with duckdb.connect(file_of(uri)) as connection:
+        with duckdb.connect(str(file_of(uri))) as connection:
             connection.begin()
             yield cls(connection)
             connection.commit()

@@ -56,6 +56,10 @@ class PostgreSQL:
         self._cursor = cursor
 
     @classmethod
+    def resolve(cls, uri: str) -> str:
+        return uri
+
+    @classmethod
     @contextmanager
     def open(cls, uri: str) -> Iterator[PostgreSQL]:
         with adbc.connect(uri) as connection, connection.cursor() as cursor:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from aion.sinks.database import TableName, Types, file_of, identifier, identifiers, type_in
+from aion.sinks.database import TableName, Types, file_of, identifier, identifiers, type_in, with_absolute_path
 from aion.sinks.rows import Change
 
 _WAIT_S = 60.0
@@ -35,6 +35,10 @@ class Sqlite:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+
+    @classmethod
+    def resolve(cls, uri: str) -> str:
+        return with_absolute_path(uri)
 
     @classmethod
     @contextmanager

@@ -29,9 +29,10 @@ def upsert(uri: str, table: str, key: str | Sequence[str] | None = None, *, adop
     table has is refused, and the error says which value of ``adopt`` lets the query continue (docs/sinks.md). Raises
     ConfigError or MissingExtra.
     """
-    kind_of(uri)
     TableName.of(table)
-    return Upsert(uri, table, (key,) if isinstance(key, str) else None if key is None else tuple(key), adopt)
+    return Upsert(
+        kind_of(uri).resolve(uri), table, (key,) if isinstance(key, str) else None if key is None else tuple(key), adopt
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from aion.errors import ConfigError
-from aion.sinks.database import Database, file_of
+from aion.sinks.database import Database
 
 
 def kind_of(uri: str) -> type[Database]:
@@ -14,7 +14,6 @@ def kind_of(uri: str) -> type[Database]:
     if scheme == "sqlite":
         from aion.sinks.sqlite import Sqlite
 
-        file_of(uri)
         return Sqlite
     if scheme in ("postgresql", "postgres"):
         from aion.sinks.postgresql import PostgreSQL
@@ -23,7 +22,6 @@ def kind_of(uri: str) -> type[Database]:
     if scheme == "duckdb":
         from aion.sinks.duckdb import DuckDB
 
-        file_of(uri)
         return DuckDB
     raise ConfigError(
         f"uri: {scheme or 'without a scheme'!r} is no database that upsert knows; write sqlite:///PATH, "

@@ -347,6 +347,10 @@ def test_a_password_is_not_shown() -> None:
 
 def test_files_are_found_by_relative_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    aion.sinks.upsert("sqlite:///here.db", "t").write(panes([]), at(0))
+    here = aion.sinks.upsert("sqlite:///here.db", "t")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    here.write(panes([]), at(0))
     aion.sinks.upsert(f"sqlite:///{tmp_path}/there.db", "t").write(panes([]), at(0))
-    assert {path.name for path in tmp_path.iterdir()} == {"here.db", "there.db"}
+    assert {path.name for path in tmp_path.glob("**/*.db")} == {"here.db", "there.db"}
+    assert not list((tmp_path / "elsewhere").iterdir())
