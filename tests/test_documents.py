@@ -67,6 +67,7 @@ RUN_SMALL = {
     "slicing": "tests/experiments/test_slicing.py::test_designs_agree_and_their_costs_are_counted",
     "staleness": "tests/test_experiments_staleness.py::test_the_command",
     "sessions": "tests/experiments/test_commands.py::test_sessions",
+    "sinks": "tests/sinks/test_experiment.py::test_the_command_measures_each_database",
     "stateful": "tests/experiments/test_commands.py::test_stateful",
     "store": "tests/test_experiments_store.py::test_ingest_in_a_process_of_its_own",
     "tune-check": "tests/test_documents.py::test_commands_that_are_cheap_do_what_is_said",

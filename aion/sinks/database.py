@@ -103,7 +103,7 @@ def prepare(database: Database, table: TableName, change: Change) -> None:
     if not there:
         columns = ", ".join(f"{identifier(field.name)} {database.type_of(field)}" for field in schema)
         database.query(f"CREATE TABLE {table} ({columns})")
-        database.index(table, change.identity)
+        database.index(table, change.by_time)
         return
     for field in schema:
         if field.name not in there:

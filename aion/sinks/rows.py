@@ -31,6 +31,12 @@ class Change:
     gone: pa.Table
 
     @property
+    def by_time(self) -> list[str]:
+        """The identity, windows first. New windows are at the end of such an index, and late ones near it."""
+        first = [*WINDOW_COLUMNS[1:], WINDOW_COLUMNS[0]]
+        return [*(c for c in first if c in self.identity), *(c for c in self.identity if c not in first)]
+
+    @property
     def places(self) -> pa.Table:
         """The identity of each row that is written or deleted."""
         return pa.concat_tables([self.rows.select(list(self.identity)), self.gone])
@@ -67,21 +73,21 @@ def change_of(panes: pa.Table, identity: Sequence[str]) -> Change:
 
     The rows of a key are in order, so the last row of a window counts.
     """
-    panes = panes.filter(pc.not_equal(panes[KIND], PaneKind.DROPPED.value))
-    last = panes.take(_last_rows(panes, identity))
+    last = _last_rows(_where(panes, pc.not_equal(panes[KIND], PaneKind.DROPPED.value)), identity)
     retracted = pc.equal(last[KIND], PaneKind.RETRACTED.value)
-    return Change(
-        tuple(identity),
-        last.filter(pc.invert(retracted)),
-        last.filter(retracted).select(list(identity)),
-    )
+    return Change(tuple(identity), _where(last, pc.invert(retracted)), _where(last, retracted).select(list(identity)))
 
 
-def _last_rows(table: pa.Table, columns: Sequence[str]) -> Any:
-    """Returns the number of the last row of each group of rows that are equal in ``columns``, ascending."""
+def _where(table: pa.Table, mask: Any) -> pa.Table:
+    """Copies nothing if all rows are chosen, as they mostly are."""
+    return table if pc.all(mask).as_py() else table.filter(mask)
+
+
+def _last_rows(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Returns the last row of each group of rows that are equal in ``columns``, in their order."""
     numbered = table.select(list(columns)).append_column(_ROW, pa.array(np.arange(table.num_rows)))
-    last = numbered.group_by(list(columns)).aggregate([(_ROW, "max")])[f"{_ROW}_max"]
-    return pa.array(np.sort(last.to_numpy()))
+    last = numbered.group_by(list(columns)).aggregate([(_ROW, "max")])[f"{_ROW}_max"].to_numpy()
+    return table if len(last) == table.num_rows else table.take(pa.array(np.sort(last)))
 
 
 def null_patterns(places: pa.Table) -> list[tuple[str, ...]]:

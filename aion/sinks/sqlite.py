@@ -74,11 +74,11 @@ class Sqlite:
 
     def replace(self, table: TableName, change: Change) -> None:
         found = " AND ".join(f"{identifier(name)} IS ?" for name in change.identity)
-        self._connection.executemany(f"DELETE FROM {table} WHERE {found}", _rows(change.places))
+        self._connection.executemany(f"DELETE FROM {table} WHERE {found}", python_rows(change.places))
         names = change.rows.column_names
         places = ", ".join("?" * len(names))
         self._connection.executemany(
-            f"INSERT INTO {table} ({identifiers(names)}) VALUES ({places})", _rows(change.rows)
+            f"INSERT INTO {table} ({identifiers(names)}) VALUES ({places})", python_rows(change.rows)
         )
 
 
@@ -96,7 +96,8 @@ def _affinity(declared: str) -> str:
     return "NUMERIC" if upper else "BLOB"
 
 
-def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+def python_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """The rows of a table with the values that SQLite holds."""
     for batch in table.to_batches(max_chunksize=65_536):
         yield from zip(*map(_values, batch.columns), strict=True)
 
