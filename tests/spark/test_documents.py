@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import deltalake
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
@@ -156,6 +157,11 @@ def check_sinks(stage: Stage) -> None:
         found = db.execute("SELECT segment, window_start, window_end, cars, speed FROM tolls").fetchall()
     rows = {(segment, instant(begin), instant(end)): values for segment, begin, end, *values in found}
     equal({place: tuple(values) for place, values in rows.items()}, tolls(stage.events[:-1], 60, 60))
+    lake = deltalake.DeltaTable(str(stage.folder / "lake")).to_pyarrow_table().to_pylist()
+    merged = {
+        (r["segment"], seconds(r["window_start"]), seconds(r["window_end"])): (r["cars"], r["speed"]) for r in lake
+    }
+    equal(merged, tolls(stage.events[:-1], 60, 60))
     assert (stage.folder / "dropped").exists() and not list((stage.folder / "dropped").rglob("*.parquet"))
 
 

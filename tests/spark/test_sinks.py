@@ -103,6 +103,47 @@ def test_the_copy_of_a_checkpoint_may_not_write_where_the_original_does(stream: 
     assert database.rows("visits", "k", "n") == [("a", "4"), (None, "2")]
 
 
+def test_tables_of_a_lake_follow_a_query(stream: FileStream, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    table = aion.sinks.merge("delta", str(tmp_path / "visits"))
+    for events in (FIRST, LATE):
+        for rows in events:
+            stream.put(rows)
+        run(sessions(stream), tmp_path / "checkpoint", table)
+    found = deltalake.DeltaTable(str(tmp_path / "visits")).to_pyarrow_table().select(["k", "n", "values"]).to_pylist()
+    first, second = sorted(found, key=lambda row: row["n"])
+    assert (first["k"], first["n"], sorted(first["values"])) == (None, 2, [3.0, 5.0])
+    assert (second["k"], second["n"], sorted(second["values"])) == ("a", 4, [1.0, 1.5, 2.0, 4.0])
+
+
+def test_spark_reads_the_merge_that_it_is_to_run(spark: SparkSession) -> None:
+    columns = ["k", "odd `name`", "window", "window_start", "window_end", "n", "kind", "reason"]
+    text = aion.sinks.merge_sql("lake.traffic.tolls", "batch", columns)
+    plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
+    actions = [*seen(plan.matchedActions()), *seen(plan.notMatchedActions())]
+    assert [action.getClass().getSimpleName() for action in actions] == ["DeleteAction", "UpdateAction", "InsertAction"]
+    assert [len(seen(action.assignments())) for action in actions[1:]] == [len(columns) - 1] * 2  # without the reason
+
+
+def seen(sequence: Any) -> list[Any]:
+    """A sequence of Scala as a list."""
+    return [sequence.apply(number) for number in range(sequence.size())]
+
+
+def test_the_rows_that_a_merge_gets_are_the_newest(spark: SparkSession) -> None:
+    """The part of the text that Spark can run without a table of a lake."""
+    columns = ["k", "window", "window_start", "window_end", "n", "kind"]
+    rows = [("a", "w", 0, 1, n, "late") for n in range(9)] + [
+        (None, "w", 0, 1, 1, "late"),
+        ("a", "w", 0, 1, 7, "dropped"),
+    ]
+    batch = spark.createDataFrame(rows, "k string, window string, window_start int, window_end int, n int, kind string")
+    batch.coalesce(1).createOrReplaceTempView("merged")
+    text = aion.sinks.merge_sql("lake.tolls", "merged", columns)
+    source = text[text.index("USING (") + 7 : text.index(") AS new")]
+    assert sorted(((row.k, row.n) for row in spark.sql(source).collect()), key=repr) == [("a", 8), (None, 1)]
+
+
 def test_a_sink_outside_a_query_says_where_it_belongs(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame(
         [], "k string, window string, window_start timestamp, window_end timestamp, kind string"
