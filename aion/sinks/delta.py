@@ -73,6 +73,9 @@ class Delta:
         else:
             deltalake.write_deltalake(self._table, rows, mode="append", commit_properties=commit)
 
+    def close(self) -> None:
+        """There is no connection."""
+
 
 def _where(windows: Windows) -> str:
     texts = [_literal(at) for at in windows.starts]

@@ -57,6 +57,9 @@ class Iceberg:
                 {_QUERY: history.query, _CHECKPOINT: history.checkpoint, _BATCH: str(mark.batch)}
             )
 
+    def close(self) -> None:
+        self._catalog.close()
+
 
 def _filter(windows: Windows) -> Any:
     texts = [at.isoformat(timespec="microseconds") for at in windows.starts]

@@ -56,6 +56,9 @@ class Lake(Protocol):
     def overwrite(self, windows: Windows, rows: pa.Table, mark: Mark) -> None:
         """Puts rows in the place of all that :meth:`read` returns, and replaces the mark, in one commit."""
 
+    def close(self) -> None:
+        """Ends all connections."""
+
 
 def columns_for(table: str, lake: Lake, schema: pa.Schema) -> pa.Schema:
     """Returns the columns of a table, which is made if it is missing. Raises SchemaError if they do not fit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from aion.core.operator.actions import PaneKind
@@ -57,14 +58,14 @@ class Merge(Sink):
         raise ConfigError(f"format: {self.format!r} is none that merge knows; write 'delta' or 'iceberg'")
 
     def apply(self, change: Change, mark: Mark) -> None:
-        lake = self.kind()(self.table, self.options)
-        columns = columns_for(self.table, lake, change.rows.schema)
-        if not is_new(self.table, lake.mark(mark), lake.is_empty(), mark, self.adopt):
-            return
-        fitting = Change(change.identity, as_columns(change.rows, columns), as_columns(change.gone, columns))
-        windows = Windows.of(fitting.places)
-        old = as_columns(lake.read(windows), columns)
-        lake.overwrite(windows, fitting.merged(old).select(columns.names), mark)
+        with closing(self.kind()(self.table, self.options)) as lake:
+            columns = columns_for(self.table, lake, change.rows.schema)
+            if not is_new(self.table, lake.mark(mark), lake.is_empty(), mark, self.adopt):
+                return
+            fitting = Change(change.identity, as_columns(change.rows, columns), as_columns(change.gone, columns))
+            windows = Windows.of(fitting.places)
+            old = as_columns(lake.read(windows), columns)
+            lake.overwrite(windows, fitting.merged(old).select(columns.names), mark)
 
 
 def merge_sql(table: str, batch: str, columns: Sequence[str], key: str | Sequence[str] | None = None) -> str:

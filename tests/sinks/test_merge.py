@@ -43,7 +43,8 @@ class Lake:
             return DeltaTable(str(self._folder / table))
         from pyiceberg.catalog import load_catalog
 
-        return load_catalog(None, **self._options).load_table(f"tests.{table}")
+        with load_catalog(None, **self._options) as catalog:
+            return catalog.load_table(f"tests.{table}")
 
     def content(self, table: str = "minutes") -> pa.Table:
         found = self.table(table)
@@ -167,3 +168,30 @@ def test_a_wrong_call_says_what_to_write(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"namespace\.table"):
         aion.sinks.merge("iceberg", "t").write(panes([]), at(0))
     assert "secret" not in repr(aion.sinks.merge("delta", "t", options={"key": "secret"}))
+
+
+@pytest.mark.parametrize("other", ["sink", "stranger"])
+def test_a_commit_of_somebody_else_in_between_is_not_overwritten(place: Lake, other: str) -> None:
+    """Both have read the same windows, and the one that comes second knows less than what is there."""
+    place.sink().write(panes([{"k": "a", "n": 1}]), at(0))
+    first = place.sink()
+    opened = first.kind()(first.table, first.options)
+    windows = lake.Windows.of(panes([{"k": "a"}]))
+    old = opened.read(windows)
+    if other == "sink":
+        place.sink().write(panes([{"k": "b", "n": 2}]), at(1))
+    else:
+        append(place, old)
+    with pytest.raises(Exception, match=r"(?i)concurren|conflict|were found matching the filter"):
+        opened.overwrite(windows, old, at(1))
+    opened.close()
+    assert len(place.rows("k")) == 2
+
+
+def append(place: Lake, rows: pa.Table) -> None:
+    if place.kind == "delta":
+        from deltalake import write_deltalake
+
+        write_deltalake(place.table(), rows, mode="append")
+    else:
+        place.table().append(rows)

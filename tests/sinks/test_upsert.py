@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -15,7 +16,7 @@ import pytest
 
 import aion
 from aion import aggregates as A
-from aion.errors import ConfigError, SchemaError, SinkError
+from aion.errors import ConfigError, MissingExtra, SchemaError, SinkError
 from aion.sinks.database import JSON
 from aion.sinks.marks import History
 from tests.sinks.databases import Place
@@ -354,3 +355,23 @@ def test_files_are_found_by_relative_and_absolute_paths(tmp_path: Path, monkeypa
     aion.sinks.upsert(f"sqlite:///{tmp_path}/there.db", "t").write(panes([]), at(0))
     assert {path.name for path in tmp_path.glob("**/*.db")} == {"here.db", "there.db"}
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        ("duckdb", lambda: aion.sinks.upsert("duckdb:///t.duckdb", "t")),
+        ("adbc_driver_postgresql", lambda: aion.sinks.upsert("postgresql://host/db", "t")),
+        ("deltalake", lambda: aion.sinks.merge("delta", "t")),
+        ("pyiceberg", lambda: aion.sinks.merge("iceberg", "a.t")),
+    ],
+)
+def test_a_missing_driver_is_named_at_once(module: str, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.split(".")[0] == module or name.startswith("aion.sinks."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        MissingExtra, match=r"needs the package '\w+', which is not installed: pip install 'aion\[\w+\]'"
+    ):
+        call()
