@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ with needs_extra("duckdb", "a sink in DuckDB"):
     import duckdb
 
 _BATCH = "aion_batch_of_rows"
+_WAIT_S = 60.0
+_PAUSE_S = 0.05
 
 
 class DuckDB:
@@ -36,7 +39,7 @@ class DuckDB:
     @classmethod
     @contextmanager
     def open(cls, uri: str) -> Iterator[DuckDB]:
-        with duckdb.connect(str(file_of(uri))) as connection:
+        with _connect(str(file_of(uri))) as connection:
             connection.begin()
             yield cls(connection)
             connection.commit()
@@ -80,3 +83,15 @@ class DuckDB:
         names = identifiers(change.rows.column_names)
         self.query(f"INSERT INTO {table} ({names}) SELECT {names} FROM {_BATCH}")
         self._connection.unregister(_BATCH)
+
+
+def _connect(path: str) -> Any:
+    """Opens a file. While another process has it open, if only to read, DuckDB refuses; then this waits."""
+    until = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            return duckdb.connect(path)
+        except duckdb.IOException as error:
+            if "lock" not in str(error) or time.monotonic() > until:
+                raise
+        time.sleep(_PAUSE_S)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -375,3 +377,25 @@ def test_a_missing_driver_is_named_at_once(module: str, call: Any, monkeypatch: 
         MissingExtra, match=r"needs the package '\w+', which is not installed: pip install 'aion\[\w+\]'"
     ):
         call()
+
+
+def test_a_sink_waits_for_another_process_that_has_the_file(tmp_path: Path) -> None:
+    """DuckDB lets either one process write or several read; SQLite's own wait is like that."""
+    uri = f"duckdb:///{tmp_path / 'db'}"
+    write = aion.sinks.upsert(uri, "minutes").write
+    write(panes([{"k": "a", "n": 1}]), at(0))
+    opening = "import duckdb, sys; db = duckdb.connect(sys.argv[1], read_only=True)"
+    program = f"{opening}; print('open', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(tmp_path / "db")]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert reader.stdin is not None and reader.stdout is not None
+        assert reader.stdout.readline() == "open\n"
+        waiting = pool.submit(write, panes([{"k": "a", "n": 2}]), at(1))
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.5)
+        reader.stdin.close()
+        waiting.result(timeout=60)
+    assert Place("duckdb", uri).rows("minutes", *COLUMNS) == [("a", "2")]
