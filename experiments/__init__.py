@@ -20,6 +20,7 @@ from experiments.planned import planned
 from experiments.restart import restart
 from experiments.restore import restore
 from experiments.sessions import sessions
+from experiments.sinks import sinks
 from experiments.slicing import slicing
 from experiments.staleness import staleness
 from experiments.stateful import stateful
@@ -53,6 +54,7 @@ app.command("planned")(planned)
 app.command("restart")(restart)
 app.command("restore")(restore)
 app.command("sessions")(sessions)
+app.command("sinks")(sinks)
 app.command("store")(store)
 app.command("stateful")(stateful)
 app.command("staleness")(staleness)

@@ -145,12 +145,16 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def rates_table(
-    title: str, labels: Mapping[str, str], rates: Mapping[str, Summary], more: Mapping[str, Mapping[str, str]]
+    title: str,
+    labels: Mapping[str, str],
+    rates: Mapping[str, Summary],
+    more: Mapping[str, Mapping[str, str]],
+    unit: str = "events/s",
 ) -> Table:
-    """Events/s of each contender, with the range over its runs. ``more``: further columns, by contender."""
+    """The rate of each contender, with the range over its runs. ``more``: further columns, by contender."""
     table = Table(title=title, title_justify="left")
     table.add_column("contender", no_wrap=True)
-    for heading in ("events/s", "lowest", "highest", "runs", *more):
+    for heading in (unit, "lowest", "highest", "runs", *more):
         table.add_column(heading, justify="right")
     for name, rate in rates.items():
         extra = [column.get(name, "") for column in more.values()]

@@ -46,6 +46,7 @@ LAYERS = (
     "aion.local",
     "aion.stateful",
     "aion.spark",
+    "aion.sinks",
     "aion.zones",
     "aion",
     "aion.tools.inspect",

@@ -31,6 +31,7 @@ import aion
 from aion import aggregates as A
 from aion.cli import app
 from aion.config import Policy, describe, load_policy, resolve
+from aion.sinks.database import MARKS
 from aion.tools.tune.disk import Machine
 from state_backends.server.endpoint import LOOPBACK
 from state_backends.server.metrics import METRICS
@@ -66,6 +67,7 @@ RUN_SMALL = {
     "slicing": "tests/experiments/test_slicing.py::test_designs_agree_and_their_costs_are_counted",
     "staleness": "tests/test_experiments_staleness.py::test_the_command",
     "sessions": "tests/experiments/test_commands.py::test_sessions",
+    "sinks": "tests/sinks/test_experiment.py::test_the_command_measures_each_database",
     "stateful": "tests/experiments/test_commands.py::test_stateful",
     "store": "tests/test_experiments_store.py::test_ingest_in_a_process_of_its_own",
     "tune-check": "tests/test_documents.py::test_commands_that_are_cheap_do_what_is_said",
@@ -415,6 +417,6 @@ def test_keys_of_a_policy_that_are_named_exist(page: str) -> None:
 def test_errors_and_metrics_that_are_named_exist(page: str) -> None:
     prose = documents.read(page)[1]
     names = {series for metric in METRICS for series in metric.series} | {metric.name for metric in METRICS}
-    assert set(re.findall(r"\baion_[a-z_]+[a-z]", prose)) <= names
+    assert set(re.findall(r"\baion_[a-z_]+[a-z]", prose)) <= {*names, MARKS}
     for error in re.findall(rf"`({ERRORS})[`:]", prose):
         assert issubclass(getattr(aion.errors, error), aion.errors.AionError), f"{page}: {error}"

@@ -31,6 +31,7 @@ KINDS: dict[str, tuple[type[BaseException], ...]] = {
     "ServerError": (errors.StateError,),
     "ServerUnreachable": (errors.ServerError,),
     "ShadowedPackage": (errors.AionError, ImportError),
+    "SinkError": (errors.AionError,),
     "StateError": (errors.AionError,),
     "StorageError": (errors.StateError, OSError),
     "TooLarge": (errors.AionError,),

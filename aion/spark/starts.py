@@ -24,7 +24,8 @@ from pyspark.sql.streaming import StreamingQueryListener
 from aion.errors import StateError
 from state_backends.server.server_folder import note_end, runtime_dir
 
-_CHECKPOINT = "spark.sql.streaming.aion.checkpoint"
+CHECKPOINT = "spark.sql.streaming.aion.checkpoint"
+"""The setting of the query's own session that holds the location."""
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +52,7 @@ class _Starts(StreamingQueryListener):
         try:
             query = self._session.streams.get(event.id().toString())
             execution = query._jsq.streamingQuery()
-            execution.sparkSessionForStream().conf().set(_CHECKPOINT, execution.resolvedCheckpointRoot())
+            execution.sparkSessionForStream().conf().set(CHECKPOINT, execution.resolvedCheckpointRoot())
         except Exception:
             log.exception("the location of a query's checkpoint could not be found; the tasks of the query will fail")
 
@@ -86,7 +87,7 @@ def watch(spark: SparkSession) -> None:
 
 def checkpoint_of(context: TaskContext) -> str:
     """Returns the qualified location of the checkpoint of a task's query. Raises StateError if it is not known."""
-    found = context.getLocalProperty(_CHECKPOINT)
+    found = context.getLocalProperty(CHECKPOINT)
     if found is None:
         raise StateError(
             "the location of this query's checkpoint is not known; start the query in the session in which "

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import deltalake
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
@@ -29,7 +30,7 @@ from aion import aggregates as A
 from aion.config import SPARK_PREFIX
 from tests import documents
 from tests.documents import SAID, run_python
-from tests.spark.truths import SECOND, START, Event, equal, newest, positions, seconds, tolls, visits, write
+from tests.spark.truths import START, Event, equal, newest, positions, seconds, tolls, visits, write
 
 pytestmark = pytest.mark.timeout(900)  # on a loaded machine
 
@@ -130,32 +131,12 @@ def check_readme(stage: Stage) -> None:
         slowest[e["segment"], start, start + 60].append(e["speed"])
     truth = {place: (sum(sorted(found)[:10]) / len(found[:10]),) for place, found in slowest.items()}
     equal(newest(stage.rows("jams"), "slowest"), truth)
-    check_upsert(stage, events)
+    kept = {}
+    with closing(sqlite3.connect(stage.folder / "visits.db")) as db:
+        for segment, begin, end, cars in db.execute("SELECT segment, window_start, window_end, cars FROM visits"):
+            kept[segment, instant(begin), instant(end)] = cars
+    assert kept == visits(events, 30, key="segment")
     assert stage.names["operator"].close().num_rows == 0, "the page's own `with` has closed it"
-
-
-def check_upsert(stage: Stage, events: Sequence[Event]) -> None:
-    """Batches as a query of sessions gives them to the README's sink; a real one is started by docs/windows.md."""
-    schema = pa.schema([POSITIONS.field("user"), POSITIONS.field("ts")])
-    with aion.LocalOperator(
-        windows=aion.Session("30 seconds"),
-        key="user",
-        time="ts",
-        aggregates={"clicks": A.count()},
-        policy={"trigger": {"kind": "every_batch"}},
-    ) as operator:
-        outs = []
-        for some in (events[:60], [], events[60:], []):
-            rows = [{"user": e["user"], "ts": e["ts"] * SECOND} for e in some]
-            outs += [operator.process(pa.Table.from_pylist(rows, schema)), operator.advance((START + 580) * SECOND)]
-        outs.append(operator.advance((START + 100_000) * SECOND))
-    kinds = {kind for out in outs for kind in out["kind"].to_pylist()}
-    assert {"on_time", "retracted"} <= kinds
-    for number, out in enumerate(outs):
-        if out.num_rows:
-            stage.names["upsert"](stage.spark.createDataFrame(out).coalesce(1), number)
-    found = {(user, seconds(start), seconds(end)): n for (user, _, start, end), n in stage.names["table"].items()}
-    assert found == visits(events, 30)
 
 
 def check_windows(stage: Stage) -> None:
@@ -164,6 +145,24 @@ def check_windows(stage: Stage) -> None:
         assert sorted(rows) == sorted(
             (user, clicks) for (user, *_), clicks in visits(stage.events, 1800).items() if user != "end"
         )
+
+
+def instant(text: str) -> float:
+    """A time in SQLite as seconds since the epoch."""
+    return datetime.fromisoformat(f"{text}+00:00").timestamp()
+
+
+def check_sinks(stage: Stage) -> None:
+    with closing(sqlite3.connect(stage.folder / "tolls.db")) as db:
+        found = db.execute("SELECT segment, window_start, window_end, cars, speed FROM tolls").fetchall()
+    rows = {(segment, instant(begin), instant(end)): values for segment, begin, end, *values in found}
+    equal({place: tuple(values) for place, values in rows.items()}, tolls(stage.events[:-1], 60, 60))
+    lake = deltalake.DeltaTable(str(stage.folder / "lake")).to_pyarrow_table().to_pylist()
+    merged = {
+        (r["segment"], seconds(r["window_start"]), seconds(r["window_end"])): (r["cars"], r["speed"]) for r in lake
+    }
+    equal(merged, tolls(stage.events[:-1], 60, 60))
+    assert (stage.folder / "dropped").exists() and not list((stage.folder / "dropped").rglob("*.parquet"))
 
 
 def check_levels(stage: Stage) -> None:
@@ -210,6 +209,7 @@ def begin_lateness(stage: Stage) -> None:
 SHARED: dict[str, Page] = {
     "README.md": Page(check_readme),
     "docs/windows.md": Page(check_windows),
+    "docs/sinks.md": Page(check_sinks),
     "docs/distribution.md": Page(check_levels),
     "docs/files.md": Page(check_files),
     "docs/tuning.md": Page(check_tuning),
@@ -257,7 +257,7 @@ def test_what_pages_say_of_a_stream(
             if isinstance(one, aion.LocalOperator):
                 closing_later.callback(one.close)
         what.begin(stage)
-    monkeypatch.chdir(tmp_path / "docs-windows.md")  # visits.db is where the page's program is
+    monkeypatch.chdir(tmp_path)
     settle(alone)
     for events in stages[1:]:
         write(folder, events, POSITIONS)
@@ -336,14 +336,13 @@ def usage() -> list[list[Event]]:
 END: Event = {"customer": "end", "used_at": day(0) + GONE, "cents": 0}
 
 
-def check_bills(folder: Path) -> None:
+def check_bills(spark: SparkSession, folder: Path) -> None:
     *in_time, last = usage()
     with closing(sqlite3.connect(folder / "bills.db")) as db:
-        bills = {(c, d): (cents, n) for c, d, cents, n in db.execute("SELECT * FROM bills")}
-        corrected = db.execute(
-            "SELECT customer, day, sum(cents), sum(records) FROM corrections GROUP BY 1, 2"
-        ).fetchall()
-        reasons = {reason for (reason,) in db.execute("SELECT DISTINCT reason FROM corrections")}
+        bills = {(c, d): (cents, n) for c, d, cents, n in db.execute("SELECT customer, day, cents, records FROM bills")}
+    corrections = spark.read.parquet(str(folder / "corrections"))
+    corrected = corrections.groupBy("customer", "day").agg(F.sum("cents"), F.sum("records")).collect()
+    reasons = {row.reason for row in corrections.select("reason").distinct().collect()}
 
     def totals(events: Sequence[Event]) -> dict[Any, Any]:
         found: dict[Any, Any] = defaultdict(lambda: (0, 0))
@@ -418,7 +417,7 @@ def check_clicks(folder: Path) -> None:
 
     def told(user: str, what: str, begins: float, ends: float, inside: list[Event]) -> None:
         first, *_ = sorted(inside, key=lambda e: e["at"])
-        stamps = (time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(t)) for t in (begins, ends))
+        stamps = (time.strftime("%Y-%m-%d %H:%M:%S.000000", time.gmtime(t)) for t in (begins, ends))
         truth[user, what, *stamps, len(inside), len({e["page"] for e in inside}), first["page"]] += 1
 
     for user in "xyz":
@@ -427,7 +426,9 @@ def check_clicks(folder: Path) -> None:
             told(user, "visit", begins, ends, [e for e in own if begins <= e["at"] < ends])
         told(user, "day", day(0), day(1), own)
     with closing(sqlite3.connect(folder / "visits.db")) as db:
-        assert Counter(db.execute("SELECT * FROM visits WHERE user <> 'end'").fetchall()) == truth
+        columns = "user, window, window_start, window_end, clicks, pages, landing"
+        found = db.execute(f"SELECT {columns} FROM visits WHERE user <> 'end'").fetchall()
+    assert Counter(found) == truth
 
 
 def payments() -> list[list[Event]]:
@@ -483,7 +484,7 @@ def test_the_recipes(alone: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
         settle(alone)
     for query in alone.streams.active:
         query.stop()
-    check_bills(tmp_path)
+    check_bills(alone, tmp_path)
     check_readings(alone, names["newest"], tmp_path)
     check_clicks(tmp_path)
     check_alerts(alone, tmp_path)

@@ -62,11 +62,11 @@ def tolls(events: Sequence[Event], size_s: int, slide_s: int) -> dict[Any, Any]:
     return {place: (len(found), sum(found) / len(found)) for place, found in speeds.items()}
 
 
-def visits(events: Sequence[Event], gap_s: int, ts: str = "ts") -> dict[Any, int]:
-    """(user, start, end) -> clicks."""
+def visits(events: Sequence[Event], gap_s: int, ts: str = "ts", key: str = "user") -> dict[Any, int]:
+    """(user, start, end) -> clicks; ``key``: the column with the user."""
     found: dict[Any, int] = {}
-    for user in {e["user"] for e in events}:
-        times = sorted(e[ts] for e in events if e["user"] == user)
+    for user in {e[key] for e in events}:
+        times = sorted(e[ts] for e in events if e[key] == user)
         starts = [t for before, t in zip([-math.inf, *times], times, strict=False) if t - before > gap_s]
         for start, after in zip(starts, [*starts[1:], math.inf], strict=True):
             inside = [t for t in times if start <= t < after]

@@ -1,0 +1,95 @@
+"""Delta Lake, through deltalake. The mark is in the commit: application transactions, and the query as metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from aion.errors import needs_extra
+from aion.sinks.lake import START, Windows, plain
+from aion.sinks.marks import History, Mark
+
+with needs_extra("delta", "a sink in Delta Lake"):
+    import deltalake
+
+_BATCH, _HISTORY = "aion.batch", "aion.history"
+_QUERY, _CHECKPOINT = "aion.query", "aion.checkpoint"
+_LAST_COMMITS = 1_000
+
+
+class Delta:
+    """A version of a table."""
+
+    def __init__(self, table: str, options: Mapping[str, str]) -> None:
+        self._uri = table
+        self._options = dict(options)
+        self._table: Any = None
+        if deltalake.DeltaTable.is_deltatable(table, self._options):
+            self._table = deltalake.DeltaTable(table, storage_options=self._options)
+
+    def columns(self) -> pa.Schema | None:
+        return None if self._table is None else plain(pa.schema(self._table.schema().to_arrow()))
+
+    def create(self, schema: pa.Schema) -> None:
+        self._table = deltalake.DeltaTable.create(self._uri, schema, storage_options=self._options)
+
+    def is_empty(self) -> bool:
+        return bool(self._table.count() == 0)
+
+    def mark(self, now: Mark) -> Mark | None:
+        batch, number = (self._table.transaction_version(name) for name in (_BATCH, _HISTORY))
+        if batch is None or number is None:
+            return None
+        return Mark(now.history if number == _number(now.history) else self._other(number), batch)
+
+    def _other(self, number: int) -> History:
+        """Returns the query of the last commit with a mark. Old commits are cleaned up, and then only its number is
+        left."""
+        for commit in self._table.history(_LAST_COMMITS):
+            if _QUERY in commit:
+                return History(commit[_QUERY], commit[_CHECKPOINT])
+        return History(f"{number:012x}", "")
+
+    def read(self, windows: Windows) -> pa.Table:
+        starts = windows.starts
+        if windows.between:
+            filters: list[tuple[str, str, Any]] = [(START, ">=", starts[0]), (START, "<=", starts[1])]
+        else:
+            filters = [(START, "in", starts)]
+        return self._table.to_pyarrow_table(filters=filters)
+
+    def overwrite(self, windows: Windows, rows: pa.Table, mark: Mark) -> None:
+        numbers = {_BATCH: mark.batch, _HISTORY: _number(mark.history)}
+        commit = deltalake.CommitProperties(
+            custom_metadata={_QUERY: mark.history.query, _CHECKPOINT: mark.history.checkpoint},
+            app_transactions=[deltalake.Transaction(name, number) for name, number in numbers.items()],
+        )
+        if windows.starts:
+            where = _where(windows)
+            deltalake.write_deltalake(self._table, rows, mode="overwrite", predicate=where, commit_properties=commit)
+        else:
+            deltalake.write_deltalake(self._table, rows, mode="append", commit_properties=commit)
+
+    def close(self) -> None:
+        """There is no connection."""
+
+
+def _where(windows: Windows) -> str:
+    texts = [_literal(at) for at in windows.starts]
+    if windows.between:
+        return f"{START} >= {texts[0]} AND {START} <= {texts[1]}"
+    return f"{START} IN ({', '.join(texts)})"
+
+
+def _literal(at: datetime) -> str:
+    if at.tzinfo is None:
+        return f"'{at:%Y-%m-%d %H:%M:%S.%f}'"
+    return f"'{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}Z'"
+
+
+def _number(history: History) -> int:
+    """An application transaction has a number, and no text."""
+    return int(history.digest, 16)

@@ -1,0 +1,109 @@
+"""What a sink asks of a table of Delta Lake or Iceberg: a snapshot of it, and one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from aion.errors import SchemaError
+from aion.sinks.marks import Mark
+
+START = "window_start"
+MOST_WINDOWS = 1_000
+"""A filter lists no more windows than that. If there are more, it takes all between the first and the last."""
+
+
+class Windows(NamedTuple):
+    """Windows, by where they begin; ``between``: those that begin at or between two instants."""
+
+    starts: list[datetime]
+    between: bool
+
+    @classmethod
+    def of(cls, places: pa.Table) -> Windows:
+        """Returns the windows of some rows, or few more."""
+        starts = pc.unique(places[START]).sort()
+        if len(starts) <= MOST_WINDOWS:
+            return cls(starts.to_pylist(), False)
+        return cls([starts[0].as_py(), starts[-1].as_py()], True)
+
+
+class Lake(Protocol):
+    """A table as it was when it was opened. A commit fails if somebody else has changed these rows since."""
+
+    def __init__(self, table: str, options: Mapping[str, str]) -> None: ...
+
+    def columns(self) -> pa.Schema | None:
+        """Returns the columns. None: there is no such table."""
+
+    def create(self, schema: pa.Schema) -> None:
+        """Makes an empty table."""
+
+    def is_empty(self) -> bool:
+        """Returns whether the table has no rows."""
+
+    def mark(self, now: Mark) -> Mark | None:
+        """Returns the mark of the table. ``now``: the mark of the batch."""
+
+    def read(self, windows: Windows) -> pa.Table:
+        """Returns all rows of some windows."""
+
+    def overwrite(self, windows: Windows, rows: pa.Table, mark: Mark) -> None:
+        """Puts rows in the place of all that :meth:`read` returns, and replaces the mark, in one commit."""
+
+    def close(self) -> None:
+        """Ends all connections."""
+
+
+def columns_for(table: str, lake: Lake, schema: pa.Schema) -> pa.Schema:
+    """Returns the columns of a table, which is made if it is missing. Raises SchemaError if they do not fit."""
+    if lake.columns() is None:
+        lake.create(schema)
+    there = lake.columns()
+    assert there is not None
+    for field in schema:
+        if field.name not in there.names:
+            raise SchemaError(
+                f"table {table!r} has no column {field.name!r}; its columns are {', '.join(there.names)}. Add the "
+                "column, select fewer columns before the sink, or use another table"
+            )
+        declared = there.field(field.name).type
+        if not _holds(declared, field.type):
+            raise SchemaError(
+                f"table {table!r}: column {field.name!r} is {declared}, which cannot hold {field.type}; cast the "
+                "column before the sink, or use another table"
+            )
+    return there
+
+
+def _holds(declared: pa.DataType, type_: pa.DataType) -> bool:
+    if t.is_integer(declared) and t.is_integer(type_):
+        return bool(declared.bit_width >= type_.bit_width)
+    if t.is_decimal(declared) and t.is_decimal(type_):
+        more = declared.precision - declared.scale >= type_.precision - type_.scale
+        return bool(more and declared.scale >= type_.scale)
+    # What is nested has other names and sizes of the same parts. If it does not fit, the cast says so.
+    return bool(declared == type_ or (t.is_nested(type_) and declared.id == type_.id))
+
+
+def as_columns(rows: pa.Table, columns: pa.Schema) -> pa.Table:
+    """Returns rows with the types that a table has for their columns."""
+    return rows.cast(pa.schema([columns.field(name) for name in rows.column_names]))
+
+
+def plain(schema: pa.Schema) -> pa.Schema:
+    """Returns the same columns without metadata, and with strings and bytes as Spark sends them."""
+    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    if t.is_large_string(type_) or t.is_string_view(type_):
+        return pa.string()
+    if t.is_large_binary(type_) or t.is_binary_view(type_):
+        return pa.binary()
+    return pa.list_(type_.value_type) if t.is_large_list(type_) else type_

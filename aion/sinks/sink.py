@@ -1,0 +1,55 @@
+"""What all sinks are: functions for ``foreachBatch`` that know which rows of a batch a table needs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from aion.sinks.marks import Mark
+from aion.sinks.rows import Change, change_of, identity_of, written_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class Sink(ABC):
+    """A function for ``foreachBatch``.
+
+    ``key``: the key columns; None: those before ``window``. ``adopt``: the mark with which a table is taken over.
+    """
+
+    table: str
+    key: tuple[str, ...] | None
+    adopt: str | None
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Raises SchemaError if the rows do not fit into the table, SinkError if the batch does not follow its last."""
+        from aion.sinks.frames import history_of, panes_of
+
+        mark = Mark(history_of(batch), batch_id)
+        identity_of(batch.columns, self.key)
+        self.write(panes_of(batch, written_columns(batch.columns), json=not self.nested), mark)
+
+    def write(self, panes: pa.Table, mark: Mark) -> None:
+        """Applies the panes of a batch, in one transaction. Raises what a call raises."""
+        panes = panes.select(written_columns(panes.column_names))
+        self.apply(change_of(panes, identity_of(panes.column_names, self.key)), mark)
+
+    @property
+    @abstractmethod
+    def nested(self) -> bool:
+        """Whether a column can hold lists, maps and structs. If not, they are written as JSON."""
+
+    @abstractmethod
+    def apply(self, change: Change, mark: Mark) -> None:
+        """Changes the table, in one transaction, unless the mark says that it has the batch."""
+
+
+def names(key: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Returns the key columns that a user names."""
+    return (key,) if isinstance(key, str) else None if key is None else tuple(key)

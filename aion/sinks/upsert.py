@@ -1,0 +1,49 @@
+"""``upsert``: keeps the newest result of each window in a table of a database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aion.sinks.database import TableName, is_empty, locked_mark, prepare, set_mark
+from aion.sinks.marks import Mark, is_new
+from aion.sinks.rows import Change
+from aion.sinks.sink import Sink, names
+from aion.sinks.uris import kind_of
+
+
+def upsert(uri: str, table: str, key: str | Sequence[str] | None = None, *, adopt: str | None = None) -> Upsert:
+    """Returns a function for ``foreachBatch`` that keeps the newest result of each window in a table.
+
+    ``uri``: ``sqlite:///PATH``, ``postgresql://USER@HOST/DATABASE`` or ``duckdb:///PATH``. ``table``: its name, or
+    ``schema.table``. It is made if it is missing. ``key``: the key columns; by default those before ``window``. A row
+    is found by the key, ``window``, ``window_start`` and ``window_end``; nulls are equal to each other. Retracted rows
+    are deleted, and dropped rows are left out.
+
+    A batch is one transaction, and changes nothing if it is run again. A batch that does not follow the one that the
+    table has is refused, and the error says which value of ``adopt`` lets the query continue (docs/sinks.md). Raises
+    ConfigError or MissingExtra.
+    """
+    TableName.of(table)
+    return Upsert(table, names(key), adopt, kind_of(uri).resolve(uri))
+
+
+@dataclass(frozen=True)
+class Upsert(Sink):
+    """Writes to a database."""
+
+    uri: str = field(repr=False)  # a password may be in it
+
+    @property
+    def nested(self) -> bool:
+        return kind_of(self.uri).nested
+
+    def apply(self, change: Change, mark: Mark) -> None:
+        table = TableName.of(self.table)
+        with kind_of(self.uri).open(self.uri) as database:
+            before = locked_mark(database, table)
+            prepare(database, table, change)
+            if not is_new(self.table, before, is_empty(database, table), mark, self.adopt):
+                return
+            database.replace(table, change)
+            set_mark(database, table, mark, before)

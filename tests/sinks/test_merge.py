@@ -1,0 +1,197 @@
+"""What ``aion.sinks.merge`` leaves in real tables of Delta Lake and Iceberg."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.utils.concurrent import ExecutorFactory
+
+import aion
+from aion.errors import ConfigError, SchemaError, SinkError
+from aion.sinks import lake
+from aion.sinks.marks import History
+from aion.sinks.merge import Merge
+from tests.sinks.rig import QUERY, at, panes
+
+pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match any records:UserWarning")
+
+
+class Lake:
+    """A place for tables, and what they hold."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self._folder = folder
+        self._options = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+
+    def sink(self, table: str = "minutes", **more: Any) -> Merge:
+        if self.kind == "delta":
+            return aion.sinks.merge("delta", str(self._folder / table), **more)
+        return aion.sinks.merge("iceberg", f"tests.{table}", options=self._options, **more)
+
+    def table(self, table: str = "minutes") -> Any:
+        if self.kind == "delta":
+            from deltalake import DeltaTable
+
+            return DeltaTable(str(self._folder / table))
+        from pyiceberg.catalog import load_catalog
+
+        with load_catalog(None, **self._options) as catalog:
+            return catalog.load_table(f"tests.{table}")
+
+    def content(self, table: str = "minutes") -> pa.Table:
+        found = self.table(table)
+        return found.to_pyarrow_table() if self.kind == "delta" else found.scan().to_arrow()
+
+    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
+        content = self.content()
+        return sorted(zip(*(content[name].to_pylist() for name in columns), strict=True), key=repr)
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
+    """A folder for tables of each kind; pyiceberg keeps its threads otherwise."""
+    yield Lake(request.param, tmp_path)
+    if request.param == "iceberg":
+        ExecutorFactory.get_or_create().shutdown()
+        ExecutorFactory._instance = None
+
+
+def test_the_newest_row_of_each_window_stays(place: Lake) -> None:
+    write = place.sink().write
+    write(panes([{"k": "a", "n": 1}, {"k": None, "n": 2}, {"k": "a", "n": 3, "pane": 1}, {"k": "c", "n": 1}]), at(0))
+    assert place.rows("k", "n") == [("a", 3), ("c", 1), (None, 2)]
+    write(panes([{"k": None, "n": 4}, {"k": "a", "minute": 1, "n": 5}, {"k": "c", "kind": "retracted"}]), at(1))
+    write(panes([{"k": "a", "n": 9, "kind": "dropped"}]), at(2))
+    write(panes([]), at(3))
+    assert place.rows("k", "n", "window_start") == [
+        ("a", 3, datetime(1970, 1, 1, tzinfo=UTC)),
+        ("a", 5, datetime(1970, 1, 1, 0, 1, tzinfo=UTC)),
+        (None, 4, datetime(1970, 1, 1, tzinfo=UTC)),
+    ]
+
+
+def test_a_batch_of_many_windows(place: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many to list them: all between the first and the last are read and written again."""
+    monkeypatch.setattr(lake, "MOST_WINDOWS", 2)
+    write = place.sink().write
+    write(panes([{"k": "a", "n": 1, "minute": minute} for minute in range(5)]), at(0))
+    write(panes([{"k": "a", "n": 2, "minute": minute} for minute in (0, 1, 3)]), at(1))
+    assert place.rows("window_start", "n") == [
+        (datetime(1970, 1, 1, 0, minute, tzinfo=UTC), n) for minute, n in enumerate((2, 2, 1, 2, 1))
+    ]
+
+
+def test_a_batch_is_one_commit_and_changes_nothing_when_it_is_run_again(place: Lake) -> None:
+    write = place.sink().write
+    write(panes([{"k": "a", "n": 1}]), at(0))
+    write(panes([{"k": "a", "n": 2}]), at(1))
+
+    def version() -> int:
+        found = place.table()
+        return int(found.version() if place.kind == "delta" else found.metadata.current_snapshot_id)
+
+    before = version()
+    write(panes([{"k": "a", "n": 3}]), at(1))
+    assert place.rows("k", "n") == [("a", 2)] and version() == before
+    if place.kind == "delta":
+        assert before == 2  # made, and two batches
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (at(1, History("other", "file:/other")), "has batch 3 of another query, query query"),
+        (at(4, History(QUERY.query, "file:/copy")), "of the same query from another checkpoint location"),
+        (at(1), "the checkpoint went back"),
+        (at(6), "lacks those between"),
+    ],
+)
+def test_a_batch_that_does_not_follow_is_refused_until_it_is_adopted(place: Lake, now: Any, said: str) -> None:
+    place.sink().write(panes([{"k": "a", "n": 1}, {"k": "b", "n": 1}]), at(3))
+    with pytest.raises(SinkError, match=said) as error:
+        place.sink().write(panes([{"k": "a", "n": 2}]), now)
+    assert f"adopt='{QUERY.digest}:3'" in str(error.value).splitlines()[0]
+    assert place.rows("k", "n") == [("a", 1), ("b", 1)]
+    adopting = place.sink(adopt=f"{QUERY.digest}:3")
+    adopting.write(panes([{"k": "a", "n": 2}]), now)
+    adopting.write(panes([{"k": "a", "n": 3}]), at(now.batch + 1, now.history))
+    assert place.rows("k", "n") == [("a", 3), ("b", 1)]
+
+
+def test_a_table_of_another_shape_is_refused(place: Lake) -> None:
+    place.sink().write(panes([{"k": "a", "n": 1}]), at(0))
+    with pytest.raises(SchemaError, match="no column 'm'"):
+        place.sink().write(panes([{"k": "a", "m": 1}], pa.field("m", pa.int64())), at(1))
+    with pytest.raises(SchemaError, match="column 'n' is int64, which cannot hold string"):
+        place.sink().write(panes([{"k": "a", "n": "1"}], pa.field("n", pa.string())), at(1))
+    narrower = panes([{"k": "a", "n": 7}], pa.field("n", pa.int32()))
+    place.sink().write(narrower, at(1))
+    assert place.rows("k", "n") == [("a", 7)]
+
+
+def test_every_type_comes_back_as_it_was(place: Lake) -> None:
+    values = {
+        "flag": (pa.bool_(), True),
+        "short": (pa.int16(), -(2**15)),
+        "long": (pa.int64(), 2**63 - 1),
+        "single": (pa.float32(), 1.5),
+        "double": (pa.float64(), -math.inf),
+        "text": (pa.string(), "ä'"),
+        "bytes": (pa.binary(), b"\0\xff"),
+        "day": (pa.date32(), date(1969, 12, 31)),
+        "instant": (pa.timestamp("us", "UTC"), datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC)),
+        "money": (pa.decimal128(38, 2), Decimal("123456789012345678901234567890.10")),
+        "list": (pa.list_(pa.int64()), [1, None]),
+        "struct": (pa.struct([("a", pa.string())]), {"a": "x"}),
+    }
+    write = place.sink().write
+    fields = [pa.field(name, type_) for name, (type_, _) in values.items()]
+    for batch in range(2):
+        row = {name: value for name, (_, value) in values.items()}
+        write(panes([{"k": "a", **row}, {"k": "b"}], *fields), at(batch))
+    content = place.content().sort_by("k")
+    for name, (_, value) in values.items():
+        assert content[name].to_pylist() == [value, None], name
+
+
+def test_a_wrong_call_says_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'hudi'"):
+        aion.sinks.merge("hudi", "t")
+    with pytest.raises(ConfigError, match=r"namespace\.table"):
+        aion.sinks.merge("iceberg", "t").write(panes([]), at(0))
+    assert "secret" not in repr(aion.sinks.merge("delta", "t", options={"key": "secret"}))
+
+
+@pytest.mark.parametrize("other", ["sink", "stranger"])
+def test_a_commit_of_somebody_else_in_between_is_not_overwritten(place: Lake, other: str) -> None:
+    """Both have read the same windows, and the one that comes second knows less than what is there."""
+    place.sink().write(panes([{"k": "a", "n": 1}]), at(0))
+    first = place.sink()
+    opened = first.kind()(first.table, first.options)
+    windows = lake.Windows.of(panes([{"k": "a"}]))
+    old = opened.read(windows)
+    if other == "sink":
+        place.sink().write(panes([{"k": "b", "n": 2}]), at(1))
+    else:
+        append(place, old)
+    with pytest.raises(Exception, match=r"(?i)concurren|conflict|were found matching the filter"):
+        opened.overwrite(windows, old, at(1))
+    opened.close()
+    assert len(place.rows("k")) == 2
+
+
+def append(place: Lake, rows: pa.Table) -> None:
+    if place.kind == "delta":
+        from deltalake import write_deltalake
+
+        write_deltalake(place.table(), rows, mode="append")
+    else:
+        place.table().append(rows)

@@ -1,0 +1,401 @@
+"""What ``aion.sinks.upsert`` leaves in real databases."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import aion
+from aion import aggregates as A
+from aion.errors import ConfigError, MissingExtra, SchemaError, SinkError
+from aion.sinks.database import JSON
+from aion.sinks.marks import History
+from tests.sinks.databases import Place
+from tests.sinks.rig import MINUTE, QUERY, at, panes
+
+COLUMNS = ("k", "n")
+
+
+def test_the_newest_row_of_each_window_stays(database: Place) -> None:
+    write = aion.sinks.upsert(database.uri, "minutes").write
+    write(panes([{"k": "a", "n": 1}, {"k": "b", "n": 2}, {"k": "a", "n": 3, "pane": 1}]), at(0))
+    assert database.rows("minutes", *COLUMNS) == [("a", "3"), ("b", "2")]
+    write(panes([{"k": "a", "n": 4, "pane": 2}, {"k": "a", "minute": 1, "n": 5}]), at(1))
+    assert database.rows("minutes", *COLUMNS, "pane") == [("a", "4", "2"), ("a", "5", "0"), ("b", "2", "0")]
+
+
+def test_null_keys_are_one_key(database: Place) -> None:
+    write = aion.sinks.upsert(database.uri, "minutes").write
+    write(panes([{"k": None, "n": 1}, {"k": "a", "n": 2}, {"k": None, "n": 3}]), at(0))
+    write(panes([{"k": None, "n": 4}, {"k": "a", "n": 5}, {"k": None, "minute": 1, "n": 6}]), at(1))
+    assert database.rows("minutes", *COLUMNS) == [("a", "5"), (None, "4"), (None, "6")]
+    write(panes([{"k": None, "kind": "retracted"}]), at(2))
+    assert database.rows("minutes", *COLUMNS) == [("a", "5"), (None, "6")]
+
+
+def test_windows_without_a_key_are_one_row_each(database: Place) -> None:
+    write = aion.sinks.upsert(database.uri, "minutes").write
+    for batch in range(2):
+        write(panes([{"n": batch}, {"n": batch + 1, "minute": 1}]).drop(["k"]), at(batch))
+    assert database.rows("minutes", "n") == [("1",), ("2",)]
+
+
+def test_several_null_keys_side_by_side(database: Place) -> None:
+    def rows(n: int) -> pa.Table:
+        keys = [("a", "x"), ("a", None), (None, "x"), (None, None)]
+        table = panes([{"k": k, "n": n} for k, _ in keys])
+        return table.add_column(1, "j", pa.array([j for _, j in keys]))
+
+    write = aion.sinks.upsert(database.uri, "minutes").write
+    write(rows(1), at(0))
+    write(rows(2), at(1))
+    found = database.run("SELECT k, j, n FROM minutes")
+    assert len(found) == 4 and set(found) == {("a", None, 2), ("a", "x", 2), (None, None, 2), (None, "x", 2)}
+
+
+def test_retracted_rows_go_and_may_come_back(database: Place) -> None:
+    write = aion.sinks.upsert(database.uri, "minutes").write
+    write(panes([{"k": "a", "n": 1}, {"k": "a", "n": 1, "length": 2}, {"k": "b", "n": 1}]), at(0))
+    write(panes([{"k": "a", "kind": "retracted"}, {"k": "b", "kind": "retracted"}, {"k": "b", "n": 7}]), at(1))
+    assert database.rows("minutes", *COLUMNS) == [("a", "1"), ("b", "7")]
+
+
+def test_dropped_rows_are_not_written(database: Place) -> None:
+    write = aion.sinks.upsert(database.uri, "minutes").write
+    write(panes([{"k": "a", "n": 1}, {"k": "a", "n": 9, "kind": "dropped", "reason": "late"}]), at(0))
+    write(panes([{"k": "a", "n": 9, "kind": "dropped", "reason": "late"}]), at(1))
+    assert database.rows("minutes", *COLUMNS) == [("a", "1")]
+
+
+def test_sessions_that_late_events_join(database: Place) -> None:
+    policy = {"lateness": {"initial_bound": "1 hour", "coverage": None}, "trigger": {"kind": "every_batch"}}
+    write = aion.sinks.upsert(database.uri, "visits").write
+    with aion.LocalOperator(
+        windows=aion.Session("5 minutes"), time="ts", key="k", aggregates={"n": A.count()}, policy=policy
+    ) as operator:
+
+        def click(*minutes: int) -> pa.Table:
+            ts = pa.array([m * MINUTE for m in minutes], pa.timestamp("us", "UTC"))
+            return operator.process(pa.table({"k": ["u"] * len(minutes), "ts": ts}))
+
+        write(click(1, 3, 12), at(0))
+        write(operator.advance(30 * MINUTE), at(1))
+        assert database.rows("visits", "n") == [("1",), ("2",)]
+        write(click(7), at(2))
+        assert database.rows("visits", "n") == [("4",)]
+
+
+# -- a batch is one transaction, once -------------------------------------------------------------------
+
+
+def test_a_batch_that_is_run_again_changes_nothing(database: Place) -> None:
+    write = aion.sinks.upsert(database.uri, "minutes").write
+    write(panes([{"k": "a", "n": 1}]), at(0))
+    write(panes([{"k": "a", "n": 2}]), at(0))
+    assert database.rows("minutes", *COLUMNS) == [("a", "1")]
+    assert database.run("SELECT name, batch FROM aion_batches") == [("minutes", 0)]
+
+
+def test_a_batch_that_fails_leaves_nothing(database: Place) -> None:
+    write = aion.sinks.upsert(database.uri, "minutes").write
+    write(panes([{"k": "a", "n": 1}]), at(0))
+    database.run("DROP TABLE minutes")
+    kinds = [f"{name} {kind}" for name, kind in made(database).items()]
+    database.run(f"CREATE TABLE minutes ({', '.join(kinds)}, CHECK (n < 5))")
+    write(panes([{"k": "a", "n": 1}]), at(1))
+    with pytest.raises(Exception, match=r"(?i)check|constraint"):
+        write(panes([{"k": "a", "n": 4}, {"k": "b", "n": 6}]), at(2))
+    assert database.rows("minutes", *COLUMNS) == [("a", "1")]
+    write(panes([{"k": "a", "n": 2}, {"k": "b", "n": 3}]), at(2))
+    assert database.rows("minutes", *COLUMNS) == [("a", "2"), ("b", "3")]
+
+
+def made(database: Place) -> dict[str, str]:
+    """The columns of a table that a sink makes, as SQL."""
+    aion.sinks.upsert(database.uri, "other").write(panes([]), at(0))
+    text, number, time = ("text", "bigint", "timestamp with time zone")
+    if database.kind == "duckdb":
+        text = "varchar"
+    if database.kind == "sqlite":
+        number, time = "INTEGER", "TEXT"
+    kinds = {"k": text, '"window"': text, "window_start": time, "window_end": time, "n": number, "kind": text}
+    return kinds | {"pane": number, "events": number, "late_events": number, "closes_at": time}
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (at(1, History("other", "file:/other")), "has batch 3 of another query"),
+        (at(4, History(QUERY.query, "file:/copy")), "of the same query from another checkpoint location"),
+        (at(1), "has batch 3 of this query already, and this is batch 1: the checkpoint went back"),
+        (at(6), "has batch 3 of this query, and this is batch 6: it lacks those between"),
+    ],
+)
+def test_a_batch_that_does_not_follow_is_refused_until_it_is_adopted(database: Place, now: Any, said: str) -> None:
+    aion.sinks.upsert(database.uri, "minutes").write(panes([{"k": "a", "n": 1}, {"k": "b", "n": 1}]), at(3))
+    with pytest.raises(SinkError) as error:
+        aion.sinks.upsert(database.uri, "minutes").write(panes([{"k": "a", "n": 2}]), now)
+    first = str(error.value).splitlines()[0]
+    adopt = f"{QUERY.digest}:3"
+    assert said in first and f"adopt='{adopt}'" in first
+    assert database.rows("minutes", *COLUMNS) == [("a", "1"), ("b", "1")]
+    adopting = aion.sinks.upsert(database.uri, "minutes", adopt=adopt)
+    adopting.write(panes([{"k": "a", "n": 2}]), now)
+    adopting.write(panes([{"k": "a", "n": 3}]), at(now.batch + 1, now.history))
+    assert database.rows("minutes", *COLUMNS) == [("a", "3"), ("b", "1")]
+    with pytest.raises(SinkError):  # it was taken over once, from that batch, and not for ever
+        adopting.write(panes([{"k": "a", "n": 4}]), at(0, History("third", "")))
+
+
+def test_a_table_with_rows_of_others_is_refused_until_it_is_adopted(database: Place) -> None:
+    kinds = [f"{name} {kind}" for name, kind in made(database).items()]
+    database.run(f"CREATE TABLE minutes ({', '.join(kinds)})")
+    database.run("INSERT INTO minutes (k, n) VALUES ('old', 1)")
+    with pytest.raises(SinkError, match="adopt='unmarked'"):
+        aion.sinks.upsert(database.uri, "minutes").write(panes([{"k": "a", "n": 2}]), at(5))
+    aion.sinks.upsert(database.uri, "minutes", adopt="unmarked").write(panes([{"k": "a", "n": 2}]), at(5))
+    assert database.rows("minutes", *COLUMNS) == [("a", "2"), ("old", "1")]
+
+
+def test_a_table_that_was_emptied_takes_any_query(database: Place) -> None:
+    write = aion.sinks.upsert(database.uri, "minutes").write
+    write(panes([{"k": "a", "n": 1}]), at(3))
+    database.run("DELETE FROM minutes")
+    write(panes([{"k": "b", "n": 1}]), at(0, History("other", "")))
+    write(panes([{"k": "b", "n": 2}]), at(1, History("other", "")))
+    assert database.rows("minutes", *COLUMNS) == [("b", "2")]
+
+
+def test_tables_of_one_database_have_marks_of_their_own(database: Place) -> None:
+    aion.sinks.upsert(database.uri, "one").write(panes([{"k": "a", "n": 1}]), at(3))
+    aion.sinks.upsert(database.uri, "two").write(panes([{"k": "a", "n": 1}]), at(0, History("other", "")))
+    assert sorted(database.run("SELECT name, batch FROM aion_batches")) == [("one", 3), ("two", 0)]
+
+
+# -- tables -----------------------------------------------------------------------------------------------
+
+
+def test_a_table_of_another_shape_is_refused_before_a_row_is_written(database: Place) -> None:
+    kinds = made(database)
+    for lacking, said in (
+        ({**kinds, "n": kinds["window_start"]}, "column 'n'"),
+        ({name: kind for name, kind in kinds.items() if name != "n"}, "no column 'n'"),
+    ):
+        database.run("DROP TABLE IF EXISTS minutes")
+        database.run(f"CREATE TABLE minutes ({', '.join(f'{name} {kind}' for name, kind in lacking.items())})")
+        with pytest.raises(SchemaError, match=said):
+            aion.sinks.upsert(database.uri, "minutes").write(panes([{"k": "a", "n": 1}]), at(0))
+        assert database.run("SELECT * FROM minutes") == []
+
+
+def test_a_table_may_have_more_columns_and_no_index(database: Place) -> None:
+    kinds = [f"{name} {kind}" for name, kind in made(database).items()]
+    database.run(f"CREATE TABLE minutes ({', '.join(kinds)}, remark varchar(20) DEFAULT 'none')")
+    write = aion.sinks.upsert(database.uri, "minutes").write
+    write(panes([{"k": "a", "n": 1}, {"k": "b", "n": 2}]), at(0))
+    write(panes([{"k": "a", "n": 3}]), at(1))
+    assert database.rows("minutes", *COLUMNS, "remark") == [("a", "3", "none"), ("b", "2", "none")]
+
+
+def test_a_table_in_a_schema_and_names_that_need_quotes(database: Place) -> None:
+    schema = "main"
+    if database.kind != "sqlite":
+        schema = f"my {uuid.uuid4().hex}"
+        database.run(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+    outputs = (pa.field('a "b"', pa.int64()), pa.field("select", pa.int64()))
+    write = aion.sinks.upsert(database.uri, f"{schema}.the table").write
+    for batch in range(2):
+        write(panes([{"k": "a", 'a "b"': batch, "select": 2}], *outputs), at(batch))
+    assert database.run(f'SELECT "a ""b""", "select" FROM "{schema}"."the table"') == [(1, 2)]
+    assert database.run(f'SELECT batch FROM "{schema}".aion_batches') == [(1,)]
+
+
+def test_the_key_can_be_named(database: Place) -> None:
+    table = panes([{"k": "a", "n": 1}, {"k": "b", "n": 1}])
+    moved = table.select([*table.column_names[1:], "k"])
+    aion.sinks.upsert(database.uri, "one", key="k").write(moved, at(0))
+    assert len(database.run("SELECT * FROM one")) == 2
+    aion.sinks.upsert(database.uri, "two").write(moved, at(0))
+    assert len(database.run("SELECT * FROM two")) == 1
+    with pytest.raises(SchemaError, match="no column 'x'"):
+        aion.sinks.upsert(database.uri, "three", key=["x"]).write(moved, at(0))
+    with pytest.raises(SchemaError, match="no column 'window_end'"):
+        aion.sinks.upsert(database.uri, "three").write(table.drop(["window_end"]), at(0))
+
+
+VALUES: Sequence[tuple[str, pa.DataType, Any, dict[str, Any]]] = [
+    ("flag", pa.bool_(), True, {"sqlite": 1}),
+    ("tiny", pa.int8(), -128, {}),
+    ("short", pa.int16(), 32_767, {}),
+    ("int", pa.int32(), -(2**31), {}),
+    ("long", pa.int64(), 2**63 - 1, {}),
+    ("single", pa.float32(), 1.5, {}),
+    ("double", pa.float64(), 0.1, {}),
+    ("infinite", pa.float64(), -math.inf, {}),
+    ("text", pa.string(), "ä'\"\\\n", {}),
+    ("nothing", pa.string(), "", {}),
+    ("bytes", pa.binary(), b"\0\xff", {}),
+    ("day", pa.date32(), date(1969, 12, 31), {"sqlite": "1969-12-31"}),
+    (
+        "instant",
+        pa.timestamp("us", "UTC"),
+        datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC),
+        {"sqlite": "1969-12-31 23:59:59.999999"},
+    ),
+    ("clock", pa.timestamp("us"), datetime(2026, 1, 1), {"sqlite": "2026-01-01 00:00:00.000000"}),
+    ("money", pa.decimal128(38, 2), Decimal("123456789012345678901234567890.10"), {}),
+    ("span", pa.duration("us"), timedelta(days=1, microseconds=1), {"sqlite": 86_400_000_001}),
+]
+
+
+def test_every_type_comes_back_as_it_was(database: Place) -> None:
+    outputs = [pa.field(name, type_) for name, type_, _, _ in VALUES]
+    write = aion.sinks.upsert(database.uri, "types").write
+    for batch in range(2):  # the second finds the table that the first has made
+        rows = [{"k": "a"} | {name: value for name, _, value, _ in VALUES}, {"k": "b"}]
+        write(panes(rows, *outputs), at(batch))
+    for name, _, value, other in VALUES:
+        ((found,), (null,)) = database.run(f'SELECT "{name}" FROM types ORDER BY k')
+        assert null is None
+        wanted = other.get(database.kind, value)
+        if isinstance(value, Decimal) and not isinstance(found, Decimal):
+            found, wanted = str(found), str(wanted)
+        if name == "span" and database.kind == "postgresql":
+            assert (found.months, found.days, found.nanoseconds) == (0, 0, 86_400_000_001_000)
+            continue
+        assert found == wanted and (name != "instant" or database.kind == "sqlite" or found.utcoffset() == timedelta())
+
+
+def test_nan_is_not_null(database: Place) -> None:
+    write = aion.sinks.upsert(database.uri, "types").write
+    for batch in range(2):
+        rows = [{"k": math.nan, "x": math.nan}, {"k": None, "x": None}, {"k": 1.0, "x": 1.0}]
+        write(panes(rows, pa.field("x", pa.float64()), key=pa.float64()), at(batch))
+    found = database.run("SELECT k, x FROM types")
+    assert sorted(str(k).lower() for k, _ in found) == ["1.0", "nan", "none"]
+    assert sorted(str(x).lower() for _, x in found) == ["1.0", "nan", "none"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pa.array([True, False, None]),
+        pa.array([1, 2, None], pa.int8()),
+        pa.array([b"a", b"b", None]),
+        pa.array([date(2026, 1, 1), date(2026, 1, 2), None]),
+        pa.array([Decimal("1.10"), Decimal("1.20"), None]),
+        pa.array([1, 2, None], pa.timestamp("us")),
+        pa.array([1, 2, None], pa.duration("us")),
+    ],
+    ids=lambda key: str(key.type),
+)
+def test_keys_of_every_type(database: Place, key: pa.Array) -> None:
+    write = aion.sinks.upsert(database.uri, "keys").write
+    for batch in range(2):
+        rows = panes([{"n": batch}] * 3).set_column(0, "k", key)
+        write(rows, at(batch))
+    assert database.rows("keys", "n") == [("1",)] * 3
+
+
+def test_lists_and_structs_are_the_databases_own_or_json(database: Place) -> None:
+    if database.kind == "duckdb":
+        nested = pa.field("x", pa.struct([("a", pa.list_(pa.int64()))]))
+        rows = [{"k": "a", "x": {"a": [1, None]}}]
+    else:
+        nested = pa.field("x", pa.string(), metadata=JSON)
+        rows = [{"k": "a", "x": '{"a": [1, null]}'}]
+    write = aion.sinks.upsert(database.uri, "nested").write
+    for batch in range(2):
+        write(panes(rows, nested), at(batch))
+    ask = {
+        "duckdb": "SELECT x.a[1] FROM nested",
+        "sqlite": "SELECT x ->> '$.a[0]' FROM nested",
+        "postgresql": "SELECT CAST(x -> 'a' ->> 0 AS bigint) FROM nested",
+    }
+    assert database.run(ask[database.kind]) == [(1,)]
+
+
+# -- what is refused at once ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("uri", "table", "said"),
+    [
+        ("mysql://root@host/db", "t", "'mysql' is no database that upsert knows"),
+        ("visits.db", "t", "sqlite:///PATH"),
+        ("sqlite://visits.db", "t", "names no file"),
+        ("sqlite:///visits.db", "a.b.c", "schema.table"),
+    ],
+)
+def test_a_wrong_call_says_what_to_write(uri: str, table: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        aion.sinks.upsert(uri, table)
+
+
+def test_a_password_is_not_shown() -> None:
+    pytest.importorskip("adbc_driver_postgresql")
+    assert "secret" not in repr(aion.sinks.upsert("postgresql://me:secret@host/db", "t"))
+
+
+def test_files_are_found_by_relative_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = aion.sinks.upsert("sqlite:///here.db", "t")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    here.write(panes([]), at(0))
+    aion.sinks.upsert(f"sqlite:///{tmp_path}/there.db", "t").write(panes([]), at(0))
+    assert {path.name for path in tmp_path.glob("**/*.db")} == {"here.db", "there.db"}
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        ("duckdb", lambda: aion.sinks.upsert("duckdb:///t.duckdb", "t")),
+        ("adbc_driver_postgresql", lambda: aion.sinks.upsert("postgresql://host/db", "t")),
+        ("deltalake", lambda: aion.sinks.merge("delta", "t")),
+        ("pyiceberg", lambda: aion.sinks.merge("iceberg", "a.t")),
+    ],
+)
+def test_a_missing_driver_is_named_at_once(module: str, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.split(".")[0] == module or name.startswith("aion.sinks."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        MissingExtra, match=r"needs the package '\w+', which is not installed: pip install 'aion\[\w+\]'"
+    ):
+        call()
+
+
+def test_a_sink_waits_for_another_process_that_has_the_file(tmp_path: Path) -> None:
+    """DuckDB lets either one process write or several read; SQLite's own wait is like that."""
+    uri = f"duckdb:///{tmp_path / 'db'}"
+    write = aion.sinks.upsert(uri, "minutes").write
+    write(panes([{"k": "a", "n": 1}]), at(0))
+    opening = "import duckdb, sys; db = duckdb.connect(sys.argv[1], read_only=True)"
+    program = f"{opening}; print('open', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(tmp_path / "db")]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert reader.stdin is not None and reader.stdout is not None
+        assert reader.stdout.readline() == "open\n"
+        waiting = pool.submit(write, panes([{"k": "a", "n": 2}]), at(1))
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.5)
+        reader.stdin.close()
+        waiting.result(timeout=60)
+    assert Place("duckdb", uri).rows("minutes", *COLUMNS) == [("a", "2")]
