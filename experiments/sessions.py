@@ -313,13 +313,13 @@ class _OnSpark:
                 windows=windows_of()[kind], key=["key"], time="ts", aggregates={"n": A.count()},
             )  # fmt: skip
             events = sum(table.num_rows for table in made)
-            return run_to_end(stream, self._work / "checkpoint", events, memory.look, goes_on=True)
+            return run_to_end(stream, self._work / f"checkpoint-{kind}-{keys}", events, memory.look, goes_on=True)
 
         runs = [run([*batches.fill, *batches.small, *batches.every])]
         memory.kill_server()
         runs.append(run(batches.again[:1]))
         runs += [run([*batches.again[1:], *batches.last])] if batches.last else []
-        for left in (folder, self._work / "checkpoint", self._work / "state"):
+        for left in (folder, self._work / f"checkpoint-{kind}-{keys}", self._work / "state"):
             shutil.rmtree(left, ignore_errors=True)
         seconds = [[report["durationMs"]["triggerExecution"] / 1e3 for report in r.progress] for r in runs]
         panes = sum(max(report["output_rows"] or 0, 0) for r in runs for report in r.progress)
