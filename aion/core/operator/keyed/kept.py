@@ -31,9 +31,9 @@ from aion.core.operator.keyed.values import Change, MemoryValues, Values
 from aion.core.packing import table, untable
 from state_backends.thresholds import threshold
 
-ROWS = threshold(16, 1)
+ROWS = threshold(32, 1)
 """About how many rows a page has. Fewer make a batch of few keys cheaper, more a batch that touches all."""
-_SPARSE = threshold(4, 1)  # pages are put together if they have fewer rows on average
+_SPARSE = threshold(8, 1)  # pages are put together if they have fewer rows on average
 _SHRINKS = threshold(1024, 2)  # pages that are put together in one batch
 PAGES_AT_ONCE = threshold(1 << 13, 2)
 """If more pages than this are due, they are brought into memory this many at a time."""
