@@ -205,6 +205,20 @@ def test_only_columns_that_a_file_does_not_have(tmp_path: Path) -> None:
     assert read(path, schema=pa.schema([("b", pa.int64())])).to_pydict() == {"b": [None] * 3}
 
 
+@pytest.mark.parametrize("name", ["parquet", "arrow", "orc"])
+def test_nanoseconds_are_floored_before_where_looks(tmp_path: Path, name: str) -> None:
+    """A time before 1970 is in the microsecond that has begun, and statistics of the file say nothing else."""
+    path, at = tmp_path / "x.file", pa.field("ts", TS)
+    nanos = pa.array([-2_001, None, -1_000, -1, 0, 999], pa.timestamp("ns"))
+    WRITERS[name](pa.table({"ts": nanos}), path)
+    before = pc.field("ts") < pa.scalar(0, TS)
+    got = read(path, name, schema=pa.schema([at]), where=before, used=("ts",))
+    assert got.column("ts").cast(pa.int64()).to_pylist() == [-3, -1, -1]
+    assert read(path, name, schema=pa.schema([at])).slice(1).column("ts").cast(pa.int64()).to_pylist() == [
+        None, -1, -1, 0, 0,
+    ]  # fmt: skip
+
+
 def test_columns_that_differ_only_in_case(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"A": [1], "a": [2]}), path)
@@ -262,6 +276,16 @@ def test_types_that_could_change_a_value_are_refused(found: pa.DataType, wanted:
         (pa.array([1_500], pa.timestamp("ns")), pa.timestamp("us"), dt.datetime(1970, 1, 1, 0, 0, 0, 1)),
         (pa.array([{"t": 1_500}], pa.struct([("t", pa.timestamp("ns"))])), pa.struct([("t", pa.timestamp("us"))]),
          {"t": dt.datetime(1970, 1, 1, 0, 0, 0, 1)}),
+        (pa.array([-1], pa.timestamp("ns")), pa.timestamp("us"), dt.datetime(1969, 12, 31, 23, 59, 59, 999999)),
+        (pa.array([-1_001], pa.timestamp("ns", "UTC")), TS, dt.datetime(1969, 12, 31, 23, 59, 59, 999998, dt.UTC)),
+        (pa.array([-1_000], pa.timestamp("ns", "Asia/Tokyo")), pa.timestamp("us"),
+         dt.datetime(1969, 12, 31, 23, 59, 59, 999999)),
+        (pa.array([None], pa.timestamp("ns")), TS, None),
+        (pa.array([-1], pa.timestamp("ns")).dictionary_encode(), TS,
+         dt.datetime(1969, 12, 31, 23, 59, 59, 999999, dt.UTC)),
+        (pa.array([[-(2**63) + 1, None]], pa.list_(pa.timestamp("ns"))), pa.list_(pa.timestamp("us")),
+         [dt.datetime(1677, 9, 21, 0, 12, 43, 145224), None]),
+        (pa.array([-1], pa.int64()).view(pa.date64()), pa.date32(), dt.date(1969, 12, 31)),
         (pa.array([[1, 2]], pa.list_(pa.int16(), 2)), pa.list_(pa.int64()), [1, 2]),
         (pa.array([{"z": 0, "B": 1, "a": 2}]), pa.struct([("a", pa.int64()), ("b", pa.int64()), ("c", pa.string())]),
          {"a": 2, "b": 1, "c": None}),

@@ -95,9 +95,23 @@ class Conforming:
             offsets, (keys, items) = _inside(column, column.keys, column.items)
             keys, items = self._converted(keys, wanted.key_type), self._converted(items, wanted.item_type)
             return pa.MapArray.from_arrays(offsets, keys, items, type=wanted, mask=column.is_null())
+        if t.is_dictionary(found):
+            return self._converted(column.dictionary_decode(), wanted)
+        if t.is_timestamp(found) and found.unit == "ns":
+            # Their number since 1970, in UTC, is the same with and without a zone.
+            return _floored(column, 1_000).view(wanted)
+        if t.is_date64(found) and t.is_date32(wanted):
+            return _floored(column, 86_400_000).cast(pa.int32()).view(wanted)
         if t.is_timestamp(found) and found.tz is not None and t.is_timestamp(wanted) and wanted.tz is None:
             column = column.cast(pa.timestamp(found.unit, "UTC"))
-        return column.cast(options=pc.CastOptions(wanted, allow_time_truncate=True))
+        return column.cast(wanted)
+
+
+def _floored(column: pa.Array, units: int) -> pa.Array:
+    """Numbers of larger units. A cast cuts towards zero, and so moves times before 1970 to the next unit."""
+    numbers = column.view(pa.int64())
+    floored = pa.array(numbers.fill_null(0).to_numpy() // units)
+    return pc.if_else(numbers.is_valid(), floored, None) if numbers.null_count else floored
 
 
 def _inside(column: pa.Array, *values: pa.Array) -> tuple[pa.Array, list[pa.Array]]:
