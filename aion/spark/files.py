@@ -171,6 +171,10 @@ class Files:
         return _counted(rows, name).withWatermark(quoted(column), _spark_delay(delay_us))
 
     @property
+    def ahead_us(self) -> int | None:
+        return None
+
+    @property
     def lossy(self) -> Sequence[str]:
         return ()  # only conditions come before it
 

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
 from aion.errors import StateError
+from aion.spark import progress
 from state_backends.server.server_folder import note_end, runtime_dir
 
 CHECKPOINT = "spark.sql.streaming.aion.checkpoint"
@@ -57,7 +58,11 @@ class _Starts(StreamingQueryListener):
             log.exception("the location of a query's checkpoint could not be found; the tasks of the query will fail")
 
     def onQueryProgress(self, event: Any) -> None:
-        pass
+        if progress.log.isEnabledFor(logging.INFO):  # it asks the JVM several times
+            try:
+                progress.log_drops(event.progress())
+            except Exception:
+                log.exception("the progress of a query could not be read")
 
     def onQueryIdle(self, event: Any) -> None:
         pass

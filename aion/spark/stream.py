@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from aion.base.time import format_duration
 from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.ingest.hashing import hashed_as
@@ -31,6 +33,7 @@ from aion.spark.explain import explain_plan
 from aion.spark.files import Files
 from aion.spark.hand_over import HandOverConfig
 from aion.spark.levels import merged
+from aion.spark.progress import observed
 from aion.spark.root import Root
 from aion.spark.root_config import RootConfig
 from aion.spark.settings import (
@@ -46,6 +49,8 @@ from aion.spark.sources import Rows, Source
 from aion.spark.types import arrow_schema
 from aion.spark.windows import WindowsDefinition
 
+log = logging.getLogger(__name__)
+
 
 def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> DataFrame:
     """Aggregates a stream by windows, including late events.
@@ -59,7 +64,8 @@ def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: U
     (early, on_time, late, final, retracted, dropped), ``events``, ``late_events`` and ``closes_at``, the watermark from
     which on the row cannot change. Dropped rows also have ``event_time``,
     ``lateness_us``, ``reason`` and ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
-    earlier ones. Raises WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
+    earlier ones. Spark's progress of a batch has their numbers in ``observedMetrics`` (docs/operating.md). Raises
+    WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
     """
     asked = spec_of("windowed", spec, definition)
     source = _source("windowed", df, asked)
@@ -88,9 +94,17 @@ def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: U
             record=None if asked.record is None else str(Path(asked.record).resolve()),
         )
     )
-    return blocks.groupBy("shard").transformWithStateInPandas(
+    policy = spark.conf.get("spark.aion.policy", "standard") if asked.policy is None else asked.policy
+    learns = "" if resolved.lateness.coverage is None else ", until enough is known of their lateness"
+    log.info(
+        "windowed %r: state in %s, %d shards, policy %s; windows are kept for %s after their end%s",
+        asked.name, state_dir, len(tree.shards), policy if isinstance(policy, str | Path) else "of its own",
+        format_duration(resolved.lateness.initial_bound_us), learns,
+    )  # fmt: skip
+    result = blocks.groupBy("shard").transformWithStateInPandas(
         Root(windows), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
+    return observed(result, asked.name)
 
 
 def explain(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> str:
@@ -112,6 +126,7 @@ def explain(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Un
         asked_levels=levels,
         reading=reading,
         lossy=source.lossy,
+        ahead_us=source.ahead_us,
         hand_over_bytes=hand_over_bytes(query.plan, query.policy),
     )
 
