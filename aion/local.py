@@ -14,10 +14,10 @@ from typing import Any, Unpack
 
 import pyarrow as pa
 
+from aion.base.hashing import ShardOfKeys
 from aion.base.schema import parse_schema
 from aion.base.time import instant_us
 from aion.config import load_policy
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.query.plan import Plan
 from aion.core.query.spec import Keywords, Spec, spec_of
 from aion.core.windows import named

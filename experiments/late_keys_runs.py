@@ -15,9 +15,9 @@ import pyarrow as pa
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, load_policy
 from aion.core.compaction import Compact
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.operator import Operator
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.applying import decode_all

@@ -13,8 +13,8 @@ from hypothesis import event
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, load_policy
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.keyed.values import MemoryValues
 from aion.core.operator.operator import Operator
 from aion.core.query.plan import Plan, make_plan

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import decode
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.operator.keyed.shard import KeyedShard
 from aion.core.query.plan import Plan, make_plan

@@ -7,7 +7,7 @@ import pytest
 
 import aion
 from aion import aggregates as A
-from aion.core.ingest.hashing import ShardOfKeys
+from aion.base.hashing import ShardOfKeys
 from aion.execute.assembly import make_builder
 
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.cli import app
 from aion.config import load_policy
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.keyed.summary import LISTED
 from aion.core.operator.overview import KeyedWindow, keyed_windows
 from aion.core.query.plan import make_plan

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.base.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, sum_of, sums_by
 from aion.config import load_policy
 from aion.core.compaction import BlockFact, Compact, CompactionDone
 from aion.core.ingest.encoding import decode, encode
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.actions import Arrived, BatchEnded, Event, SliceFacts, WatermarkAdvanced
 from aion.core.operator.keyed.orders import Arrivals
 from aion.core.operator.keyed.table import Table

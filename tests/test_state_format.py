@@ -18,9 +18,9 @@ import pytest
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy
 from aion.core.ingest.encoding import encode
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import FormatError

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, Share, load_policy
 from aion.config.sections import TriggerPolicy
 from aion.core.compaction import BlockCompaction
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import BlockSettings
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.completeness import Completeness
 from aion.core.operator.keyed.kinds import shape_of

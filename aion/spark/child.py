@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from aion.base.hashing import ShardOfKeys
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import BlockSettings
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.query.plan import Plan
 from aion.core.topology import Tree
 from aion.spark.blocks import BlockRows

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
-from aion.core.ingest.hashing import ShardOfKeys
+from aion.base.hashing import ShardOfKeys
 from aion.core.query.plan import Plan
 from aion.errors import ConfigError, SchemaError
 from aion.execute.file_formats import Format

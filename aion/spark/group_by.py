@@ -12,9 +12,9 @@ from pyspark.sql.classic.column import Column
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, VariantType
 
+from aion.base.hashing import hashed_as
 from aion.config import Policy, policy_to_text
 from aion.config.layers import Source as PolicySource
-from aion.core.ingest.hashing import hashed_as
 from aion.errors import ConfigError
 from aion.execute.assembly import prestages
 from aion.spark import starts, upstream

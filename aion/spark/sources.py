@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType, StringType, StructType
 
-from aion.core.ingest.hashing import ShardOfKeys
+from aion.base.hashing import ShardOfKeys
 from aion.core.query.plan import Plan
 from aion.errors import SchemaError, WatermarkError
 from aion.spark import upstream

@@ -14,10 +14,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from aion.base.hashing import hashed_as
 from aion.base.time import format_duration
 from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
-from aion.core.ingest.hashing import hashed_as
 from aion.core.operator.actions import PaneKind
 from aion.core.query.columns import COMPLETENESS_COLUMNS, DROPPED_COLUMNS
 from aion.core.query.plan import Plan

@@ -12,8 +12,8 @@ from hypothesis import given
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.core.ingest.builder import BlockBuilder
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.query.plan import make_plan
 from aion.errors import TooLarge
 from aion.execute import held_rows

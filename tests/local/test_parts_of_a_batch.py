@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.core.ingest.hashing import ShardOfKeys
+from aion.base.hashing import ShardOfKeys
 from aion.core.windows import Definition
 from aion.execute.assembly import make_builder
 from aion.execute.executor import Executor

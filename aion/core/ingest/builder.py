@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from aion.aggregates.groups import Coded, number
 from aion.aggregates.values import as_batch, combined
+from aion.base.hashing import ShardOfKeys
 from aion.base.numbers import EARLIEST_US, LATEST_US, sum_of
 from aion.core.ingest.encoding import BlockSettings, decode, encode, is_quick
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.ingest.sorting import codes_of, ranks_of, sorted_by
 from aion.core.query.plan import SLICE, Plan
