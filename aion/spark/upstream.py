@@ -34,7 +34,7 @@ class _Node(NamedTuple):
 
 def has_windows(df: DataFrame) -> bool:
     """Returns whether rows of a DataFrame come from :func:`aion.windowed`."""
-    return any(map(_is_windowed, _nodes(_plan(df))))
+    return any(map(_is_root, _nodes(_plan(df))))
 
 
 def waits_for_itself(plan: str) -> bool:
@@ -44,7 +44,7 @@ def waits_for_itself(plan: str) -> bool:
     their panes.
     """
     behind = (node for node in _nodes(plan) if node.text.startswith(_WATERMARK))
-    return any(any(map(_is_windowed, _all_below(node))) for node in behind)
+    return any(any(map(_is_root, _all_below(node))) for node in behind)
 
 
 WAITS = (
@@ -112,15 +112,16 @@ def _lossy(node: _Node) -> str | None:
             return "a join of two streams" if all(side.streaming for side in node.below) else None
         case "TransformWithStateInPySpark" | "TransformWithState":
             # The root of windows takes late rows: its child hides the event time from Spark.
-            of_windows = any(map(_is_windowed, _nearest(node)))
-            return "transformWithState" if not of_windows and _EVENT_TIME.search(node.text) else None
+            return "transformWithState" if not _is_root(node) and _EVENT_TIME.search(node.text) else None
         case "FlatMapGroupsInPandasWithState" | "FlatMapGroupsWithState":
             return "applyInPandasWithState" if _EVENT_TIME.search(node.text) else None
     return None
 
 
-def _is_windowed(node: _Node) -> bool:
-    return _WINDOWED.match(node.text) is not None
+def _is_root(node: _Node) -> bool:
+    """Whether it is the root of windows: behind their child, perhaps with the watermark and merging in between."""
+    is_root = node.text.startswith("TransformWithStateInPySpark ")
+    return is_root and any(_WINDOWED.match(below.text) for below in _nearest(node))
 
 
 def _all_below(node: _Node) -> Iterator[_Node]:
