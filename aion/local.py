@@ -22,7 +22,7 @@ from aion.core.query.plan import Plan
 from aion.core.query.spec import Keywords, Spec, spec_of
 from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError
-from aion.execute.assembly import make_builder, make_contents, own_triggers, store_config
+from aion.execute.assembly import check_triggers, make_builder, make_contents, store_config
 from aion.execute.trace import Definition, Recorder
 from aion.execute.windows import Windows
 from policies.sizing import processing_bytes_per_s
@@ -73,8 +73,8 @@ class LocalOperator:
         self._spec = spec
         self._recorder: Recorder | None = None
         self._batches = 0
+        check_triggers(spec)
         self.policy = load_policy("standard" if spec.policy is None else spec.policy, spec.policy_overrides)
-        own_triggers(named(spec.windows))  # raises now if one is wrong
         self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
         config = store_config(
             self.policy, windows=named(spec.windows).values(), blocking=spec.blocking and spec.apply is not None

@@ -17,6 +17,7 @@ import aion
 from aion import aggregates as A
 from aion.core.query.spec import Keywords
 from aion.errors import AionError, ConfigError, SchemaError, WindowError
+from tests.durations import us
 from tests.local.seconds import at
 
 ROOT = Path(__file__).parent.parent
@@ -66,13 +67,13 @@ def test_the_schema_of_a_function_may_be_sparks_own() -> None:
     ("wrong", "error", "said"),
     [
         ({"windows": []}, WindowError, "none"),
-        ({"windows": [aion.Tumbling(5), aion.Tumbling(5)]}, WindowError, "twice"),
+        ({"windows": [aion.Tumbling(us(5)), aion.Tumbling(us(5))]}, WindowError, "twice"),
         ({"windows": None}, WindowError, "None is not a window definition; give e.g."),
         ({"windows": [None]}, WindowError, "None is not a window definition"),
         ({"windows": {"a": 5}}, WindowError, "'a' is 5, which is not a window definition"),
-        ({"windows": iter([aion.Tumbling(5)])}, WindowError, "is not a window definition"),
-        ({"windows": {1: aion.Tumbling(5)}}, WindowError, "1 is not a name"),
-        ({"windows": {"": aion.Tumbling(5)}}, WindowError, "'' is not a name"),
+        ({"windows": iter([aion.Tumbling(us(5))])}, WindowError, "is not a window definition"),
+        ({"windows": {1: aion.Tumbling(us(5))}}, WindowError, "1 is not a name"),
+        ({"windows": {"": aion.Tumbling(us(5))}}, WindowError, "'' is not a name"),
         ({"key": 1}, SchemaError, "key: 1 is neither the name of a column nor a list of names"),
         ({"key": b"k"}, SchemaError, "key: b'k' is neither"),
         ({"key": ["k", 1]}, SchemaError, r"key: \['k', 1\] is neither"),
@@ -105,7 +106,7 @@ def test_what_no_input_could_make_right_is_refused_at_once(
     [
         ({"windos": 1}, r"LocalOperator\(\) got an unexpected keyword argument 'windos'; did you mean 'windows'\?"),
         ({"time": "ts"}, r"LocalOperator\(\) needs the keyword argument 'windows'"),
-        ({"windows": aion.Tumbling(5)}, r"LocalOperator\(\) needs the keyword argument 'time'"),
+        ({"windows": aion.Tumbling(us(5))}, r"LocalOperator\(\) needs the keyword argument 'time'"),
     ],
 )
 def test_a_keyword_that_is_not_there_and_one_that_is_missing(definition: dict[str, Any], said: str) -> None:
@@ -115,7 +116,7 @@ def test_a_keyword_that_is_not_there_and_one_that_is_missing(definition: dict[st
 
 def test_what_is_no_specification() -> None:
     with pytest.raises(TypeError, match=r"takes an aion\.Spec or keywords"):
-        aion.LocalOperator({"windows": aion.Tumbling(5), "time": "ts"})  # type: ignore[arg-type]
+        aion.LocalOperator({"windows": aion.Tumbling(us(5)), "time": "ts"})  # type: ignore[arg-type]
 
 
 USER = """

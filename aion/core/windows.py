@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from aion.base.time import format_duration
 from aion.core.calendars import CalendarEdges, ZoneRules
-from aion.core.timing import NO_TIMING, Duration, Timing, When, checked_us, positive_us
+from aion.core.timing import NO_TIMING, Duration, DurationOrZero, Timing, When, checked_us, positive_us
 from aion.errors import WindowError
 
 Ints = npt.NDArray[np.int64]
@@ -107,7 +107,7 @@ class Tumbling(Periodic):
 
     __slots__ = ()
 
-    def __init__(self, size: Duration, offset: Duration = 0, **when: Unpack[When]) -> None:
+    def __init__(self, size: Duration, offset: DurationOrZero = 0, **when: Unpack[When]) -> None:
         size_us = positive_us(size, "Tumbling: size")
         Periodic.__init__(self, size_us, size_us, _offset(offset, size_us), Timing.of("Tumbling", when))
 
@@ -126,7 +126,7 @@ class Sliding(Periodic):
 
     __slots__ = ()
 
-    def __init__(self, size: Duration, slide: Duration, offset: Duration = 0, **when: Unpack[When]) -> None:
+    def __init__(self, size: Duration, slide: Duration, offset: DurationOrZero = 0, **when: Unpack[When]) -> None:
         size_us, slide_us = positive_us(size, "Sliding: size"), positive_us(slide, "Sliding: slide")
         if slide_us > size_us:
             raise WindowError(
@@ -471,7 +471,7 @@ def _positive_number(value: int, what: str) -> int:
     return value
 
 
-def _offset(value: Duration, period_us: int) -> int:
+def _offset(value: DurationOrZero, period_us: int) -> int:
     # Modulo the period, so that equal definitions compare equal: an offset of a whole period changes nothing.
     return checked_us(value, "offset") % period_us
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from aion.base.time import duration_us
+from aion.base.time import duration_us, format_duration
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
 from aion.core.timing import NO_TIMING, Timing
 from aion.core.windows import Aligned, Calendar, Periodic
@@ -44,4 +44,4 @@ def timing_from_json(values: Mapping[str, Any]) -> Timing:
 
 def _plain(value: Any) -> Any:
     """A setting of a trigger as the same setting in JSON."""
-    return duration_us(value) if isinstance(value, timedelta) else value
+    return format_duration(duration_us(value)) if isinstance(value, timedelta) else value

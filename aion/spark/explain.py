@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from aion.aggregates.layout import Layout
 from aion.aggregates.lists import Distinct
 from aion.aggregates.partial import Partial
-from aion.base.time import format_duration
+from aion.base.time import EACH_BATCH_US, format_duration
 from aion.config import Policy
 from aion.config.sections import TriggerPolicy
 from aion.config.values import format_bytes
@@ -109,7 +109,10 @@ def _timing(plan: Plan, policy: Policy) -> Iterator[Line]:
         timing, says = window.timing, []
         early_us = policy.trigger.early_us if timing.early_us is None else timing.early_us
         if early_us is not None and not isinstance(window, PerRecord) and not plan.final_only:
-            says.append(f"yields early panes each time the watermark has moved by {format_duration(early_us)}")
+            each = "in each batch with news"
+            if early_us != EACH_BATCH_US:
+                each = f"each time the watermark has moved by {format_duration(early_us)}"
+            says.append(f"yields early panes {each}")
         if name in triggers and not plan.final_only:
             says.append(f"runs again {_again(triggers[name])}")
         if timing.bound_us is not None:

@@ -22,7 +22,7 @@ from aion.core.query.plan import Plan
 from aion.core.query.spec import Keywords, Spec, spec_of
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
 from aion.errors import ConfigError, SchemaError
-from aion.execute.assembly import block_settings, hand_over_bytes, own_triggers
+from aion.execute.assembly import block_settings, check_triggers, hand_over_bytes
 from aion.execute.trace import Definition
 from aion.installation import require_extra
 from aion.spark import starts
@@ -134,7 +134,7 @@ def _resolve(source: Source, spec: Spec) -> _Query:
     if isinstance(spec.schema, StructType):
         spec = replace(spec, schema=arrow_schema(spec.schema))
     plan = spec.plan(source.schema)
-    own_triggers(plan.windows)  # raises now if one is wrong
+    check_triggers(spec)
     _check_case(source.session, plan)
     if spec.record is not None:
         Definition.of(plan, commits=True)  # raises now if these windows cannot be recorded

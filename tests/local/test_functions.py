@@ -20,6 +20,7 @@ from aion.execute.assembly import make_operator
 from aion.execute.executor import Executor
 from state_backends.format.block import Block
 from state_backends.store.protocol import StoredBlock
+from tests.durations import us
 from tests.local.scenarios import FOREVER, policy
 from tests.local.seconds import EVENTS, applying, at
 
@@ -103,7 +104,7 @@ def test_of_many_keys_that_whose_rows_do_not_fit_is_told(wrong: str, as_table: s
             operator.advance(FOREVER)
 
 
-@pytest.mark.parametrize("windows", [aion.Tumbling(10_000_000), aion.Session(5)])
+@pytest.mark.parametrize("windows", [aion.Tumbling(us(10_000_000)), aion.Session(us(5))])
 @pytest.mark.parametrize(
     "key",
     [
@@ -119,7 +120,7 @@ def test_a_key_that_is_no_python_object_is_told(windows: Any, key: pa.Array) -> 
             operator.advance(FOREVER)
 
 
-@pytest.mark.parametrize("windows", [aion.Tumbling(10_000_000), aion.Session(5)])
+@pytest.mark.parametrize("windows", [aion.Tumbling(us(10_000_000)), aion.Session(us(5))])
 def test_a_key_that_is_no_text_is_told(windows: Any) -> None:
     """JSON and Parquet files may have such strings."""
     offsets = pa.array([0, 2], pa.int32()).buffers()[1]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import pyarrow as pa
 
 from aion.aggregates import Aggregate
-from aion.base.time import format_duration
+from aion.base.time import format_early
 from aion.core.query.columns import key_names, result_schema
 from aion.core.query.plan import EMITS, FINAL, ApplyFunction, Plan, make_plan, output_fields
+from aion.core.timing import DurationOrZero
 from aion.core.windows import Definitions, PerRecord, named
 from aion.errors import ConfigError, SchemaError
 
@@ -35,6 +36,8 @@ class Keywords(TypedDict, total=False):
     schema: str | pa.Schema | StructType | None
     blocking: bool
     emit: Literal["all", "final"]
+    lateness: DurationOrZero | None
+    trigger: str | Mapping[str, Any] | None
     policy: Source | None
     merge_levels: int | None
     fan_in: int | None
@@ -57,7 +60,10 @@ class Spec:
     :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events), with the ``schema`` of its result.
     ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the function
     starts before the whole window is staged. ``emit``: ``"all"`` panes of a window, or ``"final"``: one pane for each
-    window and key, when its bound has passed and nothing can change it any more. ``completeness=True`` adds
+    window and key, when its bound has passed and nothing can change it any more. ``lateness``: how long each window is
+    kept after its end, e.g. ``"2 hours"``; without it, the policy learns that from the data. ``trigger``: when a window
+    with late events runs again: a kind, e.g. ``"every_batch"``, or the keys of ``trigger`` of the policy, e.g.
+    ``{"kind": "interval", "interval": "5 minutes"}``. A definition's own outrank both. ``completeness=True`` adds
     ``completeness`` and ``completeness_low`` to the result: the estimated share that a row holds of the events that
     its key's window will have in the end, and a lower bound on it that holds with the policy's
     ``lateness.confidence`` (docs/lateness.md). ``unique``: columns that identify an event, together with its key and
@@ -82,6 +88,8 @@ class Spec:
     schema: str | pa.Schema | StructType | None = None
     blocking: bool = True
     emit: Literal["all", "final"] = "all"
+    lateness: DurationOrZero | None = None
+    trigger: str | Mapping[str, Any] | None = None
     policy: Source | None = None
     merge_levels: int | None = None
     fan_in: int | None = None
@@ -100,7 +108,7 @@ class Spec:
             if self.emit == FINAL and window.timing.early_us is not None:
                 raise ConfigError(
                     f"emit='final' gives one pane for each window, when it is final, so windows: {name!r} cannot have "
-                    f"early={format_duration(window.timing.early_us)!r}; leave one of them out"
+                    f"early={format_early(window.timing.early_us)!r}; leave one of them out"
                 )
             if self.emit == FINAL and isinstance(window, PerRecord) and window.emit_on != "watermark":
                 raise ConfigError(
@@ -121,7 +129,13 @@ class Spec:
     @property
     def policy_overrides(self) -> dict[str, object]:
         """The values of this definition that override the policy's, by the policy's keys."""
-        keywords = {"distribution_merge_levels": self.merge_levels, "distribution_fan_in": self.fan_in}
+        kept = None if self.lateness is None else {"initial_bound": self.lateness, "coverage": None}
+        keywords = {
+            "distribution_merge_levels": self.merge_levels,
+            "distribution_fan_in": self.fan_in,
+            "lateness": kept,
+            "trigger": {"kind": self.trigger} if isinstance(self.trigger, str) else self.trigger,
+        }
         return {name: value for name, value in keywords.items() if value is not None}
 
     def plan(self, input_schema: pa.Schema) -> Plan:
