@@ -147,7 +147,7 @@ class Sliding(Periodic):
 
 @dataclass(frozen=True, repr=False)
 class Calendar:
-    """Windows from one local midnight to another: days, weeks, months, quarters or years of a zone.
+    """Windows from one local midnight, or another time of day, to the next: days, weeks, months, quarters or years.
 
     ``edges``: where they begin. ``earlier``: the edges by the rules that a query knew before. Slices end there, too,
     because windows that live keep their edges when the rules of a zone change.
@@ -211,7 +211,9 @@ class Calendar:
 
     def spec(self) -> dict[str, int | str]:
         """Returns what identifies this definition after a restart. The rules of the zone may be others then."""
-        return {"type": "calendar", "every": str(self.edges.steps), "zone": self.zone}
+        steps = self.edges.steps
+        start = {} if steps.start is None else {"start": steps.start}
+        return {"type": "calendar", "every": steps.every, "zone": self.zone, **start}
 
     def __str__(self) -> str:
         return f"calendar {self.edges.steps} {self.zone}"

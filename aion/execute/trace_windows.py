@@ -16,17 +16,18 @@ from aion.core.windows import Aligned, Calendar, Periodic
 def to_json(window: Aligned) -> list[Any]:
     if isinstance(window, Periodic):
         return [window.size_us, window.slide_us, window.offset_us]
-    rules = window.edges.rules
-    return [str(window.edges.steps), rules.name, base64.b64encode(rules.tzif).decode("ascii")]
+    steps, rules = window.edges.steps, window.edges.rules
+    start = [] if steps.start is None else [steps.start]
+    return [steps.every, rules.name, base64.b64encode(rules.tzif).decode("ascii"), *start]
 
 
 def from_json(values: Sequence[Any], timing: Timing = NO_TIMING) -> Aligned:
     if isinstance(values[0], int):
         size_us, slide_us, offset_us = values
         return Periodic(size_us, slide_us, offset_us, timing)
-    every, zone, tzif = values
+    every, zone, tzif, *start = values
     rules = ZoneRules(zone, base64.b64decode(tzif))
-    return Calendar(CalendarEdges(Steps.of(every), rules), timing=timing)
+    return Calendar(CalendarEdges(Steps.of(every, *start), rules), timing=timing)
 
 
 def timing_to_json(timing: Timing) -> dict[str, Any]:

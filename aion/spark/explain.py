@@ -130,7 +130,7 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
         f"every {format_duration(f.period_us)}" + (f" from {format_duration(f.phase_us)} on" if f.phase_us else "")
         for f in edges.families
     ]
-    ends += [f"at midnight in {c.rules.name} ({_each(c.steps)})" for c in edges.calendars]
+    ends += [f"at {c.steps.start or 'midnight'} in {c.rules.name} ({_each(c.steps)})" for c in edges.calendars]
     if ends:
         most = sum(1 if isinstance(w, Calendar) else -(-w.size_us // w.slide_us) for w in aligned)
         shared = f"for all windows that contain it (up to {most})" if most > 1 else "for its window"
@@ -145,7 +145,7 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
 
 
 def _each(steps: Steps) -> str:
-    return f"every {steps.unit if steps.count == 1 else steps}"
+    return f"every {steps.unit if steps.count == 1 else steps.every}"
 
 
 # -- aggregates -----------------------------------------------------------------------------------------
