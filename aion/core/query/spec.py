@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import wraps
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
@@ -24,12 +26,14 @@ if TYPE_CHECKING:
 
     from aion.config.layers import Source
 
+Stream = TypeVar("Stream", contravariant=True)
+Answer = TypeVar("Answer", covariant=True)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-class Keywords(TypedDict, total=False):
-    """The fields of :class:`Spec` as keywords."""
 
-    windows: Definitions
-    time: str
+class Options(TypedDict, total=False):
+    """The fields of :class:`Spec` that have a default, as keywords."""
+
     key: str | Sequence[str] | None
     aggregates: Mapping[str, Aggregate] | None
     apply: ApplyFunction | None
@@ -47,6 +51,20 @@ class Keywords(TypedDict, total=False):
     lossy_upstream: bool
     name: str
     record: str | Path | None
+
+
+class Keywords(Options):
+    """The keywords of a call without a :class:`Spec`."""
+
+    windows: Definitions
+    time: str
+
+
+class Changes(Options, total=False):
+    """The keywords of a call with a :class:`Spec`."""
+
+    windows: Definitions
+    time: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +186,40 @@ class Spec:
         return result_schema(key, pa.null(), self.unbound_outputs(), completeness=self.completeness)
 
 
-def spec_of(caller: str, spec: Spec | None, keywords: Keywords) -> Spec:
+class OfSpec(Protocol[Stream, Answer]):
+    """A function of a stream that takes a :class:`Spec`, its fields as keywords, or both."""
+
+    __name__: str
+
+    @overload
+    def __call__(self, df: Stream, /, **definition: Unpack[Keywords]) -> Answer: ...
+    @overload
+    def __call__(self, df: Stream, spec: Spec, /, **changes: Unpack[Changes]) -> Answer: ...
+
+
+def of_spec(function: Callable[[Stream, Spec], Answer]) -> OfSpec[Stream, Answer]:
+    """Makes a function of a stream and a :class:`Spec` also take the fields as keywords, and shows them in its help."""
+
+    @wraps(function)
+    def call(df: Stream, spec: Spec | None = None, /, **definition: Any) -> Answer:
+        return function(df, spec_of(function.__name__, spec, definition))
+
+    call.__annotations__ = {**function.__annotations__, "spec": "Spec | None"}
+    return shows_fields(call)
+
+
+def shows_fields(function: Function) -> Function:
+    """Makes ``help`` show the fields of :class:`Spec` instead of ``**definition``."""
+    shown = signature(function, follow_wrapped=False)
+    own = [parameter for parameter in shown.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
+    for field in fields(Spec):
+        default = Parameter.empty if field.default is MISSING else field.default
+        own.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=field.type))
+    function.__signature__ = shown.replace(parameters=own)  # type: ignore[attr-defined]
+    return function
+
+
+def spec_of(caller: str, spec: Spec | None, keywords: Mapping[str, Any]) -> Spec:
     """Returns the specification of a call that was given one, keywords, or both. Raises TypeError for a wrong
     keyword.
     """
