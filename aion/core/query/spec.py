@@ -76,6 +76,7 @@ class Spec:
     ``windows``: one definition, several, or a mapping of names to definitions. ``time``: the column of event times.
     ``key``: one column or several; without it all events are one group. Give either ``aggregates`` (result column ->
     :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events), with the ``schema`` of its result.
+    ``events``: record batches with all columns of the input, also the key and the times.
     ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the function
     starts before the whole window is staged. ``emit``: ``"all"`` panes of a window, or ``"final"``: one pane for each
     window and key, when its bound has passed and nothing can change it any more. ``lateness``: how long each window is
