@@ -36,7 +36,7 @@ from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 
 SECOND = 1_000_000
-WINDOW = aion.Tumbling(60 * SECOND)
+WINDOW = aion.Tumbling("1 minute")
 ROWS_AT_ONCE = 1_000_000
 SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("key", pa.int64()), ("value", pa.float64())])
 

@@ -289,10 +289,16 @@ def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]
     assert plan.apply is not None
     try:
         result = plan.apply(key, window, events)
-        if isinstance(result, pa.RecordBatch):
-            return pa.Table.from_batches([result]).select(plan.outputs.names).cast(plan.outputs)
-        if isinstance(result, pa.Table):
-            return result.select(plan.outputs.names).cast(plan.outputs)
+        if isinstance(result, pa.RecordBatch | pa.Table):
+            if surplus := _surplus(plan, result.schema.names):
+                raise ValueError(surplus)
+            table = result if isinstance(result, pa.Table) else pa.Table.from_batches([result])
+            return table.select(plan.outputs.names).cast(plan.outputs)
+        if type(result).__module__.partition(".")[0] == "pandas":
+            raise TypeError(
+                f"it returned a {type(result).__name__} of pandas; return "
+                "pyarrow.Table.from_pandas(frame, preserve_index=False), or frame.to_dict('records')"
+            )
         rows = [result] if isinstance(result, Mapping) or not isinstance(result, Iterable) else list(result)
     except Exception as error:
         raise ApplyError(f"{_where(key, window)}: {type(error).__name__}: {error}") from error
@@ -302,13 +308,20 @@ def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]
                 f"{_where(key, window)}: returned {row!r}, of type {type(row).__name__}; return a mapping of column "
                 "names to values, several of them, or a pyarrow table"
             )
-        unknown = sorted(set(row) - set(plan.outputs.names), key=str)
-        if unknown:
-            raise ApplyError(
-                f"{_where(key, window)}: returned the column {unknown[0]!r}, which the schema does not have; "
-                f"it has {', '.join(plan.outputs.names)}"
-            )
+        if surplus := _surplus(plan, row):
+            raise ApplyError(f"{_where(key, window)}: {surplus}")
     return rows
+
+
+def _surplus(plan: Plan, names: Iterable[str]) -> str | None:
+    """Says that a result has a column too many. None if it has none."""
+    unknown = sorted(set(names) - set(plan.outputs.names), key=str)
+    if not unknown:
+        return None
+    return (
+        f"returned the column {unknown[0]!r}, which the schema does not have; it has "
+        f"{', '.join(plan.outputs.names)}: add the column to schema=, or do not return it"
+    )
 
 
 def _size_of(value: Any) -> int:

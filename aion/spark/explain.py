@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from aion.aggregates.layout import Layout
 from aion.aggregates.lists import Distinct
 from aion.aggregates.partial import Partial
-from aion.base.time import format_duration
+from aion.base.time import EACH_BATCH_US, format_duration
 from aion.config import Policy
 from aion.config.sections import TriggerPolicy
 from aion.config.values import format_bytes
@@ -117,7 +117,10 @@ def _timing(plan: Plan, policy: Policy) -> Iterator[Line]:
         timing, says = window.timing, []
         early_us = policy.trigger.early_us if timing.early_us is None else timing.early_us
         if early_us is not None and not isinstance(window, PerRecord) and not plan.final_only:
-            says.append(f"yields early panes each time the watermark has moved by {format_duration(early_us)}")
+            each = "in each batch with news"
+            if early_us != EACH_BATCH_US:
+                each = f"each time the watermark has moved by {format_duration(early_us)}"
+            says.append(f"yields early panes {each}")
         if name in triggers and not plan.final_only:
             says.append(f"runs again {_again(triggers[name])}")
         if timing.bound_us is not None:
@@ -135,7 +138,7 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
         f"every {format_duration(f.period_us)}" + (f" from {format_duration(f.phase_us)} on" if f.phase_us else "")
         for f in edges.families
     ]
-    ends += [f"at midnight in {c.rules.name} ({_each(c.steps)})" for c in edges.calendars]
+    ends += [f"at {c.steps.start or 'midnight'} in {c.rules.name} ({_each(c.steps)})" for c in edges.calendars]
     if ends:
         most = sum(1 if isinstance(w, Calendar) else -(-w.size_us // w.slide_us) for w in aligned)
         shared = f"for all windows that contain it (up to {most})" if most > 1 else "for its window"
@@ -150,7 +153,7 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
 
 
 def _each(steps: Steps) -> str:
-    return f"every {steps.unit if steps.count == 1 else steps}"
+    return f"every {steps.unit if steps.count == 1 else steps.every}"
 
 
 # -- aggregates -----------------------------------------------------------------------------------------
