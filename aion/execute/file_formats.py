@@ -1,10 +1,10 @@
-"""The file formats that can be read without Spark's rows: three through ``pyarrow.dataset``, and CSV and JSON."""
+"""The file formats: three that pyarrow reads as Spark does, and CSV and JSON, which Spark itself reads."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +12,6 @@ import pyarrow.dataset as ds
 
 from aion.errors import ConfigError, SchemaError
 
-CSV_OPTIONS = ("header", "sep", "delimiter", "quote", "escape", "nullValue")
-"""Spark's options for CSV that are understood here."""
 _TEXT = ("csv", "json")
 _MAKERS: dict[str, Callable[[], ds.FileFormat]] = {
     "parquet": lambda: ds.ParquetFileFormat(
@@ -30,29 +28,21 @@ FORMATS = ("parquet", "arrow", "csv", "json", "orc")
 
 @dataclass(frozen=True)
 class Format:
-    """How files are read. ``options``: Spark's names and their values, for CSV."""
+    """What files are, by the name of Spark's reader."""
 
     name: str
-    options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.name not in FORMATS:
             raise ConfigError(f"format: {self.name!r} is not one of {', '.join(FORMATS)}")
-        for name in ("sep", "delimiter", "quote", "escape"):
-            if name in self.options and len(self.options[name].encode()) != 1:
-                raise ConfigError(f"options: {name} is {self.options[name]!r}; it must be one character of ASCII")
-        if self.options.get("header", "false").lower() not in ("true", "false"):
-            raise ConfigError(f"options: header is {self.options['header']!r}, and neither true nor false")
 
     def check(self, columns: pa.Schema) -> None:
         """Raises SchemaError if files of this format cannot hold such columns."""
         for column in columns:
-            if (part := _unreadable(self.name, column.type)) is not None:
-                where = "" if part == column.type else f", which has {part}"
-                use = "a struct with the keys" if self.name == "json" and pa.types.is_map(part) else "string"
+            if self.name == "csv" and (pa.types.is_nested(column.type) or pa.types.is_null(column.type)):
                 raise SchemaError(
-                    f"schema: column {column.name!r} is of type {column.type}{where}: that cannot be read from "
-                    f"{self.name.upper()} files; read it as {use}, and change it in transform"
+                    f"schema: column {column.name!r} is of type {column.type}: that cannot be read from CSV files; "
+                    "read it as string, and change it in transform"
                 )
 
     @property
@@ -62,31 +52,12 @@ class Format:
 
     @property
     def is_text(self) -> bool:
-        """Whether files do not say which types their columns have."""
+        """Whether files do not say which types their columns have. What their lines mean only Spark knows."""
         return self.name in _TEXT
-
-    @property
-    def has_header(self) -> bool:
-        return self.name == "csv" and self.options.get("header", "false").lower() == "true"
 
     def make(self) -> ds.FileFormat:
         """pyarrow's format, unless files are text."""
         return _MAKERS[self.name]()
-
-
-def _unreadable(name: str, type_: pa.DataType) -> pa.DataType | None:
-    """The part of a type that a format has no text for, or that pyarrow does not parse as Spark does."""
-    t = pa.types
-    if name not in _TEXT:
-        return None
-    if t.is_duration(type_) or t.is_map(type_) or (name == "json" and (t.is_binary(type_) or t.is_time(type_))):
-        return type_
-    if t.is_nested(type_):
-        if name == "csv":
-            return type_
-        inner = [type_.field(i).type for i in range(type_.num_fields)]
-        return next((part for part in (_unreadable(name, i) for i in inner) if part is not None), None)
-    return None
 
 
 def row_group_middles(metadata: Any) -> list[int]:

@@ -9,13 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from aion.core.ingest.conforming import Conforming, Text
+from aion.core.ingest.conforming import Conforming
 from aion.core.ingest.file_parts import Part, folder_values
 from aion.core.ingest.text_times import instants_of
 from aion.errors import AionError, BadFile, SchemaError, StorageError, TransformError
 from aion.execute.file_formats import Format, row_bytes, row_group_middles
 from aion.execute.file_places import place_of
-from aion.execute.text_files import TextFile
 from state_backends.files.remote import storage_errors
 from state_backends.thresholds import threshold
 
@@ -32,7 +31,7 @@ class FileReader:
 
     ``declared``: the columns that files are said to have. ``schema``: those to give. ``where``: an expression over the
     columns of ``schema``; ``where_columns``: those that it uses. ``base``: the folder above the folders whose names
-    hold values; None if none do. ``zone``: the time zone of text without one.
+    hold values; None if none do. ``zone``: the time zone of times there without one.
     """
 
     format: Format
@@ -78,17 +77,12 @@ class FileReader:
     def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
         filesystem, path = place_of(part.path)
         constants = self._constants(part.path)
-        columns = pa.schema([f for f in self.declared if f.name not in constants])
-        if self.format.is_text:
-            file = TextFile(self.format, filesystem, path, columns, self.case_sensitive)
-            conforming = self._conforming(file.schema, constants)
-            batches, pushed = file.batches(conforming.names), False
-        else:
-            fragment = self.format.make().make_fragment(path, filesystem)
-            conforming = self._conforming(fragment.physical_schema, constants)
-            pushed = self.where is not None and conforming.unchanged(self.where_columns) and not self._keeps_nan()
-            batches = self._scanned(fragment, part, conforming.names, self.where if pushed else None)
-        for raw in batches:
+        fragment = self.format.make().make_fragment(path, filesystem)
+        conforming = Conforming(
+            fragment.physical_schema, self.schema, constants=constants, case_sensitive=self.case_sensitive
+        )
+        pushed = self.where is not None and conforming.unchanged(self.where_columns) and not self._keeps_nan()
+        for raw in self._scanned(fragment, part, conforming.names, self.where if pushed else None):
             for at in range(0, raw.num_rows, _BATCH_ROWS):
                 batch = conforming(raw.slice(at, _BATCH_ROWS))
                 if self.where is not None and not pushed:
@@ -111,10 +105,6 @@ class FileReader:
             return bool(pa.record_batch([nan], names=self.where_columns).filter(self.where).num_rows)
         except pa.ArrowException:
             return True
-
-    def _conforming(self, found: pa.Schema, constants: Mapping[str, pa.Scalar]) -> Conforming:
-        text = Text(self.zone) if self.format.is_text else None
-        return Conforming(found, self.schema, constants=constants, case_sensitive=self.case_sensitive, text=text)
 
     def _scanned(self, fragment: Any, part: Part, names: Sequence[str], where: Any) -> Iterator[pa.RecordBatch]:
         found = fragment.physical_schema

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructField, StructType, VariantType
 from aion.base.time import duration_us
 from aion.core.ingest.conforming import nullable
 from aion.errors import ConfigError, SchemaError
-from aion.execute.file_formats import CSV_OPTIONS
+from aion.execute.file_formats import Format
 from aion.spark.file_child import Transform, transformed
 from aion.spark.types import arrow_schema
 
@@ -25,6 +25,9 @@ _SOURCE_OPTIONS = (
     "pathGlobFilter", "recursiveFileLookup", "maxBytesPerTrigger", "fileNameOnly", "cleanSource", "sourceArchiveDir",
     "maxCachedFiles", "discardCachedInputRatio",
 )  # fmt: skip
+
+_TEXT_SOURCE_OPTIONS = ("ignoreCorruptFiles", "ignoreMissingFiles")
+"""What Spark's readers do with files, besides lines."""
 
 _ARGUMENTS = {
     "maxfilespertrigger": "max_files_per_trigger",
@@ -116,14 +119,13 @@ def source_options(max_files: int | None, latest_first: bool, max_age: str | Non
     return options
 
 
-def other_options(options: Mapping[str, object] | None, format_: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the options by Spark's names: those of the file source, and those of the format."""
+def other_options(spark: SparkSession, options: Mapping[str, object] | None, format_: Format) -> dict[str, str]:
+    """Returns the options of the file source, and of Spark's reader of text, by Spark's names."""
     if options is not None and not isinstance(options, Mapping):
         raise ConfigError(f"options: {options!r} is not a mapping; write e.g. options={{'header': True}}")
-    known = [*_SOURCE_OPTIONS, *(CSV_OPTIONS if format_ == "csv" else ())]
+    known = [*_SOURCE_OPTIONS, *(_text_options(spark, format_.name) if format_.is_text else ())]
     spelled = {name.lower(): name for name in known}  # Spark does not regard case
-    source: dict[str, str] = {}
-    csv: dict[str, str] = {}
+    result: dict[str, str] = {}
     for given, value in (options or {}).items():
         name = spelled.get(str(given).lower())
         if name is None:
@@ -133,8 +135,17 @@ def other_options(options: Mapping[str, object] | None, format_: str) -> tuple[d
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if name == "recursiveFileLookup" and text.lower() not in ("true", "false"):
             raise ConfigError(f"options: {name} is {value!r}, and neither true nor false")
-        (csv if name in CSV_OPTIONS else source)[name] = text
-    return source, csv
+        result[name] = text
+    return result
+
+
+def _text_options(spark: SparkSession, format_: str) -> list[str]:
+    """Returns the names of the options that Spark's reader has. One changes the schema, which is given here."""
+    jvm: Any = spark.sparkContext._jvm
+    catalyst = jvm.org.apache.spark.sql.catalyst
+    options = catalyst.csv.CSVOptions if format_ == "csv" else catalyst.json.JSONOptions
+    names = str(options.getAllOptions().mkString(",")).split(",")
+    return sorted({*names, *_TEXT_SOURCE_OPTIONS} - {"singleVariantColumn"})
 
 
 def check_count(name: str, value: int | None) -> None:

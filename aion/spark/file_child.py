@@ -1,5 +1,7 @@
 """The child that reads files itself: it gets parts of files, and gives rows of blocks or of events.
 
+Lines of text, which only Spark reads as Spark does, come to it as rows. The rest is the same for both.
+
 Besides the blocks, its rows have the largest event time so far, which makes the watermark. The last row of a task has
 no block: it says how much the task has read.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,37 +37,93 @@ _NO_COUNTS: dict[str, None] = dict.fromkeys(COUNTS)
 log = logging.getLogger(__name__)
 
 
+class Reader(Protocol):
+    """Reads what a task gets. Can be sent to a task."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that it reads."""
+
+    def read(self, given: Iterator[pa.RecordBatch], counts: dict[str, int]) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yields the events for which ``where`` is true, and where they are from. Adds skipped files to ``counts``.
+
+        Raises BadFile, StorageError, TransformError.
+        """
+
+
 @dataclass(frozen=True)
 class FileScan:
-    """The events of a task's parts of files, after ``where`` and ``transform``. Can be sent to a task.
+    """The events that a task reads, after ``where`` and ``transform``. Can be sent to a task.
 
-    ``schema``: the columns of the events. ``skipping``: None if a bad file fails the query.
+    ``schema``: the columns of the events.
+    """
+
+    reader: Reader
+    transform: Transform | None
+    schema: pa.Schema
+
+    def events(self, given: Iterator[pa.RecordBatch], counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
+        """Adds what was read to ``counts``. Raises BadFile, StorageError, TransformError."""
+        for source, events in self.reader.read(given, counts):
+            if self.transform is not None:
+                try:
+                    events = transformed(self.transform, events, self.schema)
+                except TransformError as error:
+                    raise TransformError(f"{source}: {error}") from error
+            if events.num_rows:
+                counts["events"] += events.num_rows
+                yield events
+
+
+@dataclass(frozen=True)
+class LinesOfText:
+    """Events that Spark has read from CSV or JSON. They come with all columns of ``schema``, in this order.
+
+    ``where``: an expression over them. ``source``: where the files are.
+    """
+
+    schema: pa.Schema
+    where: Any
+    source: str
+
+    def read(self, given: Iterator[pa.RecordBatch], counts: dict[str, int]) -> Iterator[tuple[str, pa.RecordBatch]]:
+        conforming = None
+        for batch in given:
+            named = pa.RecordBatch.from_arrays(batch.columns, names=self.schema.names)
+            conforming = conforming or Conforming(named.schema, self.schema, case_sensitive=True)
+            events = conforming(named)
+            if self.where is not None:
+                try:
+                    events = events.filter(self.where)
+                except pa.ArrowException as error:
+                    first, *_ = str(error).splitlines() or [type(error).__name__]
+                    raise TransformError(f"{self.source}: where fails on an event: {first}") from error
+            yield self.source, events
+
+
+@dataclass(frozen=True)
+class PartsOfFiles:
+    """Events that pyarrow reads. What a task gets is the fields of :class:`Part`, and the number of the task.
+
+    ``skipping``: None if a bad file fails the query.
     """
 
     reader: FileReader
-    transform: Transform | None
-    schema: pa.Schema
     skipping: Skipping | None
 
-    def events(self, parts: Iterator[pa.RecordBatch], counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
-        """``parts``: the fields of :class:`Part`, and the number of the task that has it. Adds what was read to
-        ``counts``. Raises BadFile, StorageError, TransformError.
-        """
-        rows = (row for batch in parts for row in batch.to_pylist())
+    @property
+    def schema(self) -> pa.Schema:
+        return self.reader.schema
+
+    def read(self, given: Iterator[pa.RecordBatch], counts: dict[str, int]) -> Iterator[tuple[str, pa.RecordBatch]]:
+        rows = (row for batch in given for row in batch.to_pylist())
         of_tasks = _each_once((row.pop("task"), Part(**row)) for row in rows)
         found: Iterator[Part] = (part for _, part in of_tasks)
         if self.skipping is not None:
             found = self._usable(of_tasks, self.skipping, counts)
         for part in found:
             for events in self.reader.read(part):
-                if self.transform is not None:
-                    try:
-                        events = transformed(self.transform, events, self.schema)
-                    except TransformError as error:
-                        raise TransformError(f"{part.path}: {error}") from error
-                if events.num_rows:
-                    counts["events"] += events.num_rows
-                    yield events
+                yield part.path, events
 
     def _usable(self, parts: Iterator[tuple[int, Part]], skipping: Skipping, counts: dict[str, int]) -> Iterator[Part]:
         """Yields the files that are not skipped. No event may be used before all that is decided is recorded."""
@@ -144,7 +202,7 @@ def transformed(transform: Transform, events: pa.RecordBatch, schema: pa.Schema 
 
 
 class FileChild:
-    """The function for ``mapInArrow`` that makes blocks. Its input is the columns of :class:`Part`.
+    """The function for ``mapInArrow`` that makes blocks. Its input is that of the scan's reader.
 
     ``watermark``: the column of event times that make it.
     """

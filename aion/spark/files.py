@@ -1,4 +1,4 @@
-"""``read_files``: files as a source whose events the children read themselves, so that they never become Spark rows."""
+"""``read_files``: files as a source. Except for text, the children read them, and events never become Spark rows."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ from aion.spark.file_child import (
     FileChild,
     FileRows,
     FileScan,
+    LinesOfText,
+    PartsOfFiles,
     Skipping,
     Transform,
 )
@@ -72,10 +74,11 @@ def read_files(
     options: Mapping[str, object] | None = None,
     tasks: int | None = None,
 ) -> Files:
-    """Reads the files of a folder as a stream of events, without turning events into Spark rows.
+    """Reads the files of a folder as a stream of events. Those of Parquet, Arrow and ORC never become Spark rows.
 
     Spark lists the files and remembers which ones it has read. Aion's tasks read them with pyarrow, and only the
-    columns that are needed. Pass the result to :func:`windowed` or :func:`explain`.
+    columns that are needed. Only Spark reads CSV and JSON as Spark does, so it reads them itself, as rows. Pass the
+    result to :func:`windowed` or :func:`explain`.
 
     ``path``: a folder or a glob, as for ``spark.readStream``. ``schema``: the columns of the files, in Spark's DDL or
     as a schema of Spark or Arrow; also those in the names of folders (``day=2024-01-31``). ``watermark``: the column of
@@ -86,12 +89,13 @@ def read_files(
     batch, to learn its columns.
 
     ``max_files_per_trigger``, ``latest_first``, ``max_file_age``: as Spark's options. ``options``: others by Spark's
-    names, of the file source (``pathGlobFilter``, ``cleanSource``) or for CSV (``header``, ``sep``, ``quote``,
-    ``escape``, ``nullValue``). ``tasks``: how many tasks read a batch. Default: the number of Spark's cores.
+    names, of the file source (``pathGlobFilter``, ``cleanSource``) and, for CSV and JSON, of Spark's reader
+    (``header``, ``timestampFormat``, ``mode``).
 
-    ``on_bad_file``: what happens if a file is damaged or has columns of other types. ``fail``: the query fails with
-    BadFile, which names the file. ``skip``: the file is left out and counted, also when the batch runs again. Then one
-    task reads all of a file, and reads it twice: it decides before it uses an event.
+    The next two are not for CSV and JSON. ``tasks``: how many tasks read a batch. Default: the number of Spark's cores.
+    ``on_bad_file``: what happens if a file is damaged or has columns of other types. ``fail``, the default: the query
+    fails with BadFile, which names the file. ``skip``: the file is left out and counted, also when the batch runs
+    again. Then one task reads all of a file, and reads it twice: it decides before it uses an event.
 
     Raises ConfigError, SchemaError, TransformError.
     """
@@ -99,15 +103,25 @@ def read_files(
     if not isinstance(spark, SparkSession):
         raise TypeError(f"read_files: a SparkSession is needed, not {type(spark).__name__}")
     case_sensitive = is_case_sensitive(spark)
-    source, csv = other_options(options, format)
+    files = Format(format)
+    source = other_options(spark, options, files)
     source |= source_options(max_files_per_trigger, latest_first, max_file_age)
-    files = Format(format, csv)
     declared = declared_columns(schema, case_sensitive)
     files.check(declared)
     column, delay = watermark_of(watermark)
     check_count("tasks", tasks)
     if on_bad_file not in ("fail", "skip"):
         raise ConfigError(f"on_bad_file: {on_bad_file!r} is neither 'fail' nor 'skip'")
+    if files.is_text and on_bad_file == "skip":
+        raise ConfigError(
+            f"on_bad_file: Spark reads {files.name} line by line, and skips no file as a whole; leave it out. A line "
+            "that cannot be read is null; options={'mode': ...} changes that, and ignoreCorruptFiles leaves out damage"
+        )
+    if files.is_text and tasks is not None:
+        raise ConfigError(
+            f"tasks: Spark itself decides how many tasks read {files.name}; leave it out, and set "
+            "spark.sql.files.maxPartitionBytes instead"
+        )
     result = declared if transform is None else columns_after(transform, declared, case_sensitive)
     if column not in result.names:
         raise SchemaError(f"watermark: there is no column {column!r}; the columns are {', '.join(result.names)}")
@@ -164,9 +178,8 @@ class Files:
         """
         check_name(name)
         columns = from_arrow_schema(self.schema, prefer_timestamp_ntz=True).fields
-        rows = self._parts().mapInArrow(
-            FileRows(self._scan(self.schema.names, name)), StructType([*columns, *_COUNT_FIELDS])
-        )
+        scan = self._scan(self.schema.names, name)
+        rows = self._input(scan).mapInArrow(FileRows(scan), StructType([*columns, *_COUNT_FIELDS]))
         column, delay_us = self._watermark
         return _counted(rows, name).withWatermark(quoted(column), _spark_delay(delay_us))
 
@@ -188,6 +201,8 @@ class Files:
     def reading(self, plan: Plan) -> str:
         """Returns how the children read the events, in words."""
         columns = ", ".join(self._scan(self._needed(plan), "").reader.schema.names)
+        if self._format.is_text:
+            return f"Spark reads the files of {self._path} as {self._format.name}, and of them the columns {columns}."
         how = "parts of files" if self._is_split else "whole files"
         return (
             f"Spark lists the files of {self._path}; {self._tasks} tasks read {how} with pyarrow, as "
@@ -201,10 +216,11 @@ class Files:
         if not ShardOfKeys.covers(work.key_types):
             raise SchemaError(f"key: read_files cannot hash keys of type {', '.join(map(str, work.key_types))}")
         column, delay_us = self._watermark
-        child = FileChild(self._scan(self._needed(work.plan), work.name), work, column)
+        scan = self._scan(self._needed(work.plan), work.name)
+        child = FileChild(scan, work, column)
         block = row_type(work.tree, level=0)
         counts = ", ".join(f"{field.name} bigint" for field in _COUNT_FIELDS)
-        rows = self._parts().mapInArrow(child, f"{block}, {LATEST} timestamp, {counts}")
+        rows = self._input(scan).mapInArrow(child, f"{block}, {LATEST} timestamp, {counts}")
         blocks = _counted(rows, f"{work.name}.files").withWatermark(LATEST, _spark_delay(delay_us))
         return blocks.drop(LATEST)
 
@@ -242,7 +258,8 @@ class Files:
         elif self._where is not None:
             more = [name for name in self._where_columns if name not in schema.names]
             read = pa.schema([*schema, *(self._declared.field(name) for name in more)])
-        conf = self.session.conf
+        if self._format.is_text:
+            return FileScan(LinesOfText(read, self._where, self._path), self._transform, schema)
         reader = FileReader(
             self._format,
             self._declared,
@@ -257,9 +274,20 @@ class Files:
         if self._skips:
             starts.watch(self.session)  # tasks must know the checkpoint
             stream = hashlib.sha256(qualified(self.session, self._path).encode()).hexdigest()[:12]
-            retained = int(conf.get("spark.sql.streaming.minBatchesToRetain"))
+            retained = int(self.session.conf.get("spark.sql.streaming.minBatchesToRetain"))
             skipping = Skipping(f"{operator}-{stream}", self._tasks, retained)
-        return FileScan(reader, self._transform, schema, skipping)
+        return FileScan(PartsOfFiles(reader, skipping), self._transform, schema)
+
+    def _input(self, scan: FileScan) -> DataFrame:
+        """Returns what the reader of ``scan`` gets."""
+        return self._lines(scan.reader.schema.names) if self._format.is_text else self._parts()
+
+    def _lines(self, names: Sequence[str]) -> DataFrame:
+        """Returns the events as Spark reads them, under names that pyspark need not quote."""
+        types = from_arrow_schema(self._declared, prefer_timestamp_ntz=True)
+        reader = self.session.readStream.format(self._format.name).schema(types).options(**self._options)
+        columns = [F.col(quoted(name)).alias(f"column{number}") for number, name in enumerate(names)]
+        return reader.load(self._path).select(*columns)
 
     def _parts(self) -> DataFrame:
         """Returns the parts of the files of a batch, spread over the tasks that read them.

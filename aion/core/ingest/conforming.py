@@ -1,35 +1,26 @@
 """How the columns of a file become the columns that a schema declares. Pure.
 
 A column is found by its name, and so is a field of a struct. One that the file does not have is null. A type is widened
-if no value can change, as Spark's own readers do; nanoseconds are cut to microseconds. Everything else is refused.
+if no value can change, as Spark's own readers do; nanoseconds are floored to microseconds. Everything else is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.core.ingest.text_times import instants_of
 from aion.errors import SchemaError
 
 _INT_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
-
-
-class Text(NamedTuple):
-    """Times and dates are text in the file. ``zone``: the time zone of times that do not name one."""
-
-    zone: str
 
 
 class Conforming:
     """Makes batches of ``wanted`` from batches of one file.
 
     ``names``: the columns to read from the file. ``constants``: values that the whole file has in common, such as those
-    in the names of its folders; they win over columns of the file. ``text``: how to read times that are text; None if
-    the format has a type for times. Raises SchemaError for columns that do not fit.
+    in the names of its folders; they win over columns of the file. Raises SchemaError for columns that do not fit.
     """
 
     def __init__(
@@ -39,11 +30,9 @@ class Conforming:
         *,
         constants: Mapping[str, pa.Scalar] | None = None,
         case_sensitive: bool = False,
-        text: Text | None = None,
     ) -> None:
         self._wanted = wanted
         self._constants = constants or {}
-        self._text = text
         self._case_sensitive = case_sensitive
         self._sources: dict[str, str] = {}
         for field in wanted:
@@ -53,7 +42,7 @@ class Conforming:
             if name is None:
                 continue
             type_ = found.field(name).type
-            if not fits(type_, field.type, case_sensitive=case_sensitive, text=text is not None):
+            if not fits(type_, field.type, case_sensitive=case_sensitive):
                 raise SchemaError(f"column {name!r} is of type {type_}, which does not fit the schema's {field.type}")
             self._sources[field.name] = name
         self.names = list(self._sources.values())
@@ -106,11 +95,23 @@ class Conforming:
             offsets, (keys, items) = _inside(column, column.keys, column.items)
             keys, items = self._converted(keys, wanted.key_type), self._converted(items, wanted.item_type)
             return pa.MapArray.from_arrays(offsets, keys, items, type=wanted, mask=column.is_null())
-        if self._text is not None and t.is_string(found) and t.is_timestamp(wanted):
-            return instants_of(column, wanted, self._text.zone)
+        if t.is_dictionary(found):
+            return self._converted(column.dictionary_decode(), wanted)
+        if t.is_timestamp(found) and found.unit == "ns":
+            # Their number since 1970, in UTC, is the same with and without a zone.
+            return _floored(column, 1_000).view(wanted)
+        if t.is_date64(found) and t.is_date32(wanted):
+            return _floored(column, 86_400_000).cast(pa.int32()).view(wanted)
         if t.is_timestamp(found) and found.tz is not None and t.is_timestamp(wanted) and wanted.tz is None:
             column = column.cast(pa.timestamp(found.unit, "UTC"))
-        return column.cast(options=pc.CastOptions(wanted, allow_time_truncate=True))
+        return column.cast(wanted)
+
+
+def _floored(column: pa.Array, units: int) -> pa.Array:
+    """Numbers of larger units. A cast cuts towards zero, and so moves times before 1970 to the next unit."""
+    numbers = column.view(pa.int64())
+    floored = pa.array(numbers.fill_null(0).to_numpy() // units)
+    return pc.if_else(numbers.is_valid(), floored, None) if numbers.null_count else floored
 
 
 def _inside(column: pa.Array, *values: pa.Array) -> tuple[pa.Array, list[pa.Array]]:
@@ -121,18 +122,13 @@ def _inside(column: pa.Array, *values: pa.Array) -> tuple[pa.Array, list[pa.Arra
     return offsets, [part.slice(begin, size) for part in values]
 
 
-def fits(found: pa.DataType, wanted: pa.DataType, *, case_sensitive: bool = False, text: bool = False) -> bool:
-    """Whether a column of type ``found`` can be read as ``wanted``, which is one of the types that Spark has.
-
-    ``text``: times and dates may be text.
-    """
+def fits(found: pa.DataType, wanted: pa.DataType, *, case_sensitive: bool = False) -> bool:
+    """Whether a column of type ``found`` can be read as ``wanted``, which is one of the types that Spark has."""
     t = pa.types
     if found == wanted or t.is_null(found):
         return True
     if t.is_dictionary(found):
         return fits(found.value_type, wanted)
-    if text and t.is_string(found) and (t.is_timestamp(wanted) or t.is_date32(wanted)):
-        return True
     if t.is_timestamp(wanted):
         # As for Spark, times without a zone are in UTC if instants are wanted, and the other way round.
         return bool(t.is_timestamp(found) or (t.is_date(found) and wanted.tz is None))
@@ -153,7 +149,7 @@ def fits(found: pa.DataType, wanted: pa.DataType, *, case_sensitive: bool = Fals
         )  # fmt: skip
 
     def inside(found: pa.DataType, wanted: pa.DataType) -> bool:
-        return fits(found, wanted, case_sensitive=case_sensitive, text=text)
+        return fits(found, wanted, case_sensitive=case_sensitive)
 
     if t.is_list(wanted):
         lists = t.is_list(found) or t.is_large_list(found) or t.is_fixed_size_list(found)

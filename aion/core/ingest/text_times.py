@@ -1,4 +1,4 @@
-"""Times that are written as text, as in CSV and JSON. Pure."""
+"""Times that are written as text, in the names of folders. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,6 @@ import pyarrow.compute as pc
 _ZONED = r"[T ]\d\d.*(?:Z|[+-]\d\d(?::?\d\d)?)$"
 _FINER_THAN_MICROS = r"(\.\d{6})\d+"
 _MICROS = pa.timestamp("us")
-
-
-def as_text(type_: pa.DataType) -> pa.DataType:
-    """A type in which times and dates are text, also in structs and lists."""
-    t = pa.types
-    if t.is_timestamp(type_) or t.is_date(type_):
-        return pa.string()
-    if t.is_struct(type_):
-        return pa.struct([pa.field(f.name, as_text(f.type)) for f in type_])
-    if t.is_list(type_):
-        return pa.list_(as_text(type_.value_type))
-    return type_
 
 
 def instants_of(texts: pa.Array, type_: pa.DataType, zone: str) -> pa.Array:
