@@ -100,17 +100,17 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
             record=None if spec.record is None else str(Path(spec.record).resolve()),
         )
     )
-    policy = spark.conf.get("spark.aion.policy", "standard") if asked.policy is None else asked.policy
+    policy = spark.conf.get("spark.aion.policy", "standard") if spec.policy is None else spec.policy
     learns = "" if resolved.lateness.coverage is None else ", until enough is known of their lateness"
     log.info(
         "windowed %r: state in %s, %d shards, policy %s; windows are kept for %s after their end%s",
-        asked.name, state_dir, len(tree.shards), policy if isinstance(policy, str | Path) else "of its own",
+        spec.name, state_dir, len(tree.shards), policy if isinstance(policy, str | Path) else "of its own",
         format_duration(resolved.lateness.initial_bound_us), learns,
     )  # fmt: skip
     result = blocks.groupBy("shard").transformWithStateInPandas(
         Root(windows), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
-    return observed(result, asked.name)
+    return observed(result, spec.name)
 
 
 @of_spec
