@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from aion.spark.read_state import read_state, restoring
     from aion.spark.session import configure
     from aion.spark.stream import dropped, explain, panes, windowed
+    from aion.spark.watermarks import watermark
 
 __version__ = "0.1.0"
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "restoring",
     "sinks",
     "unconfigure",
+    "watermark",
     "windowed",
 ]
 
@@ -75,6 +77,7 @@ _LAZY = {
     "read_state": "aion.spark.read_state",
     "restoring": "aion.spark.read_state",
     "unconfigure": "aion.spark.patch",
+    "watermark": "aion.spark.watermarks",
     "windowed": "aion.spark.stream",
 }
 

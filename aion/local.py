@@ -10,19 +10,19 @@ from datetime import datetime
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 import pyarrow as pa
 
+from aion.base.hashing import ShardOfKeys
 from aion.base.schema import parse_schema
 from aion.base.time import instant_us
 from aion.config import load_policy
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.query.plan import Plan
-from aion.core.query.spec import Keywords, Spec, spec_of
+from aion.core.query.spec import Changes, Keywords, Spec, shows_fields, spec_of
 from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError
-from aion.execute.assembly import make_builder, make_contents, own_triggers, store_config
+from aion.execute.assembly import check_triggers, make_builder, make_contents, store_config
 from aion.execute.trace import Definition, Recorder
 from aion.execute.windows import Windows
 from policies.sizing import processing_bytes_per_s
@@ -57,13 +57,20 @@ class LocalOperator:
     temporary folder. Nothing of it survives: unlike on Spark, a batch ends without a version on disk.
     """
 
+    @overload
+    def __init__(self, /, *, input_schema: str | pa.Schema | None = None, **definition: Unpack[Keywords]) -> None: ...
+    @overload
+    def __init__(
+        self, spec: Spec, /, *, input_schema: str | pa.Schema | None = None, **changes: Unpack[Changes]
+    ) -> None: ...
+    @shows_fields
     def __init__(
         self,
         spec: Spec | None = None,
         /,
         *,
         input_schema: str | pa.Schema | None = None,
-        **definition: Unpack[Keywords],
+        **definition: Any,
     ) -> None:
         spec = spec_of("LocalOperator", spec, definition)
         if type(spec.schema).__name__ == "StructType":  # so pyspark is installed
@@ -73,8 +80,8 @@ class LocalOperator:
         self._spec = spec
         self._recorder: Recorder | None = None
         self._batches = 0
+        check_triggers(spec)
         self.policy = load_policy("standard" if spec.policy is None else spec.policy, spec.policy_overrides)
-        own_triggers(named(spec.windows))  # raises now if one is wrong
         self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
         config = store_config(
             self.policy, windows=named(spec.windows).values(), blocking=spec.blocking and spec.apply is not None

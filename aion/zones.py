@@ -18,15 +18,20 @@ class Calendar(_Calendar):
     """Windows from local midnight to local midnight: days, weeks, months, quarters or years of a time zone.
 
     ``Calendar("1 day", zone="Europe/Berlin")``. A day has 23 or 25 hours where the clocks change. Where they skip
-    midnight, the day begins at its first instant. Weeks begin on Mondays. Several units are counted from 1970:
-    ``"2 months"`` from January 1970, ``"2 weeks"`` from Monday, 1970-01-05, ``"3 days"`` from 1970-01-01. ``zone``: a
-    name of the IANA time zone database, as Python's zoneinfo finds it when the definition is made.
+    midnight, the day begins at its first instant. Several units are counted from 1970: ``"2 months"`` from January
+    1970, ``"2 weeks"`` from Monday, 1970-01-05, ``"3 days"`` from 1970-01-01. ``zone``: a name of the IANA time zone
+    database, as Python's zoneinfo finds it when the definition is made.
 
-    Raises WindowError for a step that is not a whole number of these units, and for an unknown zone.
+    ``start``: the local time at which windows begin, in place of midnight, e.g. ``"05:00"``, and the day on which weeks
+    begin, in place of Monday: ``Calendar("1 week", zone="America/New_York", start="sunday")``, or ``"sunday 05:00"``.
+    Where the clocks skip that time, the window begins when they do; where they show it twice, it begins the first time.
+
+    Raises WindowError for a step that is not a whole number of these units, for an unknown zone, and for a ``start``
+    that is none.
     """
 
-    def __init__(self, every: str, zone: str, **when: Unpack[When]) -> None:
-        edges = CalendarEdges(Steps.of(every), zone_rules(zone))
+    def __init__(self, every: str, zone: str, start: str | None = None, **when: Unpack[When]) -> None:
+        edges = CalendarEdges(Steps.of(every, start), zone_rules(zone))
         _Calendar.__init__(self, edges, timing=Timing.of("Calendar", when))
 
 

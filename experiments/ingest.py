@@ -37,6 +37,7 @@ PACKAGES = ("aion", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict")
 # The target ratios, by setting. For other settings the ratio is reported without a target.
 KEPT_OVER_LIST_STATE = {0: 12.0, 2304: 2.0}  # by payload bytes
 KEPT_OVER_SCAN = {2304: 0.45}
+UNIQUE_OVER_KEPT = 0.67
 # By payload bytes and events of a batch.
 KEPT_OVER_FLINK_HEAP = {(2304, 200_000): 0.8, (0, 2_000_000): 1.2}
 KEPT_OVER_FLINK_ROCKSDB = {(2304, 100_000): 2.0}
@@ -60,8 +61,8 @@ def ingest(
     contenders: Annotated[
         str,
         typer.Option(
-            help="Some of: partials,apply,apply-rows,stock-window,tuned-window,list-state,scan,files,files-apply; with "
-            "--flink also flink-heap,flink-rocksdb,flink-mean."
+            help="Some of: partials,apply,apply-rows,unique,stock-window,tuned-window,list-state,scan,files,"
+            "files-apply; with --flink also flink-heap,flink-rocksdb,flink-mean."
         ),
     ] = "",
     list_events: Annotated[
@@ -228,7 +229,7 @@ def choose(
     if sliding:
         known = {name: known[name] for name in ("partials", "stock-window", "tuned-window", "scan")}
     # Without a payload, hardly anything is handed over; with one, a mean keeps nothing of it.
-    idle = {"flink-mean"} if payload_bytes else {"apply-rows"}
+    idle = {"unique", "flink-mean"} if payload_bytes else {"unique", "apply-rows"}
     wanted = bench.pick(names, list(known), [name for name in known if name not in idle])
     return {name: known[name] for name in wanted}
 
@@ -284,6 +285,7 @@ def targets_for(payload_bytes: int, windows_per_event: float, events: int) -> li
     return [
         Target("apply", "list-state", KEPT_OVER_LIST_STATE.get(payload_bytes)),
         Target("apply", "apply-rows", None),
+        Target("unique", "apply", UNIQUE_OVER_KEPT),
         Target("apply", "scan", KEPT_OVER_SCAN.get(payload_bytes)),
         Target("apply", "flink-rocksdb", KEPT_OVER_FLINK_ROCKSDB.get((payload_bytes, events))),
         Target("apply", "flink-heap", KEPT_OVER_FLINK_HEAP.get((payload_bytes, events))),

@@ -88,6 +88,21 @@ def kept(events: DataFrame | Files, shape: Shape) -> DataFrame:
     )
 
 
+def unique(events: DataFrame | Files, shape: Shape) -> DataFrame:
+    """The aggregates of :func:`partials`, and an event that comes again counts once (docs/operating.md)."""
+    import aion
+    from aion import aggregates as A
+
+    return aion.windowed(
+        events,
+        key=["key"],
+        time="ts",
+        windows=[aion.Tumbling(shape.size)],
+        aggregates={"n": A.count(), "mean": A.mean("value")},
+        unique="value",
+    )
+
+
 def kept_as_rows(events: DataFrame, shape: Shape) -> DataFrame:
     """The same, and every block crosses the shuffle and the state server as bytes (docs/hand-over.md)."""
     conf = events.sparkSession.conf
@@ -224,6 +239,7 @@ CONTENDERS: dict[str, Contender] = {
     "partials": Contender("Aion, partials", True, partials),
     "apply": Contender("Aion, events kept (apply)", True, kept),
     "apply-rows": Contender("Aion, events kept, no files", True, kept_as_rows),
+    "unique": Contender("Aion, partials, unique", True, unique),
     "stock-window": Contender("Spark window().agg", False, stock_window, alone=True),
     "tuned-window": Contender("Spark window().agg, tuned", False, stock_window),
     "list-state": Contender("Spark ListState of events", False, list_state, alone=True),

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, load_policy
 from aion.core.compaction import Compact
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.operator import Operator
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.applying import decode_all
@@ -36,7 +36,7 @@ from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 
 SECOND = 1_000_000
-WINDOW = aion.Tumbling(60 * SECOND)
+WINDOW = aion.Tumbling("1 minute")
 ROWS_AT_ONCE = 1_000_000
 SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("key", pa.int64()), ("value", pa.float64())])
 

@@ -78,7 +78,7 @@ def run(mode: str, settings: Settings) -> dict[str, Any]:
     import time
 
     import aion
-    from aion.core.ingest.hashing import ShardOfKeys
+    from aion.base.hashing import ShardOfKeys
     from aion.execute.assembly import make_builder
 
     batches = stream(settings)

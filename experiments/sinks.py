@@ -120,7 +120,7 @@ def panes(rows: int, first: int) -> pa.Table:
     import numpy as np
     import pyarrow as pa
 
-    from aion.core.query.plan import DROPPED_COLUMNS, result_schema
+    from aion.core.query.columns import DROPPED_COLUMNS, result_schema
 
     numbers = np.arange(first, first + rows)
     instant = pa.timestamp("us", "UTC")

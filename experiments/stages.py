@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 from rich.table import Table
 
 import aion
+from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, load_policy
 from aion.core.ingest.builder import ShardBlock
 from aion.core.ingest.fragments import Defragmenter, Fragmenter, fragment_bytes
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_builder, make_executor, make_operator
 from aion.execute.executor import Executor

@@ -52,9 +52,9 @@ def trace_of(workload: str, *, scale: float, batches: int, past_windows: int, se
 
     import pyarrow as pa
 
+    from aion.base.hashing import ShardOfKeys
     from aion.config import load_policy
     from aion.core.ingest.builder import BlockBuilder
-    from aion.core.ingest.hashing import ShardOfKeys
     from aion.core.query.plan import make_plan
     from aion.execute.assembly import make_builder
     from aion.execute.trace import Definition, Recorder, Trace

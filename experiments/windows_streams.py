@@ -45,7 +45,7 @@ class Leg:
         """The window definitions for Aion."""
         import aion
 
-        found: list[Definition] = [aion.Tumbling(size_us) for size_us in sizes_us(self.different)]
+        found: list[Definition] = [aion.Tumbling(f"{size_us} us") for size_us in sizes_us(self.different)]
         if self.size is not None:
             found.append(aion.Sliding(self.size, self.slide) if self.slide else aion.Tumbling(self.size))
         return [*found, aion.Session(self.gap)] if self.gap is not None else found

@@ -13,8 +13,8 @@ from hypothesis import event
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, load_policy
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.keyed.values import MemoryValues
 from aion.core.operator.operator import Operator
 from aion.core.query.plan import Plan, make_plan
@@ -30,6 +30,7 @@ from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.protocol import Only, StoredBlock
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
+from tests.durations import us
 from tests.examples import some
 from tests.versions.keyed_attempt import LocalKeyedAttempt
 
@@ -42,7 +43,7 @@ AGGREGATES = {
     "n": A.count(), "s": A.sum("v"), "lo": A.min("v"), "list": A.collect_list("v"), "first": A.first("v"),
     "d": A.count_distinct("f"), "m": A.median("v"), "top": A.top_k("v", 2),
 }  # fmt: skip
-WINDOWS = {"ten": aion.Tumbling(10 * SECOND), "slide": aion.Sliding(20 * SECOND, 5 * SECOND)}
+WINDOWS = {"ten": aion.Tumbling(us(10 * SECOND)), "slide": aion.Sliding(us(20 * SECOND), us(5 * SECOND))}
 OF_EVENTS: dict[str, Any] = {
     "aggregates": None,
     "apply": lambda key, window, events: {"list": [v for batch in events for v in batch.column("v").to_pylist()]},

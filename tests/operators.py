@@ -26,6 +26,7 @@ from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.core.windows import Periodic, Tumbling
 from policies.cleanup import Cleanup
+from tests.durations import us
 
 
 def bound_of(bound_us: int, snapshot: dict[str, Any] | None = None, coverage: float | None = None) -> AdaptiveBound:
@@ -40,7 +41,7 @@ def make(
     segmented: bool = False,
     coverage: float | None = None,
 ) -> Operator:
-    grid = SliceGrid(windows or (Tumbling(10),), segmented=segmented)
+    grid = SliceGrid(windows or (Tumbling(us(10)),), segmented=segmented)
     return Operator(grid, bound=bound_of(bound, snapshot, coverage), trigger=EveryBatchTrigger(), snapshot=snapshot)
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import decode
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.operator.keyed.shard import KeyedShard
 from aion.core.query.plan import Plan, make_plan
@@ -29,6 +29,7 @@ from aion.execute.spilling import parts_by_key
 from state_backends.format.block import Block, Codec
 from state_backends.store.protocol import Only, StoredBlock
 from tests import aggregate_oracle as o
+from tests.durations import us
 from tests.examples import some
 from tests.local.scenarios import POLICIES, Scenario, expected_panes, panes_of, policy, run, scenarios, truth
 from tests.oracle import Definition, Event
@@ -123,7 +124,7 @@ def test_lists_are_in_the_order_of_arrival(scenario: Scenario) -> None:
 def test_every_store_and_codec_gives_the_same_panes(scenario: Scenario) -> None:
     found = []
     for name, codec in [("memory_only", "arrow"), ("disk_only", "json"), ("tiny", "json")]:
-        used = load_policy(POLICIES[name], {"lateness.initial_bound": scenario.bound, "state.codec": codec})
+        used = load_policy(POLICIES[name], {"lateness.initial_bound": us(scenario.bound), "state.codec": codec})
         calls, _ = run(scenario, used, aggregates=MIXED)
         found.append([panes_of(comparable(rows, scenario), scenario, list(MIXED)) for rows in calls])
     assert found[0] == found[1] == found[2]
@@ -168,7 +169,7 @@ class Orders:
 
 def plan_of(windows: Any = None, key: Any = "k", **aggregates: A.Aggregate) -> Plan:
     schema = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us")), ("x", pa.float64()), ("p", pa.string())])
-    windows = windows or aion.Tumbling(1000)
+    windows = windows or aion.Tumbling(us(1000))
     return make_plan(schema, key=key, time="ts", windows=windows, aggregates=aggregates, apply=None, outputs=None)
 
 
@@ -241,7 +242,7 @@ def test_slices_are_read_once_for_overlapping_windows_and_in_the_limit() -> None
     rng = np.random.default_rng(2)
     times, keys = np.sort(rng.integers(0, 40, 20_000)) * 1000, rng.integers(0, 9, 20_000)
     values = rng.normal(size=20_000)
-    plan = plan_of(aion.Sliding(20_000, 1000), m=A.median("x"), s=A.sum("x"))
+    plan = plan_of(aion.Sliding(us(20_000), us(1000)), m=A.median("x"), s=A.sum("x"))
     blocks = blocks_of(plan, events_of(keys, values, times))
     assert len(blocks) == 40
     executes = []
@@ -352,7 +353,7 @@ def test_values_kept_are_smaller_than_events_kept() -> None:
     as_lists = sum(b.size_bytes for b in blocks_of(plan, events))
     rows = make_plan(
         pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us")), ("x", pa.float64())]),
-        key="k", time="ts", windows=aion.Tumbling(1000), aggregates=None, apply=len, outputs="m double",
+        key="k", time="ts", windows=aion.Tumbling(us(1000)), aggregates=None, apply=len, outputs="m double",
     )  # fmt: skip
     as_events = sum(b.size_bytes for b in blocks_of(rows, events))
     assert as_lists < 0.4 * as_events

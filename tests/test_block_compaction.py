@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import aion
 from state_backends.backends import STORES
 from tests.compaction_rig import SECOND, TINY, Rig, check_compacted, few, plan_of, policy_of, table_of, uncompacted
+from tests.durations import us
 
 an_event = st.tuples(st.integers(0, 30), st.sampled_from([*"abcd", None]), st.integers(0, 9))
 a_batch = st.tuples(
@@ -41,9 +42,9 @@ def test_panes_are_the_same_compacted_or_not_whatever_fails(
 
 
 SESSIONS = {
-    "session": {"session": aion.Session(50 * SECOND)},
-    "two": {"short": aion.Session(20 * SECOND), "long": aion.Session(130 * SECOND)},
-    "beside": {"session": aion.Session(50 * SECOND), "minutes": aion.Sliding(120 * SECOND, 60 * SECOND)},
+    "session": {"session": aion.Session(us(50 * SECOND))},
+    "two": {"short": aion.Session(us(20 * SECOND)), "long": aion.Session(us(130 * SECOND))},
+    "beside": {"session": aion.Session(us(50 * SECOND)), "minutes": aion.Sliding(us(120 * SECOND), us(60 * SECOND))},
 }
 at_times = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([*"abcd", None]), st.integers(0, 9)), max_size=12)
 session_batches = st.lists(

@@ -19,6 +19,7 @@ from aion.execute.block_compactor import BlockCompactor
 from state_backends.format.block import Block
 from state_backends.store.protocol import StoredBlock
 from tests.compaction_rig import SCHEMA, SECOND, Rig, comparable, plan_of, policy_of, run_batch, table_of, uncompacted
+from tests.durations import us
 
 pytestmark = pytest.mark.usual_sizes
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usual_sizes
 @pytest.mark.parametrize("aggregates", [{"n": A.count(), "m": A.mean("f")}, {"d": A.count_distinct("f")}], ids=repr)
 def test_a_window_that_many_batches_feed_takes_at_most_twice_its_compacted_size(kind: str, aggregates: Any) -> None:
     how = {"aggregates": aggregates, "apply": None, "outputs": None}
-    plan = make_plan(SCHEMA, key="k", time="ts", windows=aion.Tumbling(60 * SECOND), **how)
+    plan = make_plan(SCHEMA, key="k", time="ts", windows=aion.Tumbling(us(60 * SECOND)), **how)
     rig = Rig(plan, policy_of(), kind=kind)
     draw = np.random.default_rng(7)
     came = 0
@@ -51,7 +52,7 @@ def test_a_window_that_many_batches_feed_takes_at_most_twice_its_compacted_size(
 
 def test_a_slice_that_a_session_spans_without_an_event_in_it_is_emptied() -> None:
     """The long session covers slices that hold only events of others. Late events may still come to these slices."""
-    windows = {"short": aion.Session(20 * SECOND), "long": aion.Session(130 * SECOND)}
+    windows = {"short": aion.Session(us(20 * SECOND)), "long": aion.Session(us(130 * SECOND))}
     plan, policy = plan_of("partials", windows), policy_of()
     rig, oracle = Rig(plan, policy), uncompacted(plan, policy)
     try:
@@ -113,7 +114,7 @@ def test_sessions_that_hundreds_of_batches_feed_take_at_most_twice_their_compact
 @pytest.mark.parametrize("name", ["numbers", "events"])
 def test_a_session_that_never_ends_keeps_no_rows_of_others(name: str) -> None:
     """One session lasts for hours, others are short. The state keeps only rows of the long one, even after crashes."""
-    plan = plan_of(name, aion.Session(60 * SECOND))
+    plan = plan_of(name, aion.Session(us(60 * SECOND)))
     rig = Rig(plan, policy_of(lateness={"initial_bound": "60s", "coverage": None}), kind="memory")
     draw = np.random.default_rng(5)
     kept, endless, others = [], 0, 0
@@ -149,7 +150,7 @@ def test_a_session_that_never_ends_keeps_no_rows_of_others(name: str) -> None:
 def test_a_late_event_costs_what_its_key_costs_and_not_what_its_window_holds(name: str) -> None:
     costs = {}
     for keys in (1_000, 20_000):
-        rig = Rig(plan_of(name, aion.Tumbling(60 * SECOND)), policy_of(blocks={"target": "8KiB"}))
+        rig = Rig(plan_of(name, aion.Tumbling(us(60 * SECOND))), policy_of(blocks={"target": "8KiB"}))
         try:
             for part in range(4):
                 every_fourth = range(part, keys, 4)
@@ -175,7 +176,7 @@ def test_a_late_event_costs_what_its_key_costs_and_not_what_its_window_holds(nam
 
 
 def test_late_events_stage_the_blocks_of_their_keys_only() -> None:
-    windows = aion.Tumbling(60 * SECOND)
+    windows = aion.Tumbling(us(60 * SECOND))
     rig = Rig(
         plan_of("partials", windows),
         policy_of(blocks={"target": "8KiB"}, trigger={"kind": "count", "count": 3}),
@@ -200,7 +201,7 @@ def test_late_events_stage_the_blocks_of_their_keys_only() -> None:
 def test_runs_larger_than_memory_are_compacted_range_by_range(name: str) -> None:
     """A compaction reads a bounded number of bytes at once. Its run is still complete and sorted."""
     policy = policy_of(blocks={"target": "4KiB"}, apply={"memory": "64KiB"})
-    plan = plan_of(name, aion.Tumbling(60 * SECOND))
+    plan = plan_of(name, aion.Tumbling(us(60 * SECOND)))
     rig = Rig(plan, policy)
     largest = 0
     compact = BlockCompactor.compact
@@ -232,7 +233,7 @@ def test_runs_larger_than_memory_are_compacted_range_by_range(name: str) -> None
 
 def test_a_compaction_that_fails_on_the_way_loses_nothing_in_one_process() -> None:
     """New blocks are in place before the old ones go, so it needs no version."""
-    windows = aion.Tumbling(60 * SECOND)
+    windows = aion.Tumbling(us(60 * SECOND))
     with aion.LocalOperator(windows=windows, time="ts", key="k", aggregates={"s": A.sum("v")}) as operator:
         for n in range(3):
             operator.process(pa.Table.from_batches([table_of([(5, "a", n)])]))

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
 from aion.core.ingest.encoding import decode
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.levels import BlockMerger
 from aion.core.operator.keyed.values import MemoryValues
 from aion.core.query.plan import Plan, make_plan

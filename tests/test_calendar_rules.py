@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.gone import Gone
 from aion.core.operator.pins import calendars_to_json, pinned_plan
 from aion.core.operator.window_table import WindowTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -12,17 +12,19 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
 from aion.base.numbers import EARLIEST_US, LATEST_US
 from aion.config import load_policy
+from aion.core.calendars import Steps
 from aion.core.slicing.grid import SliceGrid
 from aion.core.topology import Strategy, Tree, merging_strategies
 from aion.errors import WindowError
 from aion.execute.trace import Definition, read_trace
+from aion.execute.trace_windows import from_json, to_json
 from aion.spark.explain import explain_plan
 from tests.calendar_oracle import window_of
 from tests.local.test_calendars import us
@@ -54,6 +56,95 @@ def test_the_window_of_an_instant_is_what_datetime_says(at: list[int], zone: str
     assert [next(window.starts_covering(t)) for t in at] == [start for start, _ in found]
     assert [window.end(start) for start, _ in found] == [end for _, end in found]
     assert all(end - start <= window.edges.longest_us for start, end in found)
+
+
+STARTS = st.sampled_from([0, 60, 120, 150, 180, 300, 1439]) | st.integers(0, 1439)
+"""Minutes after midnight. Clocks change at about 0:00 to 3:00."""
+WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+
+
+@given(
+    at=st.lists(times, min_size=1, max_size=9),
+    zone=st.sampled_from(ZONES),
+    step=st.sampled_from(STEPS),
+    minutes=STARTS,
+    weekday=st.integers(0, 6),
+)
+@example(at=[us(2026, 3, 29, 0, 45), us(2026, 3, 29, 1)], zone="Europe/Berlin", step=(1, "day"), minutes=150, weekday=0)
+@example(
+    at=[us(2026, 10, 25, 0, 45), us(2026, 10, 25, 1, 45)], zone="Europe/Berlin", step=(1, "day"), minutes=150, weekday=0
+)
+@example(
+    at=[us(2011, 12, 29, 14, 59), us(2011, 12, 30, 15)], zone="Pacific/Apia", step=(1, "day"), minutes=300, weekday=0
+)
+def test_windows_begin_at_a_local_time_and_weeks_on_a_day(
+    at: list[int], zone: str, step: tuple[int, str], minutes: int, weekday: int
+) -> None:
+    clock, is_week = f"{minutes // 60:02}:{minutes % 60:02}", step[1] == "week"
+    window = aion.Calendar(f"{step[0]} {step[1]}", zone, start=f"{WEEKDAYS[weekday]} {clock}" if is_week else clock)
+    found = bounds(window, at)
+    assert found == [window_of(t, *step, ZoneInfo(zone), timedelta(minutes=minutes), weekday) for t in at]
+    assert [next(window.starts_covering(t)) for t in at] == [start for start, _ in found]
+    assert [window.end(start) for start, _ in found] == [end for _, end in found]
+    assert all(end - start <= window.edges.longest_us for start, end in found)
+    steps = window.edges.steps
+    assert Steps.of(steps.every, steps.start) == steps
+
+
+@pytest.mark.parametrize(
+    ("start", "same"),
+    [
+        ("05:00", "5:00:00"),
+        ("00:00", None),
+        ("monday", None),
+        (" Sunday  05:00 ", "sunday 5:00"),
+        ("monday 00:00", None),
+    ],
+)
+def test_ways_to_write_a_start(start: str, same: str | None) -> None:
+    window = aion.Calendar("1 week", "UTC", start=start)
+    assert window == aion.Calendar("1 week", "UTC", start=same)
+    assert pickle.loads(pickle.dumps(window)) == window
+
+
+def test_a_start_is_part_of_the_definition_and_of_its_name() -> None:
+    window = aion.Calendar("1 week", zone="America/New_York", start="sunday 05:00")
+    assert str(window) == "calendar 1 week from sunday 05:00 America/New_York"
+    assert window.spec() == {
+        "type": "calendar", "every": "1 week", "zone": "America/New_York", "start": "sunday 05:00",
+    }  # fmt: skip
+    assert "start" not in aion.Calendar("1 week", zone="America/New_York").spec()
+    assert from_json(to_json(window)).edges == window.edges
+
+
+@pytest.mark.parametrize("every", ["1 day", "1 week", "1 month"])
+@pytest.mark.parametrize(
+    "start", ["24:00", "5", "05:60", "noon", "", 5, "5 am", "-1:00", "monday sunday", "05:00 sunday"]
+)
+def test_what_is_no_start_is_refused(every: str, start: Any) -> None:
+    with pytest.raises(
+        WindowError, match=r"Calendar: start of .* is neither a time of day nor the first day of a week"
+    ):
+        aion.Calendar(every, "UTC", start=start)
+
+
+@pytest.mark.parametrize("every", ["1 day", "2 months"])
+def test_only_weeks_begin_on_a_weekday(every: str) -> None:
+    with pytest.raises(WindowError, match="start of 'sunday' names a day, and only weeks begin on one"):
+        aion.Calendar(every, "UTC", start="sunday")
+
+
+@given(at=times, first=STARTS, second=STARTS)
+def test_slices_end_where_windows_with_different_starts_end(at: int, first: int, second: int) -> None:
+    def named(minutes: int) -> str:
+        return f"{minutes // 60:02}:{minutes % 60:02}"
+
+    windows = [aion.Calendar("1 day", "Europe/Berlin", start=named(first)), aion.Calendar("1 day", "Europe/Berlin")]
+    windows += [aion.Calendar("1 week", "Europe/Berlin", start=f"sunday {named(second)}")]
+    windows += [aion.Calendar("1 month", "Europe/Berlin", start=named(second))]
+    edges = SliceGrid(windows).edges
+    assert edges.starts(np.array([at], np.int64)).tolist() == [max(bounds(w, [at])[0][0] for w in windows)]
+    assert edges.afters(np.array([at], np.int64)).tolist() == [min(bounds(w, [at])[0][1] for w in windows)]
 
 
 @given(at=st.lists(times, min_size=1, max_size=9), zones=st.sets(st.sampled_from(ZONES), min_size=1, max_size=3))

@@ -110,8 +110,8 @@ def test_a_preset_wins_over_a_file_of_its_name(tmp_path: Path, monkeypatch: pyte
     assert load_policy("./low_memory").memory.budget_bytes == 1 << 30
 
 
-@pytest.mark.parametrize("bound", [0, 90_000_000, timedelta(seconds=90), "90s", "0s"])
-def test_a_bound_in_python_is_a_duration_or_microseconds(bound: object) -> None:
+@pytest.mark.parametrize("bound", [0, timedelta(seconds=90), "90s", "0s"])
+def test_a_bound_in_python_is_a_duration_or_zero(bound: object) -> None:
     policy = load_policy({}, {"lateness_initial_bound": bound})
     assert policy.lateness.initial_bound_us == (0 if bound in (0, "0s") else 90_000_000)
 
@@ -119,7 +119,7 @@ def test_a_bound_in_python_is_a_duration_or_microseconds(bound: object) -> None:
 @pytest.mark.parametrize(
     ("value", "us", "multiple"),
     [(None, None, None), ("90s", 90_000_000, None), (timedelta(seconds=1), 1_000_000, None), ("3x", None, 3.0),
-     (" 0.5 x ", None, 0.5), (config.Multiple(2.0), None, 2.0), (5, 5, None)],
+     (" 0.5 x ", None, 0.5), (config.Multiple(2.0), None, 2.0)],
 )  # fmt: skip
 def test_idle_is_a_duration_a_multiple_or_off(value: object, us: int | None, multiple: float | None) -> None:
     destage = load_policy({}, {"destage_idle_after": value}).destage

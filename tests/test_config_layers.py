@@ -169,7 +169,7 @@ def test_thresholds_that_the_user_did_not_set_follow_those_that_he_set(
 
 
 def test_a_number_without_a_unit_is_not_a_duration_in_json() -> None:
-    with pytest.raises(PolicyError, match=r"trigger\.interval: 60 has no unit; write e\.g\. '60s' or '60m'"):
+    with pytest.raises(PolicyError, match=r"trigger\.interval: 60 has no unit; write e\.g\. '60 seconds'"):
         resolve(None, keyword={}, spark_conf={"spark.aion.policy": '{"trigger": {"interval": 60}}'})
 
 

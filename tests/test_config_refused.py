@@ -46,7 +46,7 @@ from tests.policy_files import refused, write
          "least that"),
         ("memory: {victim: oldest}", "memory.victim: 'oldest' is not possible; write 'largest' or 'slowest'"),
         ("destage: {keep_fraction: 2}", "destage.keep_fraction: 2 is not a share; write a number from 0 to 1"),
-        ("destage: {idle_after: 3}", "destage.idle_after: 3 has no unit; write e.g. '3s' or '3m'; or a multiple of the "
+        ("destage: {idle_after: 3}", "destage.idle_after: 3 has no unit; write e.g. '3 seconds'; or a multiple of the "
          "median time of an execution, e.g. '3x'; or null"),
         ("destage: {idle_after: 0}", "destage.idle_after: 0 is not an idle time; write a duration above 0"),
         ("destage: {idle_after: 0x}", "destage.idle_after: '0x' is out of range; write a multiple above 0, e.g. '3x'"),
@@ -78,10 +78,10 @@ from tests.policy_files import refused, write
         ("memory: {budget: {a: 1}}", "memory.budget: {'a': 1} is not a size"),
         ("blocks: {target: 2GiB}", "blocks.target: 2GiB is too large for a Spark row; write at most"),
         ("lateness: {initial_bound: -5m}", "lateness.initial_bound: '-5m' is negative; write 0 or more"),
-        ("lateness: {initial_bound: -1}", "lateness.initial_bound: -1 is negative; write 0 or more"),
-        ("lateness: {initial_bound: 10}", "lateness.initial_bound: 10 has no unit; write e.g. '10s' or"),
+        ("lateness: {initial_bound: -1}", "lateness.initial_bound: -1 has no unit; write e.g. '-1 seconds'"),
+        ("lateness: {initial_bound: 10}", "lateness.initial_bound: 10 has no unit; write e.g. '10 seconds'"),
         ("lateness: {initial_bound: 5 moons}", "lateness.initial_bound: '5 moons' has the unknown unit"),
-        ("lateness: {initial_bound: 1.5}", "lateness.initial_bound: 1.5 is not a duration; write e.g."),
+        ("lateness: {initial_bound: 1.5}", "lateness.initial_bound: 1.5 has no unit; write e.g. '1.5 seconds'"),
         ("lateness: {initial_bound: 9999999 days}", "is too long; write at most '3652500 days'"),
         ("lateness: {initial_bound: " + "9" * 400 + ".5 days}", "does not fit into 64 bits of microseconds"),
         ("state: {backend: rockdb}", "state.backend: 'rockdb' is not possible; "

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import aion.config as config
 from aion.config import load_policy, resolve
+from tests.durations import us
 from tests.policy_files import ROOT, write
 
 sizes = st.integers(1, 1 << 50)
@@ -59,7 +60,7 @@ trees = st.fixed_dictionaries(
                 optional={
                     "idle_after": st.one_of(
                         st.none(),
-                        st.integers(1, 10**15),
+                        st.integers(1, 10**15).map(us),
                         st.decimals(min_value="0.0001", max_value=10**6, places=4).map(lambda number: f"{number}x"),
                     )
                 },
@@ -71,7 +72,7 @@ trees = st.fixed_dictionaries(
             optional={"rate_limit": st.one_of(st.none(), sizes)},
         ),
         "blocks": st.integers(1, 1 << 30).map(lambda size: {"target": size}),
-        "lateness": st.integers(0, 10**17).map(lambda us: {"initial_bound": us}),
+        "lateness": st.integers(0, 10**17).map(lambda bound: {"initial_bound": us(bound)}),
         "metrics": st.one_of(st.none(), st.integers(0, 65_535)).map(lambda port: {"port": port}),
     },
 )
@@ -96,7 +97,7 @@ def test_a_policy_survives_spark_settings(tree: dict[str, Any]) -> None:
 
 
 def test_a_policy_survives_yaml(tmp_path: Path) -> None:
-    policy = load_policy("demo", {"memory_budget": 1_000_001, "lateness_initial_bound": 1})
+    policy = load_policy("demo", {"memory_budget": 1_000_001, "lateness_initial_bound": us(1)})
     assert load_policy(write(tmp_path, yaml.safe_dump(config.policy_to_json(policy)))) == policy
 
 

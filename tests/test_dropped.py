@@ -7,8 +7,9 @@ import pytest
 
 import aion
 from aion import aggregates as A
-from aion.core.ingest.hashing import ShardOfKeys
+from aion.base.hashing import ShardOfKeys
 from aion.execute.assembly import make_builder
+from tests.durations import us
 
 
 def table(times_us: list[int], values: list[int], key: str = "a") -> pa.Table:
@@ -20,7 +21,9 @@ def table(times_us: list[int], values: list[int], key: str = "a") -> pa.Table:
 def test_partials_of_several_tasks_that_come_too_late_are_one_row_for_each_key_and_window(key: str | None) -> None:
     policy = {"lateness": {"initial_bound": "0 s", "coverage": None}}
     aggregates = {"n": A.count(), "total": A.sum("v"), "values": A.collect_list("v")}
-    with aion.LocalOperator(windows=aion.Tumbling(10), key=key, time="ts", aggregates=aggregates, policy=policy) as op:
+    with aion.LocalOperator(
+        windows=aion.Tumbling(us(10)), key=key, time="ts", aggregates=aggregates, policy=policy
+    ) as op:
         op.process(table([100], [0]))
         op.advance(50)
         windows = op._windows

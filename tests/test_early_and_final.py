@@ -21,17 +21,18 @@ from aion.core.operator.keyed.closing import Closing
 from aion.core.windows import Definition
 from aion.errors import ConfigError, PolicyError, WindowError
 from policies.cleanup import Reason
+from tests.durations import us
 from tests.examples import some
 from tests.keyed_oracle import Event, Oracle, Window, windows_of
 from tests.test_keyed_windows import KINDS, Sink, Step, events, policy, table
 
 EARLY = {
-    "session": lambda early: aion.Session(5, early=early),
+    "session": lambda early: aion.Session(us(5), early=early),
     "count": lambda early: aion.Count(3, early=early),
     "overlapping counts": lambda early: aion.Count(3, 2, early=early),
     "punctuated": lambda early: aion.Punctuated("mark", early=early),
 }
-FINAL = [aion.Session(5), aion.Count(3), aion.Count(3, 2), aion.PerRecord(4), aion.Punctuated("mark")]
+FINAL = [aion.Session(us(5)), aion.Count(3), aion.Count(3, 2), aion.PerRecord(us(4)), aion.Punctuated("mark")]
 FAR = 10**9
 EPOCH = datetime(1970, 1, 1)
 steps = st.lists(st.lists(events, max_size=8) | st.integers(-20, 90), max_size=14)
@@ -84,7 +85,7 @@ class Clock:
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("name", list(EARLY))
 @some(1 / 3)
-@given(script=steps, bound=st.sampled_from([0, 7, 40]), early=st.sampled_from([1, 10]))
+@given(script=steps, bound=st.sampled_from([0, 7, 40]), early=st.sampled_from([1, 10, 0]))
 # A punctuation that comes late ends a window just where its early pane ended.
 @example(
     script=[[Event(0, 0, 0, False, 1), Event(0, 50, 0, False, 1)], 51, [Event(0, 51, 0, True, 1)], 52], bound=0, early=1
@@ -92,9 +93,10 @@ class Clock:
 def test_early_panes_show_the_open_windows_of_each_key(
     name: str, kind: str, script: list[Step], bound: int, early: int
 ) -> None:
-    definition = EARLY[name](early)
+    definition = EARLY[name](us(early) if early else "batch")
     sink, oracle, clock = Sink(), Oracle(definition, bound, by_event=kind == "events"), Clock(early)
     with aion.LocalOperator(windows=definition, key="key", time="t", policy=policy(bound), **KINDS[kind]) as operator:
+        watermark: int | None = None
         for step in apart(script):
             before = len(sink.all)
             if isinstance(step, int):
@@ -104,13 +106,16 @@ def test_early_panes_show_the_open_windows_of_each_key(
                 sink.take(operator.process(table(step)))
                 oracle.process(step)
             came = [row["kind"] for row in sink.all[before:]]
-            if not (isinstance(step, int) and clock.fires(step)):
+            if isinstance(step, int):
+                watermark = step if watermark is None else max(step, watermark)
+            fires = watermark is not None if early == 0 else isinstance(step, int) and clock.fires(step)
+            if watermark is None or not fires:
                 assert "early" not in came
                 continue
             shown = {
                 (key, w.start, w.end): sorted(e.value for e in w.events)
                 for key, own in oracle.live.items()
-                for w in open_windows(definition, own, step)
+                for w in open_windows(definition, own, watermark)
             }
             assert shown.keys() <= sink.rows.keys()
             for place, values in shown.items():
@@ -206,9 +211,11 @@ WAKING: list[tuple[Definition, dict[str, Any]]] = [
     *((definition, {}) for definition in FINAL),
     *((definition, {"emit": "final"}) for definition in FINAL),
     *((make("7 microseconds"), {}) for make in EARLY.values()),
-    (aion.Tumbling(10), {}),
-    (aion.Sliding(10, 5), {"emit": "final"}),
-    (aion.Tumbling(40, early="7 microseconds"), {}),
+    (aion.Tumbling(us(10)), {}),
+    (aion.Sliding(us(10), us(5)), {"emit": "final"}),
+    (aion.Tumbling(us(40), early="7 microseconds"), {}),
+    *((make("batch"), {}) for make in EARLY.values()),
+    (aion.Sliding(us(40), us(10), early="batch"), {}),
 ]
 
 
@@ -251,7 +258,7 @@ def test_the_first_watermark_is_waited_for_where_panes_come_early(make: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("definition", "watermark"), [(aion.Session(5), 17), (aion.PerRecord(5), 14), (aion.Count(1), 14)], ids=str
+    ("definition", "watermark"), [(aion.Session(us(5)), 17), (aion.PerRecord(us(5)), 14), (aion.Count(1), 14)], ids=str
 )
 def test_a_promise_is_kept_when_nobody_comes_and_the_bound_has_become_longer(
     definition: Definition, watermark: int, monkeypatch: pytest.MonkeyPatch
@@ -281,9 +288,9 @@ def at(*seconds: int, key: str = "a") -> pa.Table:
     return pa.table({"ts": times, "k": [key] * len(seconds)})
 
 
-def counted(window: Any, bound: str = "10 minutes", **more: Any) -> aion.LocalOperator:
+def counted(window: Any, bound: str = "10 minutes", early: str | None = None, **more: Any) -> aion.LocalOperator:
     settings = {"lateness": {"initial_bound": bound, "coverage": None}, "trigger": {"kind": "every_batch"}}
-    settings["trigger"] |= more.pop("trigger", {})
+    settings["trigger"] |= {} if early is None else {"early": early}
     return aion.LocalOperator(windows=window, time="ts", key="k", aggregates={"n": A.count()}, policy=settings, **more)
 
 
@@ -297,7 +304,7 @@ SECOND = 1_000_000
 @pytest.mark.parametrize("how", ["definition", "policy"])
 def test_a_day_shows_what_came_so_far(how: str) -> None:
     own = {"early": "1 minute"} if how == "definition" else {}
-    policy = {} if how == "definition" else {"trigger": {"early": "1 minute"}}
+    policy = {} if how == "definition" else {"early": "1 minute"}
     with counted(aion.Tumbling("1 day", **own), **policy) as operator:
         operator.process(at(10, 20))
         assert brief(operator.advance(30 * SECOND)) == [("early", 0, "a", 2)]
@@ -317,6 +324,55 @@ def test_early_panes_come_at_the_end_of_the_batch_and_show_what_came_in_it(windo
         assert brief(operator.process(at(10, key="b"), 64 * SECOND)) == []
         found = operator.process(at(4000 * 24, key="c"), 65 * SECOND).to_pylist()
         assert sorted((r["kind"], r["k"], r["n"]) for r in found) == [("early", "b", 1), ("early", "c", 1)]
+
+
+@pytest.mark.parametrize("how", ["definition", "policy"])
+@pytest.mark.parametrize("kind", [aion.Tumbling, aion.Session])
+def test_early_panes_come_in_each_batch_with_news_though_the_watermark_stands(kind: Any, how: str) -> None:
+    own, policy = ({"early": "batch"}, {}) if how == "definition" else ({}, {"early": "batch"})
+    with counted(kind("1 day", **own), **policy) as operator:
+
+        def said(table: pa.Table) -> list[tuple[Any, ...]]:
+            return [(row["kind"], row["k"], row["n"]) for row in table.to_pylist() if row["kind"] != "retracted"]
+
+        assert said(operator.process(at(10))) == [], "nothing is known of the watermark"
+        assert said(operator.advance(5 * SECOND)) == [("early", "a", 1)]
+        assert said(operator.process(at(20))) == [("early", "a", 2)]
+        assert said(operator.process(at(30, key="b"))) == [("early", "b", 1)]
+        assert said(operator.advance(6 * SECOND)) == [], "no news"
+        assert operator.counters["executions"]["early"] == 3
+
+
+def test_a_call_says_how_long_windows_are_kept_and_when_they_run_again() -> None:
+    """It outranks the policy, and a definition outranks it."""
+    windows = {
+        "call": aion.Tumbling("10 seconds"),
+        "own": aion.Tumbling("10 seconds", lateness="1 minute", trigger="every_batch"),
+    }
+    settings = {
+        "lateness": {"initial_bound": "1 day", "coverage": 0.9},
+        "trigger": {"kind": "interval", "interval": "1 s"},
+    }
+    spec = aion.Spec(
+        windows=windows, time="ts", aggregates={"n": A.count()}, policy=settings,
+        lateness="5 seconds", trigger={"kind": "count", "count": 2},
+    )  # fmt: skip
+    with aion.LocalOperator(spec) as operator:
+        operator.process(at(1))
+        first = operator.advance(10 * SECOND).to_pylist()
+        assert [(r["window"], (r["closes_at"] - r["window_end"]).seconds) for r in first] == [("call", 5), ("own", 60)]
+        assert [(r["window"], r["kind"]) for r in operator.process(at(2)).to_pylist()] == [("own", "late")]
+        assert {(r["window"], r["kind"], r["n"]) for r in operator.process(at(3)).to_pylist()} == {
+            ("call", "late", 3),
+            ("own", "late", 3),
+        }
+        assert [r["window"] for r in operator.process(at(4), 15 * SECOND).to_pylist() if r["kind"] == "dropped"] == [
+            "call"
+        ]
+    with aion.LocalOperator(spec, lateness=0, trigger="every_batch") as operator:
+        operator.process(at(1), 10 * SECOND)
+        assert operator.policy.lateness.initial_bound_us == 0 and operator.policy.lateness.coverage is None
+        assert operator.policy.trigger.kind == "every_batch"
 
 
 def test_a_definition_has_its_own_bound_and_trigger() -> None:
@@ -366,26 +422,41 @@ def test_keyed_windows_have_their_own_bound_and_trigger() -> None:
     ("make", "error", "says"),
     [
         (lambda: aion.Tumbling("1 day", early="0 seconds"), WindowError, "Tumbling: early of '0 seconds'"),
-        (lambda: aion.Session(5, early="soon"), WindowError, "soon"),
-        (lambda: aion.PerRecord(5, early="1 second"), WindowError, "leave early out"),
+        (lambda: aion.Session(us(5), early="soon"), WindowError, "soon"),
+        (lambda: aion.PerRecord(us(5), early="1 second"), WindowError, "leave early out"),
         (lambda: aion.Count(5, lateness="-1 second"), WindowError, "Count: lateness of '-1 second' is negative"),
-        (lambda: aion.Sliding(5, 1, trigger="count"), WindowError, "trigger of 'count' is not a mapping"),
-        (lambda: aion.Tumbling(5, trigger={"early": "1m"}), WindowError, "give early= beside trigger="),
-        (lambda: counted(aion.Tumbling(5, trigger={"kind": "often"})), PolicyError, "'tumbling 5 microseconds'"),
-        (lambda: aion.Tumbling(5, trigger={}), WindowError, "trigger of {} is empty; give e.g."),
+        (lambda: aion.Sliding(us(5), us(1), trigger=5), WindowError, "trigger of 5 is neither a kind nor a mapping"),
+        (lambda: counted(aion.Tumbling(us(5), trigger="often")), PolicyError, "trigger.kind: 'often' is not possible"),
+        (lambda: counted(aion.Tumbling(us(5)), trigger="often"), PolicyError, "keyword: trigger.kind: 'often' is not"),
         (
-            lambda: counted({"w": aion.Tumbling(5, trigger={"count": 10})}),
+            lambda: counted(aion.Tumbling(us(5)), trigger={"count": 10}),
+            PolicyError,
+            "keyword: trigger.count: 10 says nothing about kind 'staleness'",
+        ),
+        (
+            lambda: counted(aion.Tumbling(us(5)), trigger={"kind": "count", "early": "1 minute"}),
+            PolicyError,
+            "trigger.early: '1 minute' is not part of a trigger; give each definition early=",
+        ),
+        (lambda: counted(aion.Tumbling(us(5)), trigger=5), PolicyError, "keyword trigger: trigger: 5 is not a section"),
+        (lambda: counted(aion.Tumbling(us(5)), lateness=5), PolicyError, "lateness.initial_bound: 5 has no unit"),
+        (lambda: counted(aion.Tumbling(us(5), early="batch"), emit="final"), ConfigError, "cannot have early='batch'"),
+        (lambda: aion.Tumbling(us(5), trigger={"early": "1m"}), WindowError, "give early= beside trigger="),
+        (lambda: counted(aion.Tumbling(us(5), trigger={"kind": "often"})), PolicyError, "'tumbling 5 microseconds'"),
+        (lambda: aion.Tumbling(us(5), trigger={}), WindowError, "trigger of {} is empty; give e.g."),
+        (
+            lambda: counted({"w": aion.Tumbling(us(5), trigger={"count": 10})}),
             PolicyError,
             "'w': trigger.count: 10 says nothing about kind 'staleness'; write {'kind': 'count', 'count': 10}",
         ),
         (
-            lambda: counted({"w": aion.Tumbling(5, trigger={"kind": "every_batch", "interval": "1m"})}),
+            lambda: counted({"w": aion.Tumbling(us(5), trigger={"kind": "every_batch", "interval": "1m"})}),
             PolicyError,
             "trigger.interval: '1m' says nothing about kind 'every_batch'",
         ),
-        (lambda: counted(aion.Tumbling(5), emit="once"), ConfigError, "'once' is not known; give 'all' or 'final'"),
-        (lambda: counted(aion.Tumbling(5, early=1), emit="final"), ConfigError, "leave one of them out"),
-        (lambda: aion.Tumbling(5, erly=1), TypeError, "Tumbling.. got an unexpected keyword argument 'erly'"),
+        (lambda: counted(aion.Tumbling(us(5)), emit="once"), ConfigError, "'once' is not known; give 'all' or 'final'"),
+        (lambda: counted(aion.Tumbling(us(5), early=us(1)), emit="final"), ConfigError, "leave one of them out"),
+        (lambda: aion.Tumbling(us(5), erly=1), TypeError, "Tumbling.. got an unexpected keyword argument 'erly'"),
     ],
 )
 def test_a_wrong_argument_is_refused(make: Any, error: type[Exception], says: str) -> None:

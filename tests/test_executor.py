@@ -25,6 +25,7 @@ from aion.core.query.plan import make_plan
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
 from state_backends.store.protocol import StoredBlock
+from tests.durations import us
 from tests.stores.rig import make_block
 
 
@@ -90,7 +91,7 @@ def execute(start: int) -> Execute:
 def asked(*actions: Any) -> list[str]:
     plan = make_plan(
         pa.schema([("ts", pa.timestamp("us"))]),
-        key=None, time="ts", windows=aion.Tumbling(10), aggregates=None, apply=len, outputs="n long",
+        key=None, time="ts", windows=aion.Tumbling(us(10)), aggregates=None, apply=len, outputs="n long",
     )  # fmt: skip
     noted = Noted(plan)
     executor = Executor(plan, Given(actions), noted, noted)  # type: ignore[arg-type]

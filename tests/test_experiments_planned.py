@@ -19,6 +19,7 @@ from aion.core.windows import Tumbling
 from experiments import planned_report
 from experiments.planned import MINUTE_US, run, stream
 from experiments.planned_settings import MODES, Settings
+from tests.durations import us
 from tests.operators import bound_of
 
 TINY = Settings(windows=4, events=600, late=40, bound_s=120, median_s=30, budget_bytes=4 << 20, staleness=0.1)
@@ -54,7 +55,7 @@ def test_modes_yield_the_same_panes_and_find_different_things_in_memory() -> Non
 def test_a_late_event_announces_what_will_run_in_the_same_batch_and_no_later_one() -> None:
     def stirred(due_only: bool, events: int) -> list[Any]:
         op = Operator(
-            SliceGrid((Tumbling(100),)), bound=bound_of(1000), trigger=StalenessTrigger(0.3), prestages_due=due_only
+            SliceGrid((Tumbling(us(100)),)), bound=bound_of(1000), trigger=StalenessTrigger(0.3), prestages_due=due_only
         )
         op.handle(WatermarkAdvanced(1))
         op.handle(Arrived([BlockFact(0, 10, 1)]))
@@ -67,7 +68,9 @@ def test_a_late_event_announces_what_will_run_in_the_same_batch_and_no_later_one
 
     # 101 of 1000 have gone by; of all late events all are new, which is a staleness of 0.1: not yet.
     assert stirred(False, 5) == [Prestage((0,))] and stirred(True, 5) == []
-    op = Operator(SliceGrid((Tumbling(100),)), bound=bound_of(1000), trigger=StalenessTrigger(0.05), prestages_due=True)
+    op = Operator(
+        SliceGrid((Tumbling(us(100)),)), bound=bound_of(1000), trigger=StalenessTrigger(0.05), prestages_due=True
+    )
     op.handle(WatermarkAdvanced(1))
     op.handle(Arrived([BlockFact(0, 10, 1)]))
     op.handle(WatermarkAdvanced(201))

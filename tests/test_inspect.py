@@ -28,6 +28,7 @@ from state_backends.versions.audit import ShardFinding, StateFolder, plan_repair
 from state_backends.versions.lineage import digest_of
 from state_backends.versions.manifest import Identity, runs_of
 from state_backends.versions.shard import Shard
+from tests.durations import us
 from tests.operators import make
 from tests.stores.rig import make_block
 
@@ -67,7 +68,7 @@ class Writer:
         for seq in seqs:
             salt = 1000 * self.identity.shard + seq
             self.shard.append(attempt, [(seq, False, make_block(SLICES[seq % 3], salt, 300))])
-        snapshot = make(aion.Tumbling(10)).snapshot() | {"next_seq": seqs[-1] + 1}
+        snapshot = make(aion.Tumbling(us(10))).snapshot() | {"next_seq": seqs[-1] + 1}
         self.shard.commit(attempt, snapshot)
         return attempt
 
@@ -91,7 +92,7 @@ class Writer:
         """The first version, with a block that a child handed over."""
         self.shard.open(None, "0000000000-a", self.identity)
         self.shard.append("0000000000-a", [(0, False, block)])
-        self.shard.commit("0000000000-a", make(aion.Tumbling(10)).snapshot() | {"next_seq": 1})
+        self.shard.commit("0000000000-a", make(aion.Tumbling(us(10))).snapshot() | {"next_seq": 1})
 
 
 @pytest.fixture
@@ -233,7 +234,7 @@ def test_of_two_attempts_of_the_last_batch_both_must_be_whole(state: Path, tmp_p
     with Writer(state, 0, tmp_path / "live") as writer:
         writer.shard.open("0000000001-a1", "0000000002-zz", writer.identity)
         writer.shard.append("0000000002-zz", [(8, False, make_block(0, 77, 300))])
-        writer.shard.commit("0000000002-zz", make(aion.Tumbling(10)).snapshot() | {"next_seq": 9})
+        writer.shard.commit("0000000002-zz", make(aion.Tumbling(us(10))).snapshot() | {"next_seq": 9})
     findings = list(look(state).values())
     assert plan_repair("query", findings).batch == 2
     (state / "query/tolls/shard-00000/manifests/0000000002-a2.json").write_bytes(b"")

@@ -31,8 +31,8 @@ from pyspark.sql.types import (
 )
 from typer.testing import CliRunner, Result
 
+from aion.base.hashing import ShardOfKeys
 from aion.cli import app
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.spark.shards import shard_ids
 from aion.spark.types import arrow_schema
 from aion.stateful.handle import Handle

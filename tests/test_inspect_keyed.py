@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.cli import app
 from aion.config import load_policy
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.keyed.summary import LISTED
 from aion.core.operator.overview import KeyedWindow, keyed_windows
 from aion.core.query.plan import make_plan
@@ -26,6 +26,7 @@ from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
+from tests.durations import us
 from tests.test_state_format import OfShard
 
 SECOND = 1_000_000
@@ -146,7 +147,7 @@ def test_of_many_windows_the_first_are_listed(tmp_path: Path) -> None:
     assert [w.key for w in visits.listed] == [(f"u{n}",) for n in range(49, 49 - LISTED, -1)]
 
 
-@pytest.mark.parametrize("windows", [{"visit": aion.Session(5)}, {"ten": aion.Tumbling(10)}])
+@pytest.mark.parametrize("windows", [{"visit": aion.Session(us(5))}, {"ten": aion.Tumbling(us(10))}])
 def test_versions_of_before_it_was_told_say_nothing(windows: dict[str, Any]) -> None:
     definitions = [(name, window.spec()) for name, window in windows.items()]
     kept = [{"closed_us": 0} for _, spec in definitions if spec["type"] != "periodic"]

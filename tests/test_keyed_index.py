@@ -21,14 +21,15 @@ from aion.core.operator.keyed.values import Change, MemoryValues
 from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
+from tests.durations import us
 
 DEFINITIONS = [
-    aion.Session(5),
+    aion.Session(us(5)),
     aion.Count(3, 2),
-    aion.PerRecord(4),
-    aion.PerRecord(4, emit_on="arrival"),
+    aion.PerRecord(us(4)),
+    aion.PerRecord(us(4), emit_on="arrival"),
     aion.Punctuated("mark"),
-    aion.Session(5, max_duration=12),
+    aion.Session(us(5), max_duration=us(12)),
     aion.Session(gap_column="gap"),
 ]
 arrivals = st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.integers(-30, 60), st.integers(0, 1)), max_size=6)
@@ -166,7 +167,7 @@ def test_sums_over_pages_are_those_of_their_rows(definition: Any, script: list[A
 
 def test_pages_follow_the_rows() -> None:
     """They are split as keys come, and put together as keys go. Nothing is left of what is gone."""
-    shard = Shard(aion.Session(5), 0)
+    shard = Shard(aion.Session(us(5)), 0)
     for begin in range(0, 3000, 500):
         shard.do([(f"k{i}", begin, 0) for i in range(begin, begin + 500)])
         shard.windows.write()
@@ -186,7 +187,7 @@ def test_pages_follow_the_rows() -> None:
 @pytest.mark.usual_sizes
 def test_a_version_costs_what_changed() -> None:
     """Many open sessions, of which a few change in each version: neither read nor written are the others."""
-    shard = Shard(aion.Session(1000), 10_000)
+    shard = Shard(aion.Session(us(1000)), 10_000)
     shard.do([(f"k{i}", 0, 0) for i in range(20_000)])
     shard.windows.write()
     all_bytes, shard.values.read, shard.values.written_bytes = shard.values.written_bytes, 0, 0
@@ -199,7 +200,7 @@ def test_a_version_costs_what_changed() -> None:
 
 @pytest.mark.usual_sizes
 def test_a_watermark_costs_what_is_due() -> None:
-    shard = Shard(aion.Session(10), 0)
+    shard = Shard(aion.Session(us(10)), 0)
     shard.do([(f"k{i}", i, 0) for i in range(20_000)])
     shard.windows.write()
     shard.do(5)
@@ -212,7 +213,7 @@ def test_a_watermark_costs_what_is_due() -> None:
 @pytest.mark.usual_sizes
 def test_sessions_that_go_on_leave_the_due_index_alone() -> None:
     """Their entry stays where it was. When its time comes, each page is read once, and then at the end."""
-    shard = Shard(aion.Session(1000), 0)
+    shard = Shard(aion.Session(us(1000)), 0)
     keys = [f"k{i}" for i in range(2000)]
     shard.do([(key, 0, 0) for key in keys])
     shard.windows.write()
@@ -246,33 +247,33 @@ def panes(orders: Sequence[Any]) -> list[tuple[str, int, int]]:
 
 
 def test_an_event_exactly_a_gap_before_a_session_belongs_to_it() -> None:
-    shard = Shard(aion.Session(5), 100)
+    shard = Shard(aion.Session(us(5)), 100)
     shard.do([("a", 10, 0)])
     shard.do([("a", 5, 0)])
     assert sessions(shard) == [(5, 10)]
 
 
 def test_an_event_exactly_a_gap_after_a_session_belongs_to_it() -> None:
-    shard = Shard(aion.Session(5), 100)
+    shard = Shard(aion.Session(us(5)), 100)
     shard.do([("a", 10, 0)])
     shard.do([("a", 15, 0)])
     assert sessions(shard) == [(10, 15)]
 
 
 def test_one_more_microsecond_makes_two_sessions() -> None:
-    shard = Shard(aion.Session(5), 100)
+    shard = Shard(aion.Session(us(5)), 100)
     shard.do([("a", 10, 0), ("a", 16, 0)])
     assert sessions(shard) == [(10, 10), (16, 16)]
 
 
 def test_the_first_watermark_skips_no_old_window() -> None:
-    shard = Shard(aion.Session(5), 100)
+    shard = Shard(aion.Session(us(5)), 100)
     shard.do([("a", 10, 0), ("a", 30, 0), ("b", 50, 0)])
     assert panes(shard.do(90)) == [("on_time", 10, 15), ("on_time", 30, 35), ("on_time", 50, 55)]
 
 
 def test_a_watermark_without_an_open_session_is_fine() -> None:
-    shard = Shard(aion.Session(5), 100)
+    shard = Shard(aion.Session(us(5)), 100)
     assert shard.do(10) == []
     shard.do([("a", 20, 0)])
     assert panes(shard.do(30)) == [("on_time", 20, 25)]
@@ -280,14 +281,14 @@ def test_a_watermark_without_an_open_session_is_fine() -> None:
 
 
 def test_a_late_event_makes_no_second_session_of_one_that_it_joins() -> None:
-    shard = Shard(aion.Session(5), 100)
+    shard = Shard(aion.Session(us(5)), 100)
     shard.do([("a", 10, 0)])
     assert panes(shard.do(20)) == [("on_time", 10, 15)]
     assert panes(shard.do([("a", 12, 0)])) == [("retract", 10, 15), ("late", 10, 17)]
 
 
 def test_a_late_event_that_joins_two_sessions_retracts_both() -> None:
-    shard = Shard(aion.Session(5), 100)
+    shard = Shard(aion.Session(us(5)), 100)
     shard.do([("a", 10, 0), ("a", 20, 0)])
     shard.do(30)
     found = panes(shard.do([("a", 15, 0)]))
@@ -297,7 +298,7 @@ def test_a_late_event_that_joins_two_sessions_retracts_both() -> None:
 
 def test_a_session_that_goes_on_is_retracted_when_it_is_executed_again() -> None:
     """Until then the sink keeps what it has."""
-    shard = Shard(aion.Session(5), 100)
+    shard = Shard(aion.Session(us(5)), 100)
     shard.do([("a", 10, 0)])
     shard.do(16)
     assert shard.do([("a", 13, 0)]) == [], "it is open again"
@@ -305,7 +306,7 @@ def test_a_session_that_goes_on_is_retracted_when_it_is_executed_again() -> None
 
 
 def test_bound_zero_does_not_lose_the_first_emission() -> None:
-    shard = Shard(aion.Session(5), 0)
+    shard = Shard(aion.Session(us(5)), 0)
     shard.do([("a", 10, 0)])
     assert panes(shard.do(100)) == [("on_time", 10, 15)]
     assert not len(shard.windows.index) and not len(shard.windows.yielded)
@@ -326,7 +327,7 @@ def test_a_late_event_shifts_the_count_windows_behind_it() -> None:
 
 
 def test_what_is_gone_does_not_come_back() -> None:
-    shard = Shard(aion.Session(5), 10)
+    shard = Shard(aion.Session(us(5)), 10)
     shard.do([("a", 10, 0)])
     shard.do(25)
     assert not shard.windows.accepted(shard._rows([("a", 10, 0)]))[0]
@@ -335,7 +336,7 @@ def test_what_is_gone_does_not_come_back() -> None:
 
 def test_an_event_inside_a_session_that_is_there_is_never_too_late() -> None:
     """However long ago: its window has not ended."""
-    shard = Shard(aion.Session(5), 0)
+    shard = Shard(aion.Session(us(5)), 0)
     shard.do([("a", t, 0) for t in range(0, 100, 4)])
     shard.do(98)
     assert shard.windows.accepted(shard._rows([("a", 2, 0), ("b", 2, 0)])).tolist() == [True, False]

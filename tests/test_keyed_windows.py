@@ -12,22 +12,23 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from tests.durations import us
 from tests.examples import some
 from tests.keyed_oracle import Event, Oracle
 
 DEFINITIONS = [
-    aion.Session(5),
-    aion.Session(1),
+    aion.Session(us(5)),
+    aion.Session(us(1)),
     aion.Count(3),
     aion.Count(3, 2),
     aion.Count(1),
-    aion.PerRecord(4),
-    aion.PerRecord(4, emit_on="arrival"),
+    aion.PerRecord(us(4)),
+    aion.PerRecord(us(4), emit_on="arrival"),
     aion.Punctuated("mark"),
-    aion.Session(5, max_duration=12),
-    aion.Session(2, max_duration=3),
+    aion.Session(us(5), max_duration=us(12)),
+    aion.Session(us(2), max_duration=us(3)),
     aion.Session(gap_column="gap"),
-    aion.Session(gap_column="gap", max_duration=9),
+    aion.Session(gap_column="gap", max_duration=us(9)),
 ]
 
 gaps = st.integers(1, 6) | st.sampled_from([None, -1, 0, 1, 15, 40])
@@ -139,7 +140,7 @@ def test_both_kinds_of_sessions_count_the_same_events_as_late(script: list[Step]
     """One looks at sessions, the other at each event. An event ahead of the watermark is not late in any session."""
     plain, cut = (
         run(definition, script, bound, "events")[0]
-        for definition in (aion.Session(5), aion.Session(5, max_duration=10**9))
+        for definition in (aion.Session(us(5)), aion.Session(us(5), max_duration=us(10**9)))
     )
     assert [row["late_events"] for row in plain.all] == [row["late_events"] for row in cut.all]
 
@@ -149,7 +150,7 @@ def test_both_kinds_of_sessions_count_the_same_events_as_late(script: list[Step]
 @given(script=steps, bound=st.sampled_from([0, 7, 1000]))
 def test_no_record_waits_for_its_window(script: list[Step], bound: int, trigger: dict[str, Any]) -> None:
     """Each batch brings the windows of its own events, or drops them. Only a late change of a pane waits."""
-    definition = aion.PerRecord(4, emit_on="arrival")
+    definition = aion.PerRecord(us(4), emit_on="arrival")
     so_far: list[Event] = []
     emitted: set[tuple[int, int]] = set()
     watermark = -1000
@@ -181,7 +182,7 @@ def test_no_record_waits_for_its_window(script: list[Step], bound: int, trigger:
 def test_the_row_of_a_session_that_goes_on_stays_until_that_ends(kind: str) -> None:
     script: list[Step] = [17, [Event(2, 12, 66)], [Event(2, 17, 75)]]
     for more, rows in (([], {(2, 12, 17)}), ([21], {(2, 12, 17)}), ([22], {(2, 12, 22)})):
-        sink, oracle = run(aion.Session(5), [*script, *more], 1000, kind)
+        sink, oracle = run(aion.Session(us(5)), [*script, *more], 1000, kind)
         check(sink, oracle, kind)
         assert set(sink.rows) == rows
 
@@ -191,7 +192,7 @@ def test_what_begins_in_a_session_and_goes_on_behind_it_is_taken(kind: str) -> N
     """Events of one batch and cell: the first is inside the session; the last is not closed, as that is not."""
     first = [Event(0, 4, 1), Event(0, 8, 2), Event(1, 50, 3)]
     script: list[Step] = [first, 12, [Event(0, 6, 10), Event(0, 9, 20), Event(1, 52, 4)], 60]
-    sink, oracle = run(aion.Session(5), script, 0, kind)
+    sink, oracle = run(aion.Session(us(5)), script, 0, kind)
     check(sink, oracle, kind)
     assert [row["events"] for row in sink.all] == [4, 2] and not sink.dropped
 
@@ -201,7 +202,7 @@ def test_what_begins_in_a_session_and_goes_on_behind_it_is_taken(kind: str) -> N
 def test_a_window_per_record_that_is_gone_does_not_come_back_with_what_is_left(kind: str, then: list[int]) -> None:
     """Of the window up to 2 an event is needed by later windows; the one before it is not kept any longer."""
     script: list[Step] = [[Event(0, -1, 49, False), Event(0, 2, 52, False)], 5, [Event(0, t, 50, False) for t in then]]
-    sink, oracle = run(aion.PerRecord(4), [*script, 6, [Event(0, 50, 1, False)], 7], 0, kind)
+    sink, oracle = run(aion.PerRecord(us(4)), [*script, 6, [Event(0, 50, 1, False)], 7], 0, kind)
     check(sink, oracle, kind)
     assert [row["kind"] for row in sink.all if row["window_end"] == 2] == ["on_time"]
     assert sorted(row["window_end"] for row in sink.dropped) == [t for t in then if t < 5]

@@ -21,6 +21,7 @@ from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.core.windows import Tumbling
 from aion.errors import PolicyError
+from tests.durations import us
 from tests.operators import bound_of
 
 SHARE, BATCHES = 2.0, 3
@@ -37,7 +38,7 @@ batches = st.lists(st.tuples(st.integers(0, 25), arrivals), max_size=14)
 
 def made(bound: int, snapshot: Any = None) -> Operator:
     return Operator(
-        SliceGrid((Tumbling(10),), segmented=False),
+        SliceGrid((Tumbling(us(10)),), segmented=False),
         bound=bound_of(bound, snapshot),
         trigger=EveryBatchTrigger(),
         late_work=LateWork(SHARE, BATCHES),
@@ -114,7 +115,7 @@ def test_events_that_come_while_a_final_execution_waits_are_too_late() -> None:
     assert len(operator.windows) == 1
 
 
-@pytest.mark.parametrize("window", [aion.Tumbling(10), aion.Session(5)], ids=str)
+@pytest.mark.parametrize("window", [aion.Tumbling(us(10)), aion.Session(us(5))], ids=str)
 def test_panes_are_the_same_in_the_end(window: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no share at all, only when late panes come differs. Early, late and final work of all windows waits."""
     monkeypatch.setattr("aion.core.operator.late_work.FLOOR", 0)
@@ -164,7 +165,7 @@ def test_a_final_pane_that_waited_has_no_event_that_was_dropped(
         "trigger": {"kind": "count", "count": 100},
         "execution": {"late_share": 0},
     }
-    with aion.LocalOperator(windows=aion.Sliding(10, 5), time="t", key=key, policy=policy, **how) as operator:
+    with aion.LocalOperator(windows=aion.Sliding(us(10), us(5)), time="t", key=key, policy=policy, **how) as operator:
         operator.process(at(17), 20)
         operator.process(at(16), 25)
         [dropped] = operator.process(at(18), 40).to_pylist()

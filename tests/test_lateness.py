@@ -23,6 +23,7 @@ from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.core.windows import Tumbling
 from aion.errors import FormatError
+from tests.durations import us
 from tests.late import DAY, HOUR, MINUTE, SECOND, drawn, exponential, lognormal, same_in_every_epoch
 from tests.operators import bound_of
 
@@ -35,8 +36,8 @@ LATE = st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 9)), min_size=1,
 @given(LATE, st.floats(0.001, 1))
 def test_a_quantile_is_off_by_at_most_one_percent_of_itself(late: list[tuple[int, int]], share: float) -> None:
     sketch = LatenessSketch()
-    for us, events in late:
-        sketch.observe(us, events)
+    for lateness_us, events in late:
+        sketch.observe(lateness_us, events)
     everyone = sorted(us for us, events in late for _ in range(events))
     true = everyone[max(0, math.ceil(share * len(everyone) * (1 - 1e-12)) - 1)]
     # Half a microsecond besides: between 99 and 101 lies a whole one.
@@ -62,8 +63,8 @@ def test_bins_reach_from_microseconds_to_months_and_beyond() -> None:
 @given(LATE)
 def test_up_to_an_edge_counts_are_exact(late: list[tuple[int, int]]) -> None:
     sketch = LatenessSketch()
-    for us, events in late:
-        sketch.observe(us, events)
+    for lateness_us, events in late:
+        sketch.observe(lateness_us, events)
     for bin_ in sketch.counts:
         upto = sum(n for b, n in sketch.counts.items() if b <= bin_)
         assert upto == sum(events for us, events in late if us <= EDGES_US[bin_])
@@ -183,7 +184,7 @@ def test_lateness_does_not_depend_on_what_the_bound_kept() -> None:
     rng = np.random.default_rng(5)
     learnt = []
     for bound in (0, 40, 10**9):
-        operator = Operator(SliceGrid((Tumbling(10),)), bound=bound_of(bound), trigger=EveryBatchTrigger())
+        operator = Operator(SliceGrid((Tumbling(us(10)),)), bound=bound_of(bound), trigger=EveryBatchTrigger())
         rng = np.random.default_rng(5)
         for watermark in range(10, 2000, 7):
             operator.handle(WatermarkAdvanced(watermark))

@@ -23,6 +23,7 @@ from aion.core.operator.lifecycle import TRANSITIONS, Status
 from aion.core.operator.watermark import Watermark
 from aion.core.slicing.grid import NO_SLICE
 from aion.core.windows import Sliding, Tumbling
+from tests.durations import us
 from tests.operators import advance, arrive, end_batch, executed, executes, make
 
 # -- in time ----------------------------------------------------------------------------------------------
@@ -57,7 +58,7 @@ def test_a_window_runs_on_time_exactly_at_its_end() -> None:
 
 
 def test_windows_run_in_the_order_of_their_ends() -> None:
-    operator = make(Tumbling(10), Sliding(30, 10))
+    operator = make(Tumbling(us(10)), Sliding(us(30), us(10)))
     arrive(operator, 20, 0, 10)
     runs = [a.window for a in executes(advance(operator, 1000))]
     assert [w.end_us for w in runs] == sorted(w.end_us for w in runs)
@@ -73,7 +74,7 @@ def test_a_window_that_nothing_came_for_does_not_exist() -> None:
 
 
 def test_a_slice_is_destaged_when_its_last_window_has_expired() -> None:
-    operator = make(Sliding(20, 10))
+    operator = make(Sliding(us(20), us(10)))
     arrive(operator, 0)
     assert executed(advance(operator, 10)) == [("on_time", -10, 0)]
     execute, destage = advance(operator, 20)
@@ -81,7 +82,7 @@ def test_a_slice_is_destaged_when_its_last_window_has_expired() -> None:
 
 
 def test_a_sliding_window_is_executed_over_all_of_its_slices() -> None:
-    operator = make(Sliding(25, 10))
+    operator = make(Sliding(us(25), us(10)))
     arrive(operator, 5, 10, 15, 20, 25)
     (order,) = [a for a in advance(operator, 35) if isinstance(a, Execute)]
     assert [a.window.start_us for a in order] == [-10, 0, 10]
@@ -162,7 +163,7 @@ def test_the_first_events_of_a_window_may_all_be_late() -> None:
 
 
 def test_a_block_that_is_late_for_some_windows_only_stays_in_memory() -> None:
-    operator = make(Tumbling(10), Tumbling(20))
+    operator = make(Tumbling(us(10)), Tumbling(us(20)))
     arrive(operator, 0)
     advance(operator, 10)
     assert arrive(operator, 0) == [Append(0, 0, 1, False)]

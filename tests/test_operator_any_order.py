@@ -27,15 +27,16 @@ from aion.core.operator.actions import (
 )
 from aion.core.slicing.grid import NO_SLICE, SliceGrid
 from aion.core.windows import Periodic, Sliding, Tumbling
+from tests.durations import us
 from tests.examples import some
 from tests.operators import executes, make, purged, said
 
 GRIDS = [
-    (Tumbling(10),),
-    (Sliding(20, 10),),
-    (Sliding(25, 10, 3),),
-    (Tumbling(10), Tumbling(30), Sliding(40, 20)),
-    (Tumbling(7), Tumbling(10, 3), Sliding(25, 15)),
+    (Tumbling(us(10)),),
+    (Sliding(us(20), us(10)),),
+    (Sliding(us(25), us(10), us(3)),),
+    (Tumbling(us(10)), Tumbling(us(30)), Sliding(us(40), us(20))),
+    (Tumbling(us(7)), Tumbling(us(10), us(3)), Sliding(us(25), us(15))),
 ]
 
 

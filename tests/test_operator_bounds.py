@@ -14,6 +14,7 @@ from aion.core.operator.actions import (
     WindowRef,
 )
 from aion.core.windows import Tumbling
+from tests.durations import us
 from tests.operators import advance, arrive, dropped, end_batch, executed, kinds, make, purged
 
 # -- final, and after ---------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def test_a_bound_of_zero_has_no_late_windows() -> None:
 
 
 def test_a_slice_is_purged_when_the_last_window_that_needs_it_is() -> None:
-    operator = make(Tumbling(10), Tumbling(40), bound=5)
+    operator = make(Tumbling(us(10)), Tumbling(us(40)), bound=5)
     arrive(operator, 0, 10)
     assert purged(advance(operator, 15)) == []
     assert purged(advance(operator, 44)) == []
@@ -94,7 +95,7 @@ def test_a_slice_is_purged_when_the_last_window_that_needs_it_is() -> None:
 
 
 def test_an_event_can_be_dropped_for_one_window_and_taken_by_another() -> None:
-    operator = make(Tumbling(10), Tumbling(40), bound=5)
+    operator = make(Tumbling(us(10)), Tumbling(us(40)), bound=5)
     arrive(operator, 0)
     advance(operator, 20)
     drop, append, other = arrive(operator, 0, 10)
@@ -109,7 +110,7 @@ def test_an_event_can_be_dropped_for_one_window_and_taken_by_another() -> None:
 
 
 def test_what_is_purged_does_not_come_back() -> None:
-    operator = make(Tumbling(10), Tumbling(40), bound=5)
+    operator = make(Tumbling(us(10)), Tumbling(us(40)), bound=5)
     arrive(operator, 0)
     advance(operator, 15)
     for _ in range(2):
@@ -129,10 +130,10 @@ def test_a_longer_bound_after_a_restart_does_not_bring_purged_windows_back() -> 
 
 def test_a_longer_bound_after_a_restart_does_not_make_windows_that_events_were_dropped_for() -> None:
     """The earlier block of the slice was dropped for the short window, so no pane of that window may hold it."""
-    operator = make(Tumbling(10), Tumbling(40), bound=5)
+    operator = make(Tumbling(us(10)), Tumbling(us(40)), bound=5)
     advance(operator, 20)
     assert [w for d in dropped(arrive(operator, 0)) for w in d.windows()] == [WindowRef(0, 0, 10)]
-    restarted = make(Tumbling(10), Tumbling(40), bound=1000, snapshot=operator.snapshot())
+    restarted = make(Tumbling(us(10)), Tumbling(us(40)), bound=1000, snapshot=operator.snapshot())
     assert [w for d in dropped(arrive(restarted, 0)) for w in d.windows()] == [WindowRef(0, 0, 10)]
 
 

@@ -16,6 +16,7 @@ import pytest
 import aion
 from aion.config import Policy, TriggerPolicy, load_policy, presets
 from state_backends.backends import STORES
+from tests.durations import us
 from tests.local.scenarios import (
     AGGREGATES,
     COLLECTED,
@@ -59,7 +60,7 @@ EAGER = {
 
 def policies(trigger: str) -> Iterator[tuple[str, Policy]]:
     """What differs, and what must not: how long windows live, and when they are executed, is the same for all."""
-    standard = load_policy("standard", {"lateness.initial_bound": BOUND, "trigger.kind": trigger})
+    standard = load_policy("standard", {"lateness.initial_bound": us(BOUND), "trigger.kind": trigger})
     same = {"lateness": standard.lateness, "trigger": standard.trigger}
     for preset in presets():
         for size, changes in {"as it is": {}, "tiny": TINY}.items():
@@ -128,7 +129,7 @@ def run(policy: Policy, **definition: Any) -> Run:
 @functools.cache
 def reference(which: str, trigger: str) -> Run:
     policy = load_policy(
-        "memory_only", {"lateness.initial_bound": BOUND, "trigger.kind": trigger, "memory.budget": "1GiB"}
+        "memory_only", {"lateness.initial_bound": us(BOUND), "trigger.kind": trigger, "memory.budget": "1GiB"}
     )
     return run(policy, **DEFINITIONS[which])
 

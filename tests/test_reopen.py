@@ -14,8 +14,8 @@ import pytest
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy, policy_to_text
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.query.plan import make_plan
 from aion.execute.assembly import make_builder, make_operator
 from aion.execute.contents import RowContents

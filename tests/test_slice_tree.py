@@ -25,6 +25,7 @@ from aion.core.slicing.tree import SliceTree, choose_height, spans
 from aion.errors import IntegerOverflow
 from aion.execute.combining import WINDOWS_AT_ONCE, Loaded, windows_at_once
 from tests import aggregate_oracle as o
+from tests.durations import us
 from tests.examples import some
 from tests.local.scenarios import (
     AGGREGATES,
@@ -205,7 +206,7 @@ SCHEMA = pa.schema(
 
 def plan_of(**aggregates: A.Aggregate) -> Plan:
     return make_plan(
-        SCHEMA, key="k", time="ts", windows=aion.Tumbling(1), aggregates=aggregates, apply=None, outputs=None
+        SCHEMA, key="k", time="ts", windows=aion.Tumbling(us(1)), aggregates=aggregates, apply=None, outputs=None
     )
 
 

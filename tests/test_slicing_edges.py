@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from aion.core.slicing.edges import EdgeSet, assign
 from aion.core.slicing.grid import SliceGrid
 from aion.core.windows import Periodic, Sliding, Tumbling
+from tests.durations import us
 from tests.oracle import Definition, slice_of
 from tests.test_windows import instants, several
 
@@ -27,7 +28,7 @@ def brute(windows: Sequence[Periodic]) -> list[Definition]:
 
 
 def many(count: int) -> list[Periodic]:
-    return [Tumbling(int(ms) * 1_000) for ms in np.linspace(1_000, 20_000, count).round()]
+    return [Tumbling(us(int(ms) * 1_000)) for ms in np.linspace(1_000, 20_000, count).round()]
 
 
 # -- edges ------------------------------------------------------------------------------------------------
@@ -47,7 +48,7 @@ def test_no_family_of_edges_is_kept_that_adds_none(windows: list[Periodic]) -> N
 
 
 def test_edges_lie_on_the_lattice_of_the_unit() -> None:
-    edges = edge_set([Tumbling("1 s", offset=300), Sliding("2 s", "1500 ms", offset=300)])
+    edges = edge_set([Tumbling("1 s", offset=us(300)), Sliding("2 s", "1500 ms", offset=us(300))])
     assert (edges.unit_us, edges.origin_us) == (500_000, 300)
     assert edges.density * HOUR >= len(edges.between(0, HOUR)) - 1
     assert (EdgeSet([]).unit_us, EdgeSet([]).density) == (0, 0.0)

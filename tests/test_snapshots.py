@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.base.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, sum_of, sums_by
 from aion.config import load_policy
 from aion.core.compaction import BlockFact, Compact, CompactionDone
 from aion.core.ingest.encoding import decode, encode
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.operator.actions import Arrived, BatchEnded, Event, SliceFacts, WatermarkAdvanced
 from aion.core.operator.keyed.orders import Arrivals
 from aion.core.operator.keyed.table import Table
@@ -35,6 +35,7 @@ from state_backends.server.verbs import Way, request_of
 from state_backends.store.codec_pool import CodecPool
 from state_backends.versions.json_values import dumps
 from state_backends.versions.manifest import Identity, Manifest, dump, load
+from tests.durations import us
 
 DAY = 86_400_000_000
 
@@ -122,7 +123,7 @@ WATERMARKS = TIMES | st.sampled_from([-(2**63), 2**63 - 1, 2**70])
 STEPS = st.lists(st.tuples(WATERMARKS, st.lists(st.tuples(TIMES, COUNTS), max_size=5)), min_size=1, max_size=6)
 WINDOWS = {
     "periodic": [aion.Tumbling("10 s"), aion.Sliding("1 min", "20 s")],
-    "long": [aion.Tumbling(LONGEST_US), aion.Tumbling("1 day")],
+    "long": [aion.Tumbling(us(LONGEST_US)), aion.Tumbling("1 day")],
     "sessions": [aion.Session("30 s"), aion.Tumbling("1 h")],
     "per record": [aion.PerRecord("1 min")],
     "counts": [aion.Count(2)],

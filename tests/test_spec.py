@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import os
+import pickle
+import pydoc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,8 +19,9 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 import aion
 from aion import aggregates as A
-from aion.core.query.spec import Keywords
+from aion.core.query.spec import Changes, Keywords
 from aion.errors import AionError, ConfigError, SchemaError, WindowError
+from tests.durations import us
 from tests.local.seconds import at
 
 ROOT = Path(__file__).parent.parent
@@ -33,13 +38,56 @@ def panes(operator: aion.LocalOperator) -> list[dict[str, Any]]:
 
 def test_keywords_are_the_fields_of_the_specification() -> None:
     fields = {field.name: field.type for field in dataclasses.fields(aion.Spec)}
-    assert {name: type_.__forward_arg__ for name, type_ in Keywords.__annotations__.items()} == fields
+    for keywords in (Keywords, Changes):
+        assert {name: type_.__forward_arg__ for name, type_ in keywords.__annotations__.items()} == fields
+    assert Keywords.__required_keys__ == {
+        field.name for field in dataclasses.fields(aion.Spec) if field.default is dataclasses.MISSING
+    }
+    assert not Changes.__required_keys__
 
 
-@pytest.mark.parametrize("call", [aion.windowed, aion.explain, aion.LocalOperator.__init__])
-def test_all_three_take_the_same(call: Callable[..., Any]) -> None:
-    assert call.__annotations__["definition"] == "Unpack[Keywords]"
-    assert call.__annotations__["spec"] == "Spec | None"
+@pytest.mark.parametrize("call", [aion.windowed, aion.explain, aion.LocalOperator])
+def test_help_shows_what_all_three_take(call: Callable[..., Any]) -> None:
+    shown = inspect.signature(call).parameters
+    assert "spec" in shown
+    for field in dataclasses.fields(aion.Spec):
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        parameter = shown[field.name]
+        assert (parameter.default, parameter.annotation) == (default, field.type)
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    text = pydoc.render_doc(call, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
+    assert "windows: 'Definitions', time: 'str', key: " in text and "**" not in text.splitlines()[2]
+
+
+def test_windowed_is_a_function_with_an_example() -> None:
+    assert inspect.isfunction(aion.windowed) and "aion.windowed(\n" in str(aion.windowed.__doc__)
+    assert pickle.loads(pickle.dumps(aion.windowed)) is aion.windowed
+
+
+@pytest.mark.proof
+def test_a_type_checker_knows_what_is_required(tmp_path: Path) -> None:
+    (tmp_path / "calls.py").write_text(
+        "import aion\n"
+        "from aion import aggregates as A\n"
+        "from typing import Any\n"
+        "def calls(df: Any, spec: aion.Spec) -> None:\n"
+        "    aion.windowed(df, windows=aion.Tumbling('1 m'), time='ts', aggregates={'n': A.count()}, lateness='1 h')\n"
+        "    aion.windowed(df, spec, key='k')\n"
+        "    aion.LocalOperator(spec, input_schema='ts timestamp')\n"
+        "    aion.LocalOperator(windows=aion.Tumbling('1 m'), time='ts')\n"
+        "    aion.windowed(df, windows=aion.Tumbling('1 m'))\n"
+        "    aion.explain(df, time='ts')\n"
+        "    aion.LocalOperator(time='ts')\n"
+        "    aion.windowed(df, spec, kee='k')\n"
+        "    aion.windowed(df, spec, key=5)\n"
+        "    aion.Tumbling(60)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "calls.py"]
+    told = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    wrong = {int(line.split(":")[1]) for line in told.stdout.splitlines() if ": error:" in line}
+    assert wrong == {9, 10, 11, 12, 13, 14}, told.stdout + told.stderr
 
 
 def test_a_specification_and_its_keywords_mean_the_same() -> None:
@@ -66,13 +114,13 @@ def test_the_schema_of_a_function_may_be_sparks_own() -> None:
     ("wrong", "error", "said"),
     [
         ({"windows": []}, WindowError, "none"),
-        ({"windows": [aion.Tumbling(5), aion.Tumbling(5)]}, WindowError, "twice"),
+        ({"windows": [aion.Tumbling(us(5)), aion.Tumbling(us(5))]}, WindowError, "twice"),
         ({"windows": None}, WindowError, "None is not a window definition; give e.g."),
         ({"windows": [None]}, WindowError, "None is not a window definition"),
         ({"windows": {"a": 5}}, WindowError, "'a' is 5, which is not a window definition"),
-        ({"windows": iter([aion.Tumbling(5)])}, WindowError, "is not a window definition"),
-        ({"windows": {1: aion.Tumbling(5)}}, WindowError, "1 is not a name"),
-        ({"windows": {"": aion.Tumbling(5)}}, WindowError, "'' is not a name"),
+        ({"windows": iter([aion.Tumbling(us(5))])}, WindowError, "is not a window definition"),
+        ({"windows": {1: aion.Tumbling(us(5))}}, WindowError, "1 is not a name"),
+        ({"windows": {"": aion.Tumbling(us(5))}}, WindowError, "'' is not a name"),
         ({"key": 1}, SchemaError, "key: 1 is neither the name of a column nor a list of names"),
         ({"key": b"k"}, SchemaError, "key: b'k' is neither"),
         ({"key": ["k", 1]}, SchemaError, r"key: \['k', 1\] is neither"),
@@ -105,7 +153,7 @@ def test_what_no_input_could_make_right_is_refused_at_once(
     [
         ({"windos": 1}, r"LocalOperator\(\) got an unexpected keyword argument 'windos'; did you mean 'windows'\?"),
         ({"time": "ts"}, r"LocalOperator\(\) needs the keyword argument 'windows'"),
-        ({"windows": aion.Tumbling(5)}, r"LocalOperator\(\) needs the keyword argument 'time'"),
+        ({"windows": aion.Tumbling(us(5))}, r"LocalOperator\(\) needs the keyword argument 'time'"),
     ],
 )
 def test_a_keyword_that_is_not_there_and_one_that_is_missing(definition: dict[str, Any], said: str) -> None:
@@ -115,32 +163,4 @@ def test_a_keyword_that_is_not_there_and_one_that_is_missing(definition: dict[st
 
 def test_what_is_no_specification() -> None:
     with pytest.raises(TypeError, match=r"takes an aion\.Spec or keywords"):
-        aion.LocalOperator({"windows": aion.Tumbling(5), "time": "ts"})  # type: ignore[arg-type]
-
-
-USER = """
-from typing import Any
-import aion
-from aion import aggregates as A
-
-spec = aion.Spec(windows=aion.Tumbling("1 minute"), time="ts", aggregates={{"n": A.count()}})
-
-def query(events: Any) -> object:
-    aion.windowed(events, spec, policy="demo")
-    return aion.{call}({events}windows=aion.Tumbling("1 minute"), time="ts", {keyword})
-"""
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("call", ["windowed", "explain", "LocalOperator"])
-def test_a_type_checker_knows_the_keywords(call: str, tmp_path: Path) -> None:
-    said = []
-    for n, keyword in enumerate(('key=["a"]', "key=5", 'kei="a"')):
-        file = tmp_path / f"user{n}.py"
-        file.write_text(USER.format(call=call, events="" if call == "LocalOperator" else "events, ", keyword=keyword))
-        check = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", file]
-        said.append(subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False).stdout)
-    right, wrong_type, wrong_name = said
-    assert right.startswith("Success"), right
-    assert "[arg-type]" in wrong_type and f'"{call}"' in wrong_type, wrong_type
-    assert 'Unexpected keyword argument "kei"' in wrong_name, wrong_name
+        aion.LocalOperator({"windows": aion.Tumbling(us(5)), "time": "ts"})  # type: ignore[arg-type]

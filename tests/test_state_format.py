@@ -18,9 +18,9 @@ import pytest
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy
 from aion.core.ingest.encoding import encode
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import FormatError
@@ -33,6 +33,7 @@ from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.versions.manifest import Identity, dump, load
 from state_backends.versions.shard import Shard
+from tests.durations import us
 from tests.state_reader import (
     HEADER,
     dead_blocks,
@@ -112,7 +113,7 @@ class OfShard(LocalKeyedAttempt):
 
 
 def make_definition(**how: Any) -> Plan:
-    windows = {"ten": aion.Tumbling(10_000_000), "thirty": aion.Tumbling(30_000_000)}
+    windows = {"ten": aion.Tumbling(us(10_000_000)), "thirty": aion.Tumbling(us(30_000_000))}
     arguments = {"aggregates": None, "apply": None, "outputs": None} | how
     return make_plan(SCHEMA, key="k", time="ts", windows=windows, **arguments)
 

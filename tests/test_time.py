@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -35,20 +37,36 @@ SECOND = 1_000_000
         ("+1 minute", 60 * SECOND),
         ("0 s", 0),
         ("0.5 us", 0),
-        (42, 42),
+        (0, 0),
+        ("interval 5 minutes", 300 * SECOND),
+        ("INTERVAL '5' MINUTE", 300 * SECOND),
+        ("interval '1 02:03:04.5' day to second", 93_784_500_000),
+        ("- 5 hours", -18_000 * SECOND),
+        ("1 day -2 hours", 79_200 * SECOND),
+        (".5 seconds", 500_000),
+        ("0.0000019 seconds", 1),
         (timedelta(minutes=2, microseconds=1), 120 * SECOND + 1),
         (timedelta(microseconds=-1), -1),
     ],
 )
-def test_durations_that_are_read(text: str | int | timedelta, us: int) -> None:
+def test_durations_that_are_read(text: object, us: int) -> None:
     assert duration_us(text) == us
 
 
-@pytest.mark.parametrize("value", ["", " ", "5", "m", "5 5", "five minutes", "5m!", "1:30", None, 1.5, True, b"5m", []])
+@pytest.mark.parametrize(
+    "value",
+    ["", " ", "5", "m", "5 5", "five minutes", "5m!", "1:30", None, True, b"5m", [], "interval", "intervals 5 m"],
+)
 def test_what_is_no_duration_is_refused_and_shown(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"gap.*not a duration") as caught:
         duration_us(value, what="gap")
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [5, -5, 1.5, 0.0, float("nan"), np.int64(5), np.float32(1.5), Decimal(5)])
+def test_a_number_has_no_unit(value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"gap of {value} has no unit; write e.g. '{value} seconds'"):
+        duration_us(value, what="gap")
 
 
 @pytest.mark.parametrize("unit", ["month", "years", "fortnight", "M5", "ns"])

@@ -15,6 +15,7 @@ import aion
 from aion.core.slicing.edges import assign
 from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
 from aion.errors import WindowError
+from tests.durations import us
 
 
 def is_marker(batch: Any) -> Any:
@@ -55,7 +56,7 @@ def test_definitions_are_told_apart_by_their_words_and_specs() -> None:
     ]
     specs = [tuple(sorted(window.spec().items())) for window in SOME]
     assert len(set(specs)) == len(SOME)
-    assert Session(1_800_000_000).spec() == SOME[0].spec()
+    assert Session(us(1_800_000_000)).spec() == SOME[0].spec()
     assert Count(100, 100) == Count(100) != Count(100, 10)
 
 

@@ -18,13 +18,14 @@ from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, SliceGrid
 from aion.core.windows import Periodic, named
 from aion.errors import WindowError
+from tests.durations import us
 from tests.oracle import Definition, slice_of
 
 SECOND = 1_000_000
 
-tumblings = st.builds(Tumbling, st.integers(1, 30), st.integers(-60, 60))
+tumblings = st.builds(Tumbling, st.integers(1, 30).map(us), st.integers(-60, 60).map(us))
 slidings = st.integers(1, 30).flatmap(
-    lambda size: st.builds(Sliding, st.just(size), st.integers(1, size), st.integers(-60, 60))
+    lambda size: st.builds(Sliding, st.just(us(size)), st.integers(1, size).map(us), st.integers(-60, 60).map(us))
 )
 windows = tumblings | slidings
 several = st.lists(windows, min_size=1, max_size=4)
@@ -59,7 +60,11 @@ def test_every_instant_is_in_a_sliding_window(window: Sliding, t: int) -> None:
 @given(windows)
 def test_an_offset_of_a_whole_period_is_none(window: Periodic) -> None:
     size, slide, offset = window.size_us, window.slide_us, window.offset_us
-    shifted = Tumbling(size, offset + size) if type(window) is Tumbling else Sliding(size, slide, offset + slide)
+    shifted = (
+        Tumbling(us(size), us(offset + size))
+        if type(window) is Tumbling
+        else Sliding(us(size), us(slide), us(offset + slide))
+    )
     assert shifted == window
     assert shifted.spec() == window.spec()
     assert str(shifted) == str(window)
@@ -87,7 +92,12 @@ def test_windows_are_called_by_their_own_words() -> None:
         (lambda: Tumbling("-1 minute"), "'-1 minute'"),
         (lambda: Tumbling("1 month"), "month"),
         (lambda: Tumbling("soon"), "'soon'"),
-        (lambda: Tumbling(1.5), "1.5"),  # type: ignore[arg-type]
+        (lambda: Tumbling(60), "Tumbling: size of 60 has no unit; write e.g. '60 seconds'"),  # type: ignore[arg-type]
+        (lambda: Tumbling(1.5), "1.5 has no unit"),  # type: ignore[arg-type]
+        (lambda: Tumbling(np.int64(5)), "size of 5 has no unit"),  # type: ignore[arg-type]
+        (lambda: Tumbling("1m", offset=5), "offset of 5 has no unit"),  # type: ignore[arg-type]
+        (lambda: Tumbling("1m", early=5), "early of 5 has no unit"),  # type: ignore[arg-type]
+        (lambda: Tumbling("1m", lateness=5.0), "lateness of 5.0 has no unit"),  # type: ignore[arg-type]
         (lambda: Tumbling("1m", offset="later"), "'later'"),
         (lambda: Sliding("1m", 0), "0"),
         (lambda: Sliding("0.4 us", "1m"), "'0.4 us'"),
@@ -108,7 +118,7 @@ def test_definitions_have_names() -> None:
     assert named({"short": minute, "also short": minute}) == {"short": minute, "also short": minute}
 
 
-@pytest.mark.parametrize("wrong", [[], {}, [Tumbling(1), Tumbling(1)], ["1 minute"], {"w": "1 minute"}, [None]])
+@pytest.mark.parametrize("wrong", [[], {}, [Tumbling(us(1)), Tumbling(us(1))], ["1 minute"], {"w": "1 minute"}, [None]])
 def test_definitions_that_cannot_be(wrong: Any) -> None:
     with pytest.raises(WindowError, match="windows"):
         named(wrong)
@@ -200,19 +210,19 @@ def test_slices_are_as_few_as_the_windows_allow(definitions: list[Periodic], t: 
 
 
 def test_windows_of_one_length_share_their_edges() -> None:
-    assert len(SliceGrid([Tumbling(10), Tumbling(20), Sliding(40, 10), Tumbling(30)]).families) == 1
-    assert len(SliceGrid([Sliding(25, 10)], segmented=False).families) == 2
-    assert len(SliceGrid([Sliding(25, 10)]).families) == 3, "and those of the segments"
+    assert len(SliceGrid([Tumbling(us(10)), Tumbling(us(20)), Sliding(us(40), us(10)), Tumbling(us(30))]).families) == 1
+    assert len(SliceGrid([Sliding(us(25), us(10))], segmented=False).families) == 2
+    assert len(SliceGrid([Sliding(us(25), us(10))]).families) == 3, "and those of the segments"
 
 
 def test_events_without_a_time_are_in_a_segment_of_their_own() -> None:
-    for definitions in ([Tumbling(10)], [Sliding(25, 10)]):
+    for definitions in ([Tumbling(us(10))], [Sliding(us(25), us(10))]):
         slices = np.array([NO_SLICE, 7, BEYOND_SLICE], np.int64)
         assert SliceGrid(definitions).segments(slices)[[0, 2]].tolist() == [NO_SLICE, BEYOND_SLICE]
 
 
 def test_the_input_is_left_alone() -> None:
     times = np.arange(-20, 20)
-    for definitions in ([Tumbling(7)], [Tumbling(7), Sliding(5, 3)], [Tumbling(7, 3)]):
+    for definitions in ([Tumbling(us(7))], [Tumbling(us(7)), Sliding(us(5), us(3))], [Tumbling(us(7), us(3))]):
         SliceGrid(definitions).starts(times)
         assert times.tolist() == list(range(-20, 20))

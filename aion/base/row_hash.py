@@ -1,6 +1,6 @@
 """A 64-bit hash of values or rows, computed over whole columns. Pure.
 
-It splits keys and feeds sketches. It is not Spark's hash (that is :mod:`aion.core.ingest.hashing`), and takes any type.
+It splits keys and feeds sketches. It is not Spark's hash (that is :mod:`aion.base.hashing`), and takes any type.
 """
 
 from __future__ import annotations

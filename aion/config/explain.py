@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aion.base.time import format_duration, format_instant
+from aion.base.time import EACH_BATCH_US, format_duration, format_instant
 from aion.config.limits import bucket_limit_bytes, budget_bytes
 from aion.config.model import Policy
 from aion.config.values import Multiple, Share, about_bytes, format_bytes
@@ -57,7 +57,11 @@ def _early_words(policy: Policy) -> Story:
         return []
     return [
         (
-            f"the watermark has moved by {format_duration(policy.trigger.early_us)}, and the window is open",
+            (
+                "a batch ends, and the window is open"
+                if policy.trigger.early_us == EACH_BATCH_US
+                else f"the watermark has moved by {format_duration(policy.trigger.early_us)}, and the window is open"
+            ),
             "If events came since, the window runs early. A pane of kind early comes out for each key with news.",
         )
     ]

@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 from aion.config.model import GONE, KeyPath, Policy, leaves, policy_to_json
 from aion.config.plugin import Arguments
 from aion.config.sections import Contradiction
-from aion.config.values import FileNumber, show
+from aion.config.values import show
 from aion.errors import PolicyError
 
 SPARK_PREFIX = "spark.aion."
@@ -72,7 +72,7 @@ def _source_of(named: str) -> Source:
     if not named.startswith("{"):
         return named
     try:
-        policy: dict[str, Any] = json.loads(named, parse_int=FileNumber)
+        policy: dict[str, Any] = json.loads(named)
     except ValueError as error:
         raise PolicyError(f"Spark conf {SPARK_PREFIX}policy: {show(named)} is not JSON: {error}") from None
     return policy
@@ -201,10 +201,9 @@ class _Layers:
         """Returns the plain value of a node. Notes where every key below it was written."""
         if not isinstance(node, yaml.MappingNode):
             try:
-                value = loader.construct_object(node, deep=True)
+                return loader.construct_object(node, deep=True)
             except ValueError as error:  # text that YAML takes for a date, but that is not a date
                 raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
-            return FileNumber(value) if type(value) is int else value
         result: dict[str, Any] = {}
         for key_node, child in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
@@ -245,7 +244,7 @@ class _Layers:
             case "literal_error":
                 text = f"{show(error['input'])} is not possible; write {context['expected']}"
             case _:
-                text = re.sub("^(size|duration): ", "", str(context.get("error", error["msg"])))
+                text = re.sub("^(size: |duration of )", "", str(context.get("error", error["msg"])))
         yield self._origins.get(path, _Origin("policy")), f"{'.'.join(path)}: {text}"
 
     def _contradiction(self, section: KeyPath, found: Contradiction) -> tuple[_Origin, str]:

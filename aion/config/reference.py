@@ -178,7 +178,8 @@ mapping as JSON.
 
 - **Sizes** have a unit, or are a number of bytes: B, KiB MiB GiB TiB (1024), KB MB GB TB (1000).
 - **Durations** always have a unit: us, ms, s, m, h, d, w or their English names. You can combine them:
-  `1 hour 30 minutes`. In Python, a `timedelta` will do too, and an integer is a number of microseconds.
+  `1 hour 30 minutes`. What Spark takes as an interval is a duration, too: `interval 5 minutes`. In Python, so is a
+  `timedelta`. Only 0 needs no unit.
 - **Shares** are numbers from 0 to 1, or percentages: `0.75` and `75%` are the same.
 
 `aion policy check FILE` lists every mistake with its line and what would be right. `aion policy explain FILE` describes

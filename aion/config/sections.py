@@ -22,6 +22,7 @@ from aion.config.values import (
     Children,
     CodecThreads,
     Coverage,
+    Early,
     EventCount,
     Executions,
     FanIn,
@@ -34,7 +35,6 @@ from aion.config.values import (
     MergeLevels,
     Multiple,
     OpenFraction,
-    OptionalInterval,
     OptionalSize,
     Port,
     PositiveFraction,
@@ -441,10 +441,10 @@ class TriggerPolicy(Section):
     """For interval: the length of an interval."""
     count: EventCount = 1000
     """For count: the window runs after this number of late events (of all its keys in a shard)."""
-    early_us: OptionalInterval = None
+    early_us: Early = None
     """How far the watermark moves between two early panes of an open window. They show what came so far, and come only
-    with news. A definition may have its own early=. Windows per record have none. null: a window says nothing before
-    its end.
+    with news. batch: they come at the end of each batch. A definition may have its own early=. Windows per record have
+    none. null: a window says nothing before its end.
 
     Set it if windows are long and you want to see them grow.
     """

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import TypeAdapter
 from pydantic_core import core_schema
 
-from aion.base.time import duration_us, format_duration
+from aion.base.time import EACH_BATCH_US, duration_us, format_duration, format_early
 from aion.errors import ConfigError
 
 _MAX_BOUND_US = 3_652_500 * 86_400_000_000  # 10,000 years: a window's end plus the bound fits in 64 bits
@@ -43,10 +43,6 @@ _SECRET = re.compile(r"secret|token|password|key|sig", re.IGNORECASE)
 _BOOL = TypeAdapter(bool)
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
-
-
-class FileNumber(int):
-    """An integer from YAML or JSON. There, a number without a unit is not a duration."""
 
 
 def show(value: object) -> str:
@@ -102,8 +98,6 @@ def _bound(value: Any) -> int:
         raise ConfigError(f"{show(value)} is negative; write 0 or more, e.g. '10m'")
     if bound_us > _MAX_BOUND_US:
         raise ConfigError(f"{show(value)} is too long; write at most '3652500 days'")
-    if bound_us and isinstance(value, FileNumber):
-        raise ConfigError(f"{value} has no unit; write e.g. '{value}s' or '{value}m'")
     return bound_us
 
 
@@ -269,6 +263,15 @@ def _interval(value: Any) -> int:
     return interval_us
 
 
+def _early(value: Any) -> int:
+    if value == "batch":
+        return EACH_BATCH_US
+    try:
+        return _interval(value)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or 'batch'; or null") from None
+
+
 def _location(value: object) -> str | None:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if text is None:
@@ -421,7 +424,15 @@ Timeout = Annotated[
     Written(_timeout, "duration with a unit, such as 60s, from 100ms to 1 day", (_BOUND_TEXT,), format_duration),
 ]
 Interval = Annotated[int, _INTERVAL]
-OptionalInterval = Annotated[int | None, _INTERVAL.or_null]
+Early = Annotated[
+    int | None,
+    Written(
+        _early,
+        "duration above 0 with a unit, such as 90s or 10m, or batch",
+        ({"const": "batch"}, _BOUND_TEXT),
+        format_early,
+    ).or_null,
+]
 Idle = Annotated[
     int | Multiple | None,
     Written(

@@ -3,7 +3,7 @@
 A day begins at the first instant at which the local date is that day or later. That is local midnight, and where the
 clocks skip midnight, the instant at which they do. A day that the clocks skip as a whole (Apia left out the 30th of
 December 2011) would begin with the next one: it has no instants. If the clocks go back over midnight, a day begins at
-the first of the two midnights.
+the first of the two midnights. Days may also begin at another local time, such as 5:00. Then all this is true of it.
 
 Rules are known for the years 1 to 9999. Beyond them they repeat every 400 years, as the Gregorian calendar does.
 """
@@ -36,23 +36,30 @@ _MONTHS = {"month": 1, "quarter": 3, "year": 12}
 _DAYS = {"day": 1, "week": 7}
 _UNITS = (*_DAYS, *_MONTHS)
 _CLOCK_UNITS = ("hour", "minute", "second", "millisecond", "microsecond")
-_MONDAY = 4
-"""The first Monday, in days since 1970-01-01."""
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_THURSDAY = 3
+"""1970-01-01 was a Thursday."""
+_START = re.compile(r"\s*(?:([A-Za-z]+)(?:\s+|\s*$))?(?:(\d{1,2}):(\d\d)(?::(\d\d))?)?\s*", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Steps:
     """``count`` units of the calendar: ``unit`` is day, week, month, quarter or year.
 
-    Steps are numbered. Number 0 begins on 1970-01-01, or with weeks on Monday, 1970-01-05.
+    Steps are numbered. Number 0 begins on 1970-01-01, or with weeks on the first ``weekday`` after that (0 is Monday).
+    ``time_us``: the time of day at which a step begins.
     """
 
     count: int
     unit: str
+    weekday: int = 0
+    time_us: int = 0
 
     @classmethod
-    def of(cls, text: str) -> Steps:
-        """Reads e.g. ``"1 day"``, ``"2 months"`` or ``"quarter"``. Raises WindowError."""
+    def of(cls, text: str, start: str | None = None) -> Steps:
+        """Reads e.g. ``"1 day"``, ``"2 months"`` or ``"quarter"``, and where they start, e.g. ``"05:00"`` or
+        ``"sunday"``. Raises WindowError.
+        """
         known = f"give a whole number of {', '.join(f'{unit}s' for unit in _UNITS[:-1])} or years, e.g. '1 day'"
         found = re.fullmatch(r"\s*(?:(\d+)\s+)?([A-Za-z]+)\s*", text) if isinstance(text, str) else None
         unit = found[2].lower().removesuffix("s") if found else ""
@@ -65,13 +72,26 @@ class Steps:
         count = int(found[1] or 1)
         if count == 0:
             raise WindowError(f"Calendar: {text!r} has no length; {known}")
-        steps = cls(count, unit)
+        steps = cls(count, unit, *_start(start, unit))
         if steps.longest_us > LONGEST_US:
             raise WindowError(f"Calendar: {text!r} is longer than times reach, which is about 70,000 years")
         return steps
 
     def __str__(self) -> str:
+        return self.every if self.start is None else f"{self.every} from {self.start}"
+
+    @property
+    def every(self) -> str:
+        """The length, as :meth:`of` reads it."""
         return f"{self.count} {self.unit}" + ("" if self.count == 1 else "s")
+
+    @property
+    def start(self) -> str | None:
+        """Where they start, as :meth:`of` reads it. None: at midnight, weeks on Mondays."""
+        minutes, seconds = divmod(self.time_us // 1_000_000, 60)
+        clock = f"{minutes // 60:02}:{minutes % 60:02}" + (f":{seconds:02}" if seconds else "")
+        words = [*([_WEEKDAYS[self.weekday]] if self.weekday else []), *([clock] if self.time_us else [])]
+        return " ".join(words) or None
 
     @property
     def days(self) -> int:
@@ -95,6 +115,8 @@ class Steps:
 
     def refine(self, other: Steps) -> bool:
         """Returns whether each of the other steps begins with one of these."""
+        if self.time_us != other.time_us:
+            return False
         if not self.days:
             return bool(other.months) and other.months % self.months == 0
         if not other.days:
@@ -117,7 +139,25 @@ class Steps:
 
     @property
     def _first(self) -> int:
-        return _MONDAY if self.unit == "week" else 0
+        return (self.weekday - _THURSDAY) % 7 if self.unit == "week" else 0
+
+
+def _start(text: str | None, unit: str) -> tuple[int, int]:
+    """Returns the weekday and the time of day of e.g. ``"sunday 05:00"``. Raises WindowError."""
+    if text is None:
+        return 0, 0
+    found = _START.fullmatch(text) if isinstance(text, str) and text.strip() else None
+    day, hours, minutes, seconds = found.groups() if found else (None, None, None, None)
+    time = [int(number or 0) for number in (hours, minutes, seconds)]
+    if found is None or time[0] > 23 or max(time[1:]) > 59 or (day is not None and day.lower() not in _WEEKDAYS):
+        raise WindowError(
+            f"Calendar: start of {text!r} is neither a time of day nor the first day of a week; give e.g. '05:00', "
+            "'sunday' or 'sunday 05:00'"
+        )
+    if day is not None and unit != "week":
+        raise WindowError(f"Calendar: start of {text!r} names a day, and only weeks begin on one; give a time: '05:00'")
+    seconds_of_day = (time[0] * 60 + time[1]) * 60 + time[2]
+    return (0 if day is None else _WEEKDAYS.index(day.lower())), seconds_of_day * 1_000_000
 
 
 @dataclass(frozen=True)
@@ -132,9 +172,9 @@ class ZoneRules:
         """Identifies the rules."""
         return hashlib.sha256(self.tzif).hexdigest()[:16]
 
-    def day_starts(self, days: Ints) -> Ints:
-        """Returns the first instant of each day, in µs. Days count from 1970-01-01."""
-        return _days_of(self).starts(days)
+    def day_starts(self, days: Ints, time_us: int = 0) -> Ints:
+        """Returns the first instant of each day, in µs. Days count from 1970-01-01, and begin at a local time."""
+        return _days_of(self, time_us).starts(days)
 
     def __repr__(self) -> str:
         return f"ZoneRules({self.name!r}, {self.digest})"
@@ -149,7 +189,8 @@ class _Days:
     FIRST, LAST = (datetime(year, 1, 1).toordinal() - datetime(1970, 1, 1).toordinal() for year in (400, 9600))
     """From the first of these days up to the second, zoneinfo knows the offsets. It knows a bit more."""
 
-    def __init__(self, rules: ZoneRules) -> None:
+    def __init__(self, rules: ZoneRules, time_us: int) -> None:
+        self._time = timedelta(microseconds=time_us)
         self._zone = zoneinfo.ZoneInfo.from_file(io.BytesIO(rules.tzif), key=rules.name)
         self._parts: dict[int, Ints] = {}
 
@@ -174,17 +215,17 @@ class _Days:
     def _part(self, part: int) -> Ints:
         if (found := self._parts.get(part)) is None:
             first = part * self.AT_ONCE
-            midnights = (datetime(1970, 1, 1) + timedelta(days=day) for day in range(first, first + self.AT_ONCE))
-            starts = [self._start(midnight) for midnight in midnights]
+            origin = datetime(1970, 1, 1) + self._time
+            starts = [self._start(origin + timedelta(days=day)) for day in range(first, first + self.AT_ONCE)]
             self._parts[part] = found = np.array(starts, np.int64)
         return found
 
-    def _start(self, midnight: datetime) -> int:
-        before, after = self._offset_us(midnight), self._offset_us(midnight.replace(fold=1))
-        us = (midnight - datetime(1970, 1, 1)) // timedelta(microseconds=1)
+    def _start(self, local: datetime) -> int:
+        before, after = self._offset_us(local), self._offset_us(local.replace(fold=1))
+        us = (local - datetime(1970, 1, 1)) // timedelta(microseconds=1)
         if before >= after:
             return us - before
-        # The clocks skip this midnight, at an instant from ``low`` on. Local times at or after it are at ``high``.
+        # The clocks skip this local time, at an instant from ``low`` on. Local times at or after it are at ``high``.
         low, high = us - after, us - before
         while low < high:
             middle = (low + high) // 2
@@ -207,8 +248,8 @@ class _Days:
 
 
 @lru_cache(maxsize=64)
-def _days_of(rules: ZoneRules) -> _Days:
-    return _Days(rules)
+def _days_of(rules: ZoneRules, time_us: int) -> _Days:
+    return _Days(rules, time_us)
 
 
 class Pins:
@@ -262,7 +303,7 @@ class CalendarEdges:
 
     def starts(self, numbers: Ints) -> Ints:
         """Returns the start of each step, in µs."""
-        found = self.rules.day_starts(self.steps.first_day(numbers))
+        found = self.rules.day_starts(self.steps.first_day(numbers), self.steps.time_us)
         return self.pins.applied(numbers, found) if len(self.pins) else found
 
     def numbers(self, times_us: Ints) -> Ints:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from aion.base.time import format_duration
 from aion.core.calendars import CalendarEdges, ZoneRules
-from aion.core.timing import NO_TIMING, Duration, Timing, When, checked_us, positive_us
+from aion.core.timing import NO_TIMING, Duration, DurationOrZero, Timing, When, checked_us, positive_us
 from aion.errors import WindowError
 
 Ints = npt.NDArray[np.int64]
@@ -107,7 +107,7 @@ class Tumbling(Periodic):
 
     __slots__ = ()
 
-    def __init__(self, size: Duration, offset: Duration = 0, **when: Unpack[When]) -> None:
+    def __init__(self, size: Duration, offset: DurationOrZero = 0, **when: Unpack[When]) -> None:
         size_us = positive_us(size, "Tumbling: size")
         Periodic.__init__(self, size_us, size_us, _offset(offset, size_us), Timing.of("Tumbling", when))
 
@@ -126,7 +126,7 @@ class Sliding(Periodic):
 
     __slots__ = ()
 
-    def __init__(self, size: Duration, slide: Duration, offset: Duration = 0, **when: Unpack[When]) -> None:
+    def __init__(self, size: Duration, slide: Duration, offset: DurationOrZero = 0, **when: Unpack[When]) -> None:
         size_us, slide_us = positive_us(size, "Sliding: size"), positive_us(slide, "Sliding: slide")
         if slide_us > size_us:
             raise WindowError(
@@ -147,7 +147,7 @@ class Sliding(Periodic):
 
 @dataclass(frozen=True, repr=False)
 class Calendar:
-    """Windows from one local midnight to another: days, weeks, months, quarters or years of a zone.
+    """Windows from one local midnight, or another time of day, to the next: days, weeks, months, quarters or years.
 
     ``edges``: where they begin. ``earlier``: the edges by the rules that a query knew before. Slices end there, too,
     because windows that live keep their edges when the rules of a zone change.
@@ -211,7 +211,9 @@ class Calendar:
 
     def spec(self) -> dict[str, int | str]:
         """Returns what identifies this definition after a restart. The rules of the zone may be others then."""
-        return {"type": "calendar", "every": str(self.edges.steps), "zone": self.zone}
+        steps = self.edges.steps
+        start = {} if steps.start is None else {"start": steps.start}
+        return {"type": "calendar", "every": steps.every, "zone": self.zone, **start}
 
     def __str__(self) -> str:
         return f"calendar {self.edges.steps} {self.zone}"
@@ -471,7 +473,7 @@ def _positive_number(value: int, what: str) -> int:
     return value
 
 
-def _offset(value: Duration, period_us: int) -> int:
+def _offset(value: DurationOrZero, period_us: int) -> int:
     # Modulo the period, so that equal definitions compare equal: an offset of a whole period changes nothing.
     return checked_us(value, "offset") % period_us
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -92,6 +92,8 @@ def apply_window(
 ) -> Iterator[pa.RecordBatch]:
     """The result rows of one execution. The function runs for the keys that changed since the execution before.
 
+    A key for which it returns nothing is retracted if the execution before had events of it.
+
     ``keys``: those keys, if they are known. Without key columns, the events are passed on as they are read. With key
     columns, the events are grouped first: in memory up to ``memory_limit_bytes`` of decoded events, and beyond that
     through temporary files in ``spill_folder``.
@@ -102,7 +104,7 @@ def apply_window(
         if not plan.key:
             rows = _call(plan, (), window, (d.batch for d in decoded))
             shown = _Shown((), execute.window, execute.closes_us, execute.pane, execute.events, execute.late_events)
-            collected.add(shown, rows)
+            collected.add(shown, rows, again=execute.changed_since >= 0)
         else:
             pieces = (
                 Piece(d.batch, d.seq > execute.changed_since, d.seq >= execute.late_from, d.mapped) for d in decoded
@@ -112,16 +114,17 @@ def apply_window(
                     rows = _call(plan, group.key, window, group.parts)
                     counts = group.events, group.late_events
                     shown = _Shown(group.key, execute.window, execute.closes_us, execute.pane, *counts)
-                    collected.add(shown, rows)
+                    collected.add(shown, rows, again=group.seen)
                     del group, rows  # otherwise they keep this key's events while the next key's are read
                     if collected.is_full:
                         yield collected.take()
-    if collected.rows:
-        yield collected.take()
+    yield from collected.rest()
 
 
 def apply_keyed(plan: Plan, order: ExecuteKeyed, held: HeldRows, limit_bytes: int) -> Iterator[pa.RecordBatch]:
     """Runs the function for windows of single keys. ``held``: see :func:`aion.execute.keyed_panes.locate`.
+
+    A window for which it returns nothing is retracted if it was executed before.
 
     The events of small windows are copied together, up to ``limit_bytes``. Those of a larger one are read while the
     function runs.
@@ -138,11 +141,11 @@ def apply_keyed(plan: Plan, order: ExecuteKeyed, held: HeldRows, limit_bytes: in
         for (begin, length), key, start, end, *shown in zip(where, keys, *columns, strict=False):
             own = events.chunks(rows) if taken is None else iter([taken.slice(begin, length)])
             result = _call(plan, key, Window(start, end, name), own)
-            collected.add(_Shown(key, WindowRef(order.definition, start, end), *shown), result)
+            of_pane = _Shown(key, WindowRef(order.definition, start, end), *shown)
+            collected.add(of_pane, result, again=of_pane.pane > 0)
             if collected.is_full:
                 yield collected.take()
-    if collected.rows:
-        yield collected.take()
+    yield from collected.rest()
 
 
 def dropped_events(
@@ -190,6 +193,7 @@ class _Collected:
         self._tables: list[pa.Table] = []
         self._dicts: list[Mapping[str, Any]] = []
         self._groups: list[_Shown] = []
+        self._gone: list[_Shown] = []
         self._counts: list[int] = []
         self._in_tables = 0  # how many groups, from the first on, have all their rows in the tables
         self.rows = 0
@@ -199,9 +203,12 @@ class _Collected:
     def is_full(self) -> bool:
         return self.rows >= ROWS_AT_ONCE or self._size_bytes >= BYTES_AT_ONCE
 
-    def add(self, shown: _Shown, rows: list[Mapping[str, Any]] | pa.Table) -> None:
+    def add(self, shown: _Shown, rows: list[Mapping[str, Any]] | pa.Table, *, again: bool) -> None:
+        """Adds what the function returned for a key. ``again``: it ran for this key and window before."""
         n = len(rows)
         if not n:
+            if again:
+                self._gone.append(shown)
             return
         if isinstance(rows, pa.Table):
             self._settle()
@@ -218,29 +225,42 @@ class _Collected:
 
     def take(self) -> pa.RecordBatch:
         self._settle()
-        table = pa.concat_tables(self._tables)
-        keys_of, windows, closes, panes, events, late_events = zip(*self._groups, strict=True)
-        which = np.repeat(np.arange(len(self._counts)), self._counts)
+        batch = self._rows(self._kind, self._groups, pa.concat_tables(self._tables).columns, self._counts)
+        self._tables, self._groups, self._counts, self.rows, self._size_bytes = [], [], [], 0, 0
+        self._in_tables = 0
+        return batch
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """All rows that are left, and the retractions."""
+        if self.rows:
+            yield self.take()
+        if self._gone:
+            nothing = [shown._replace(events=0, late_events=0) for shown in self._gone]
+            yield self._rows(PaneKind.RETRACTED, nothing, None, [1] * len(nothing))
+
+    def _rows(
+        self, kind: PaneKind, groups: Sequence[_Shown], outputs: Sequence[Any] | None, counts: Sequence[int]
+    ) -> pa.RecordBatch:
+        keys_of, windows, closes, panes, events, late_events = zip(*groups, strict=True)
+        which = np.repeat(np.arange(len(counts)), counts)
         of_row = pa.array(which)
         plan = self._plan
         keys = [
             pa.array([key[i] for key in keys_of], plan.schema.field(name).type).take(of_row)
             for i, name in enumerate(plan.key)
         ]
-        batch = pane_rows(
+        closes_us = None if outputs is None else np.array(closes, np.int64)
+        return pane_rows(
             plan,
             keys=keys,
-            outputs=table.columns,
-            windows=WindowColumns.of(windows)._replace(closes_us=np.array(closes, np.int64)),
+            outputs=outputs,
+            windows=WindowColumns.of(windows)._replace(closes_us=closes_us),
             which=which,
-            pane=np.repeat(np.array(panes, np.int32), self._counts),
-            kind=pa.repeat(self._kind.value, self.rows),
-            events=np.repeat(events, self._counts),
-            late_events=np.repeat(late_events, self._counts),
+            pane=np.repeat(np.array(panes, np.int32), counts),
+            kind=pa.repeat(kind.value, len(which)),
+            events=np.repeat(events, counts),
+            late_events=np.repeat(late_events, counts),
         )
-        self._tables, self._groups, self._counts, self.rows, self._size_bytes = [], [], [], 0, 0
-        self._in_tables = 0
-        return batch
 
     def _settle(self) -> None:
         """Turns the collected dicts into a table. Raises ApplyError with the key and window of rows that do not fit."""
@@ -269,10 +289,16 @@ def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]
     assert plan.apply is not None
     try:
         result = plan.apply(key, window, events)
-        if isinstance(result, pa.RecordBatch):
-            return pa.Table.from_batches([result]).select(plan.outputs.names).cast(plan.outputs)
-        if isinstance(result, pa.Table):
-            return result.select(plan.outputs.names).cast(plan.outputs)
+        if isinstance(result, pa.RecordBatch | pa.Table):
+            if surplus := _surplus(plan, result.schema.names):
+                raise ValueError(surplus)
+            table = result if isinstance(result, pa.Table) else pa.Table.from_batches([result])
+            return table.select(plan.outputs.names).cast(plan.outputs)
+        if type(result).__module__.partition(".")[0] == "pandas":
+            raise TypeError(
+                f"it returned a {type(result).__name__} of pandas; return "
+                "pyarrow.Table.from_pandas(frame, preserve_index=False), or frame.to_dict('records')"
+            )
         rows = [result] if isinstance(result, Mapping) or not isinstance(result, Iterable) else list(result)
     except Exception as error:
         raise ApplyError(f"{_where(key, window)}: {type(error).__name__}: {error}") from error
@@ -282,13 +308,20 @@ def _call(plan: Plan, key: Key, window: Window, events: Iterator[pa.RecordBatch]
                 f"{_where(key, window)}: returned {row!r}, of type {type(row).__name__}; return a mapping of column "
                 "names to values, several of them, or a pyarrow table"
             )
-        unknown = sorted(set(row) - set(plan.outputs.names), key=str)
-        if unknown:
-            raise ApplyError(
-                f"{_where(key, window)}: returned the column {unknown[0]!r}, which the schema does not have; "
-                f"it has {', '.join(plan.outputs.names)}"
-            )
+        if surplus := _surplus(plan, row):
+            raise ApplyError(f"{_where(key, window)}: {surplus}")
     return rows
+
+
+def _surplus(plan: Plan, names: Iterable[str]) -> str | None:
+    """Says that a result has a column too many. None if it has none."""
+    unknown = sorted(set(names) - set(plan.outputs.names), key=str)
+    if not unknown:
+        return None
+    return (
+        f"returned the column {unknown[0]!r}, which the schema does not have; it has "
+        f"{', '.join(plan.outputs.names)}: add the column to schema=, or do not return it"
+    )
 
 
 def _size_of(value: Any) -> int:

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, Share, load_policy
 from aion.config.sections import TriggerPolicy
 from aion.core.compaction import BlockCompaction
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import BlockSettings
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.completeness import Completeness
 from aion.core.operator.keyed.kinds import shape_of
@@ -23,10 +23,11 @@ from aion.core.operator.late_work import LateWork
 from aion.core.operator.operator import SNAPSHOT_VERSION, WITHOUT_PAGES, Operator
 from aion.core.operator.rules import Own, Rules
 from aion.core.query.plan import Plan
+from aion.core.query.spec import Spec
 from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
-from aion.core.windows import Aligned, Definition, Periodic, PerRecord
+from aion.core.windows import Aligned, Definition, Periodic, PerRecord, named
 from aion.errors import FormatError, PolicyError
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.contents import RowContents
@@ -200,20 +201,31 @@ def own_triggers(windows: Mapping[str, Definition]) -> dict[str, TriggerPolicy]:
 
     Also for a key that its kind does not use. In a policy such a key may stand: it has all keys.
     """
-    triggers: dict[str, TriggerPolicy] = {}
-    for name, window in windows.items():
-        if window.timing.trigger is None:
-            continue
-        asked = dict(window.timing.trigger)
-        triggers[name] = found = load_policy({"trigger": asked}, what=f"windows: {name!r}").trigger
-        for key, value in asked.items():
-            if key not in ("kind", *_KEYS_OF_KIND[found.kind]):
-                kind = next(kind for kind, keys in _KEYS_OF_KIND.items() if key in keys)
+    asked = {name: dict(window.timing.trigger) for name, window in windows.items() if window.timing.trigger is not None}
+    return {name: _trigger_alone(trigger, f"windows: {name!r}") for name, trigger in asked.items()}
+
+
+def check_triggers(spec: Spec) -> None:
+    """Raises PolicyError if the trigger of a call, or of one of its definitions, is wrong."""
+    if isinstance(trigger := spec.policy_overrides.get("trigger"), Mapping):
+        _trigger_alone(trigger, "keyword")
+    own_triggers(named(spec.windows))
+
+
+def _trigger_alone(asked: Mapping[str, Any], what: str) -> TriggerPolicy:
+    found = load_policy({"trigger": asked}, what=what).trigger
+    for key, value in asked.items():
+        if key not in ("kind", *_KEYS_OF_KIND[found.kind]):
+            kind = next((kind for kind, keys in _KEYS_OF_KIND.items() if key in keys), None)
+            if kind is None:  # early: it is beside the kinds
                 raise PolicyError(
-                    f"windows: {name!r}: trigger.{key}: {value!r} says nothing about kind {found.kind!r}; "
-                    f"write {{'kind': {kind!r}, {key!r}: {value!r}}}, or leave {key} out"
+                    f"{what}: trigger.{key}: {value!r} is not part of a trigger; give each definition {key}="
                 )
-    return triggers
+            raise PolicyError(
+                f"{what}: trigger.{key}: {value!r} says nothing about kind {found.kind!r}; "
+                f"write {{'kind': {kind!r}, {key!r}: {value!r}}}, or leave {key} out"
+            )
+    return found
 
 
 def _staleness_bound(trigger: TriggerPolicy) -> float | None:

@@ -33,9 +33,9 @@ from aion.core.operator.actions import (
 )
 from aion.core.operator.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
 from aion.core.operator.operator import Operator
+from aion.core.operator.unique import Unique
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import start_of
-from aion.core.unique import Unique
 from aion.execute.applying import Seen
 from aion.execute.combining import windows_at_once
 from aion.execute.compactions import carry_out

@@ -41,12 +41,16 @@ class Piece(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The events of one key, in the order of arrival. Read ``parts`` once, before you take the next group."""
+    """The events of one key, in the order of arrival. Read ``parts`` once, before you take the next group.
+
+    ``seen``: whether some of them were there when the window was last executed.
+    """
 
     key: Key
     parts: Iterator[pa.RecordBatch]
     events: int
     late_events: int
+    seen: bool
 
 
 class _Runs(NamedTuple):
@@ -99,7 +103,9 @@ def group_in_memory(names: Sequence[str], pieces: Iterable[Piece]) -> Iterator[G
     ends = np.append(begins[1:], len(codes))
     events = np.add.reduceat(sizes, begins)
     late_events = np.add.reduceat(np.where(np.array([p.late for p in held])[of_batch], sizes, 0), begins)
-    changed = np.flatnonzero(np.logical_or.reduceat(np.array([p.changed for p in held])[of_batch], begins))
+    is_changed = np.array([p.changed for p in held])[of_batch]
+    seen = np.logical_or.reduceat(~is_changed, begins)
+    changed = np.flatnonzero(np.logical_or.reduceat(is_changed, begins))
     if not len(changed):
         return
     # Sort by a hash of the keys, so that the order does not depend on how blocks were compacted.
@@ -109,12 +115,12 @@ def group_in_memory(names: Sequence[str], pieces: Iterable[Piece]) -> Iterator[G
         some = changed[start : start + _KEYS_AT_ONCE]
         rows = pa.array(order[begins[some]])
         keys = keys_of(names, [runs.keys.column(name).take(rows) for name in names])
-        numbers = (a[some].tolist() for a in (begins, ends, events, late_events))
-        for key, begin, end, count, late in zip(keys, *numbers, strict=True):
+        numbers = (a[some].tolist() for a in (begins, ends, events, late_events, seen))
+        for key, begin, end, count, late, before in zip(keys, *numbers, strict=True):
             where = zip(
                 of_batch[begin:end].tolist(), starts[begin:end].tolist(), sizes[begin:end].tolist(), strict=True
             )
-            yield Group(key, (batches[b].slice(first, size) for b, first, size in where), count, late)
+            yield Group(key, (batches[b].slice(first, size) for b, first, size in where), count, late, before)
 
 
 def _find_runs(names: Sequence[str], batches: list[pa.RecordBatch]) -> _Runs:

@@ -132,7 +132,7 @@ def _split(
                 if file.size_bytes <= limit_bytes or (file.key is None and splits == MAX_SPLITS):
                     yield from group_in_memory(names, file.drain())
                 elif file.key is not None:
-                    yield Group(file.key, (p.batch for p in file.drain()), file.events, file.late_events)
+                    yield Group(file.key, (p.batch for p in file.drain()), file.events, file.late_events, file.seen)
                 else:
                     yield from _split(names, file.drain(), limit_bytes, folder, splits + 1)
 
@@ -175,8 +175,8 @@ class _File:
     """A temporary file of pieces, and what must be known about them before they are read.
 
     Consecutive pieces with the same ``changed`` and ``late`` are merged into batches of about ``buffer_bytes``.
-    ``key``: the key of all pieces, if they have only one. ``changed``: whether any piece is changed. ``size_bytes``,
-    ``events``, ``late_events``: of all pieces.
+    ``key``: the key of all pieces, if they have only one. ``changed``, ``seen``: whether any piece is changed, and
+    any is not. ``size_bytes``, ``events``, ``late_events``: of all pieces.
     """
 
     def __init__(self, names: Sequence[str], folder: str | None, buffer_bytes: int) -> None:
@@ -192,7 +192,7 @@ class _File:
         self._first: pa.RecordBatch | None = None
         self.key: Key | None = None if names else ()
         self.size_bytes = self.events = self.late_events = 0
-        self.changed = False
+        self.changed = self.seen = False
 
     def add(self, piece: Piece) -> None:
         batch, are = piece.batch, (piece.changed, piece.late)
@@ -206,6 +206,7 @@ class _File:
         self.events += batch.num_rows
         self.late_events += batch.num_rows if piece.late else 0
         self.changed |= piece.changed
+        self.seen |= not piece.changed
         if self._waiting_bytes >= self._buffer_bytes:
             self.flush()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from aion.base.time import duration_us
+from aion.base.time import duration_us, format_duration
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
 from aion.core.timing import NO_TIMING, Timing
 from aion.core.windows import Aligned, Calendar, Periodic
@@ -16,17 +16,18 @@ from aion.core.windows import Aligned, Calendar, Periodic
 def to_json(window: Aligned) -> list[Any]:
     if isinstance(window, Periodic):
         return [window.size_us, window.slide_us, window.offset_us]
-    rules = window.edges.rules
-    return [str(window.edges.steps), rules.name, base64.b64encode(rules.tzif).decode("ascii")]
+    steps, rules = window.edges.steps, window.edges.rules
+    start = [] if steps.start is None else [steps.start]
+    return [steps.every, rules.name, base64.b64encode(rules.tzif).decode("ascii"), *start]
 
 
 def from_json(values: Sequence[Any], timing: Timing = NO_TIMING) -> Aligned:
     if isinstance(values[0], int):
         size_us, slide_us, offset_us = values
         return Periodic(size_us, slide_us, offset_us, timing)
-    every, zone, tzif = values
+    every, zone, tzif, *start = values
     rules = ZoneRules(zone, base64.b64decode(tzif))
-    return Calendar(CalendarEdges(Steps.of(every), rules), timing=timing)
+    return Calendar(CalendarEdges(Steps.of(every, *start), rules), timing=timing)
 
 
 def timing_to_json(timing: Timing) -> dict[str, Any]:
@@ -44,4 +45,4 @@ def timing_from_json(values: Mapping[str, Any]) -> Timing:
 
 def _plain(value: Any) -> Any:
     """A setting of a trigger as the same setting in JSON."""
-    return duration_us(value) if isinstance(value, timedelta) else value
+    return format_duration(duration_us(value)) if isinstance(value, timedelta) else value

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.core.operator.actions import PaneKind
-from aion.core.query.plan import DROPPED_COLUMNS, WINDOW_COLUMNS
+from aion.core.query.columns import DROPPED_COLUMNS, WINDOW_COLUMNS
 from aion.errors import SchemaError
 
 KIND = "kind"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from aion.base.hashing import ShardOfKeys
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import BlockSettings
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.query.plan import Plan
 from aion.core.topology import Tree
 from aion.spark.blocks import BlockRows
@@ -59,11 +59,15 @@ class ChildWork:
 
 
 class Child:
-    """The function for ``mapInArrow``. Its input is the plan's columns; without ``shard_of``, also the shard id."""
+    """The function for ``mapInArrow``. Its input is the plan's columns; without ``shard_of``, also the shard id.
 
-    def __init__(self, work: ChildWork, shard_of: ShardOfKeys | None) -> None:
+    ``flags_ahead``: the last column says which events are ahead of the clock.
+    """
+
+    def __init__(self, work: ChildWork, shard_of: ShardOfKeys | None, *, flags_ahead: bool = False) -> None:
         self._work = work
         self._shard_of = shard_of
+        self._flags_ahead = flags_ahead
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = self._work.plan.schema
@@ -77,7 +81,11 @@ class Child:
                     schema=schema,
                 )
                 shards = batch.column(len(schema)) if self._shard_of is None else None
-                yield from sending.of(builder.add(events, shards))
+                ahead = None
+                if self._flags_ahead:
+                    flags = batch.column(batch.num_columns - 1)
+                    ahead = flags.to_numpy(zero_copy_only=False) if flags.true_count else None
+                yield from sending.of(builder.add(events, shards, ahead))
             yield from sending.finish(builder.finish())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from aion.aggregates.layout import Layout
 from aion.aggregates.lists import Distinct
 from aion.aggregates.partial import Partial
-from aion.base.time import format_duration
+from aion.base.time import EACH_BATCH_US, format_duration
 from aion.config import Policy
 from aion.config.sections import TriggerPolicy
 from aion.config.values import format_bytes
@@ -35,13 +35,15 @@ def explain_plan(
     asked_levels: int,
     reading: str | None = None,
     lossy: Sequence[str] = (),
+    ahead_us: int | None = None,
     hand_over_bytes: int | None = None,
 ) -> str:
     """Says the text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer.
 
-    ``reading``: how the children read events themselves. None: Spark reads them. ``lossy``: what drops late rows before
-    they get here. ``hand_over_bytes``: from how many
-    bytes on they hand events over in files (docs/hand-over.md). None: they never do.
+    ``reading``: how the children read events themselves. None: Spark reads them. ``lossy``: what drops late rows
+    before they get here. ``ahead_us``: how far events may be ahead of the clock. None: as far as they like.
+    ``hand_over_bytes``: from how many bytes on they hand events over in files (docs/hand-over.md). None: they never
+    do.
     """
     by = f"by key {', '.join(plan.key)}" if plan.key else "without key"
     sections = {
@@ -57,12 +59,18 @@ def explain_plan(
                 ("before", f"{name} drops rows that are later than the watermark, before they get here")
                 for name in lossy
             ),
+            *([] if ahead_us is None else [("clock", _ahead(ahead_us))]),
             *_places(plan, policy, tree, asked_levels),
         ],
         "What crosses the network": [*_crossing(plan, tree, decisions, hand_over_bytes)],
         "State": [("", _state(policy, final_only=plan.final_only)), *_completeness(plan, policy)],
     }
     return "\n\n".join("\n".join((title, *map(_line, lines))) for title, lines in sections.items()) + "\n"
+
+
+def _ahead(ahead_us: int) -> str:
+    most = format_duration(ahead_us)
+    return f"events more than {most} after the start of their batch do not move the watermark, and are dropped."
 
 
 def _line(line: Line) -> str:
@@ -109,7 +117,10 @@ def _timing(plan: Plan, policy: Policy) -> Iterator[Line]:
         timing, says = window.timing, []
         early_us = policy.trigger.early_us if timing.early_us is None else timing.early_us
         if early_us is not None and not isinstance(window, PerRecord) and not plan.final_only:
-            says.append(f"yields early panes each time the watermark has moved by {format_duration(early_us)}")
+            each = "in each batch with news"
+            if early_us != EACH_BATCH_US:
+                each = f"each time the watermark has moved by {format_duration(early_us)}"
+            says.append(f"yields early panes {each}")
         if name in triggers and not plan.final_only:
             says.append(f"runs again {_again(triggers[name])}")
         if timing.bound_us is not None:
@@ -127,7 +138,7 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
         f"every {format_duration(f.period_us)}" + (f" from {format_duration(f.phase_us)} on" if f.phase_us else "")
         for f in edges.families
     ]
-    ends += [f"at midnight in {c.rules.name} ({_each(c.steps)})" for c in edges.calendars]
+    ends += [f"at {c.steps.start or 'midnight'} in {c.rules.name} ({_each(c.steps)})" for c in edges.calendars]
     if ends:
         most = sum(1 if isinstance(w, Calendar) else -(-w.size_us // w.slide_us) for w in aligned)
         shared = f"for all windows that contain it (up to {most})" if most > 1 else "for its window"
@@ -142,7 +153,7 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
 
 
 def _each(steps: Steps) -> str:
-    return f"every {steps.unit if steps.count == 1 else steps}"
+    return f"every {steps.unit if steps.count == 1 else steps.every}"
 
 
 # -- aggregates -----------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from aion.base.hashing import ShardOfKeys
 from aion.core.ingest.conforming import Conforming
 from aion.core.ingest.file_parts import Part
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.errors import AionError, SchemaError, TransformError
 from aion.execute.file_reading import FileReader
 from aion.execute.skipped_files import Records

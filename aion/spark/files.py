@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
-from aion.core.ingest.hashing import ShardOfKeys
+from aion.base.hashing import ShardOfKeys
 from aion.core.query.plan import Plan
 from aion.errors import ConfigError, SchemaError
 from aion.execute.file_formats import Format
@@ -182,6 +182,10 @@ class Files:
         rows = self._input(scan).mapInArrow(FileRows(scan), StructType([*columns, *_COUNT_FIELDS]))
         column, delay_us = self._watermark
         return _counted(rows, name).withWatermark(quoted(column), _spark_delay(delay_us))
+
+    @property
+    def ahead_us(self) -> int | None:
+        return None
 
     @property
     def lossy(self) -> Sequence[str]:

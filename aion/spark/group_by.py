@@ -12,9 +12,9 @@ from pyspark.sql.classic.column import Column
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, VariantType
 
+from aion.base.hashing import hashed_as
 from aion.config import Policy, policy_to_text
 from aion.config.layers import Source as PolicySource
-from aion.core.ingest.hashing import hashed_as
 from aion.errors import ConfigError
 from aion.execute.assembly import prestages
 from aion.spark import starts, upstream
@@ -220,6 +220,11 @@ def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int], *, time
         _check_key(field)
         names.append(field.name)
         if field.name not in df.columns or _text(column) not in (field.name, quoted(field.name)):
+            if field.name in df.columns and _text(column).endswith(f" AS {field.name}"):
+                raise ConfigError(
+                    f"group_by: {field.name!r} is a column of the DataFrame already, so rows would have two; give the "
+                    "expression another alias"
+                )
             names[-1] = f"{_KEY}{number}"
             own[names[-1]] = (F.col(column) if isinstance(column, str) else column), field.name
         fields.append(StructField(field.name, field.dataType))

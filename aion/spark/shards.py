@@ -31,7 +31,7 @@ def shard_ids(shards: int) -> list[int]:
 def shard_column(keys: Sequence[tuple[Column, DataType]], ids: Sequence[int]) -> Column:
     """Returns the shard id of a row, from the hash of its key. Without a key, all rows go to one shard.
 
-    Gives the same ids as aion.core.ingest.hashing.
+    Gives the same ids as aion.base.hashing.
     """
     if not keys or len(ids) == 1:
         return F.lit(ids[0]).cast("int")

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType, StringType, StructType
 
-from aion.core.ingest.hashing import ShardOfKeys
+from aion.base.hashing import ShardOfKeys
 from aion.core.query.plan import Plan
 from aion.errors import SchemaError, WatermarkError
 from aion.spark import upstream
@@ -18,6 +18,7 @@ from aion.spark.blocks import row_type
 from aion.spark.child import Child, ChildWork
 from aion.spark.shards import shard_column
 from aion.spark.types import arrow_schema, quoted
+from aion.spark.watermarks import AHEAD_US, HELPER, TIME
 
 WATERMARK = "spark.watermarkDelayMs"
 """The key of a column's metadata under which Spark keeps the delay of its watermark."""
@@ -40,6 +41,10 @@ class Source(Protocol):
         """Returns how the children read the events themselves, in words. None: Spark reads them."""
 
     @property
+    def ahead_us(self) -> int | None:
+        """Returns how far events may be ahead of the clock. None: as far as they like."""
+
+    @property
     def lossy(self) -> Sequence[str]:
         """Returns what drops late rows before they get here, in words."""
 
@@ -59,20 +64,28 @@ class Rows:
         _check_stream(df)
         if not lossy_upstream:
             upstream.check(caller, df)
+        self._helper = next((field for field in df.schema if field.name == HELPER), None)
         names = df.columns
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise SchemaError(f"windowed: the DataFrame has two columns named {twice[0]!r}; rename one")
         self._df = df
         self.session = df.sparkSession
-        self.schema = arrow_schema(df.schema)
+        self.schema = arrow_schema(StructType([field for field in df.schema if field is not self._helper]))
 
     def delay_us(self, time: str) -> int | None:
-        delay_ms = self._df.schema[time].metadata.get(WATERMARK)
+        field = self._df.schema[time]
+        if self._helper is not None and self._helper.metadata.get(TIME) == time:
+            field = self._helper
+        delay_ms = field.metadata.get(WATERMARK)
         return None if delay_ms is None else int(delay_ms) * 1000
 
     def reading(self, plan: Plan) -> None:
         return None
+
+    @property
+    def ahead_us(self) -> int | None:
+        return None if self._helper is None else self._helper.metadata.get(AHEAD_US)
 
     @property
     def lossy(self) -> Sequence[str]:
@@ -89,7 +102,11 @@ class Rows:
         else:
             keys = [(columns[name], types[name].dataType) for name in work.plan.key]
             needed.append(shard_column(keys, work.tree.shards).alias("__aion_shard"))
-        return self._df.select(*needed).mapInArrow(Child(work, shard_of), row_type(work.tree, level=0))
+        if self.ahead_us is not None:
+            time = self._df[quoted(work.plan.time)]
+            needed.append((time.isNotNull() & self._df[HELPER].isNull()).alias("__aion_ahead"))
+        child = Child(work, shard_of, flags_ahead=self.ahead_us is not None)
+        return self._df.select(*needed).mapInArrow(child, row_type(work.tree, level=0))
 
     def _column(self, name: str, plan: Plan) -> Column:
         column = self._df[quoted(name)]

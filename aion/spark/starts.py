@@ -21,11 +21,14 @@ from pyspark import SparkContext, TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
-from aion.errors import StateError
+from aion.errors import StateError, WatermarkError
+from aion.spark import progress, upstream
 from state_backends.server.server_folder import note_end, runtime_dir
 
 CHECKPOINT = "spark.sql.streaming.aion.checkpoint"
 """The setting of the query's own session that holds the location."""
+_REFUSED = "spark.sql.streaming.aion.refused"
+"""The setting that says why the query cannot run."""
 log = logging.getLogger(__name__)
 
 
@@ -52,12 +55,20 @@ class _Starts(StreamingQueryListener):
         try:
             query = self._session.streams.get(event.id().toString())
             execution = query._jsq.streamingQuery()
-            execution.sparkSessionForStream().conf().set(CHECKPOINT, execution.resolvedCheckpointRoot())
+            conf = execution.sparkSessionForStream().conf()
+            smallest = conf.get("spark.sql.streaming.multipleWatermarkPolicy") == "min"
+            if smallest and upstream.waits_for_itself(execution.analyzedPlan().toString()):
+                conf.set(_REFUSED, upstream.WAITS)
+            conf.set(CHECKPOINT, execution.resolvedCheckpointRoot())
         except Exception:
             log.exception("the location of a query's checkpoint could not be found; the tasks of the query will fail")
 
     def onQueryProgress(self, event: Any) -> None:
-        pass
+        if progress.log.isEnabledFor(logging.INFO):  # it asks the JVM several times
+            try:
+                progress.log_drops(event.progress())
+            except Exception:
+                log.exception("the progress of a query could not be read")
 
     def onQueryIdle(self, event: Any) -> None:
         pass
@@ -86,7 +97,12 @@ def watch(spark: SparkSession) -> None:
 
 
 def checkpoint_of(context: TaskContext) -> str:
-    """Returns the qualified location of the checkpoint of a task's query. Raises StateError if it is not known."""
+    """Returns the qualified location of the checkpoint of a task's query.
+
+    Raises StateError if it is not known, and WatermarkError if the query would wait for ever.
+    """
+    if (refused := context.getLocalProperty(_REFUSED)) is not None:
+        raise WatermarkError(refused)
     found = context.getLocalProperty(CHECKPOINT)
     if found is None:
         raise StateError(

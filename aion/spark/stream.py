@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from aion.base.hashing import hashed_as
+from aion.base.time import format_duration
 from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
-from aion.core.ingest.hashing import hashed_as
 from aion.core.operator.actions import PaneKind
 from aion.core.query.columns import COMPLETENESS_COLUMNS, DROPPED_COLUMNS
 from aion.core.query.plan import Plan
-from aion.core.query.spec import Keywords, Spec, spec_of
+from aion.core.query.spec import Spec, of_spec
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
 from aion.errors import ConfigError, SchemaError
-from aion.execute.assembly import block_settings, hand_over_bytes, own_triggers
+from aion.execute.assembly import block_settings, check_triggers, hand_over_bytes
 from aion.execute.trace import Definition
 from aion.installation import require_extra
 from aion.spark import starts
@@ -31,6 +32,7 @@ from aion.spark.explain import explain_plan
 from aion.spark.files import Files
 from aion.spark.hand_over import HandOverConfig
 from aion.spark.levels import merged
+from aion.spark.progress import observed
 from aion.spark.root import Root
 from aion.spark.root_config import RootConfig
 from aion.spark.settings import (
@@ -46,62 +48,80 @@ from aion.spark.sources import Rows, Source
 from aion.spark.types import arrow_schema
 from aion.spark.windows import WindowsDefinition
 
+log = logging.getLogger(__name__)
 
-def windowed(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> DataFrame:
-    """Aggregates a stream by windows, including late events.
+
+@of_spec
+def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
+    """Aggregates a stream by windows, including late events. For example::
+
+        panes = aion.windowed(
+            events.withWatermark("ts", "20 seconds"),
+            key="segment", time="ts",
+            windows=aion.Tumbling("1 minute"),
+            aggregates={"cars": A.count(), "speed": A.mean("speed")},
+            lateness="2 hours",
+        )
 
     ``df``: a streaming DataFrame with a watermark (``withWatermark``), on the event time column or on any other column;
-    or files of :func:`read_files`. The keywords are the fields of :class:`aion.Spec`: ``windows``, ``time``, ``key``,
-    ``aggregates`` or ``apply`` and ``schema``, ``policy``, ``name`` and so on. You can also pass a ``spec``; keywords
-    override it. :func:`explain` describes what runs where.
+    or files of :func:`read_files`. The keywords are the fields of :class:`aion.Spec`, which says what they mean. You
+    can also pass a ``spec``; keywords override it. :func:`explain` describes what runs where.
 
     The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``, ``kind``
     (early, on_time, late, final, retracted, dropped), ``events``, ``late_events`` and ``closes_at``, the watermark from
     which on the row cannot change. Dropped rows also have ``event_time``,
     ``lateness_us``, ``reason`` and ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
-    earlier ones. Raises WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
+    earlier ones. Spark's progress of a batch has their numbers in ``observedMetrics`` (docs/operating.md). Raises
+    WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
     """
-    asked = spec_of("windowed", spec, definition)
-    source = _source("windowed", df, asked)
+    source = _source("windowed", df, spec)
     spark = source.session
-    query = _resolve(source, asked)
+    query = _resolve(source, spec)
     plan, resolved, tree = query.plan, query.policy, query.tree
     limit_bytes = fragment_bytes(int(conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch")))
     state_dir = place_of_state(spark, resolved)
     starts.watch(spark)
-    hand_over = _hand_over(plan, resolved, state_dir, asked.name)
-    work = ChildWork(plan.sent, block_settings(resolved), tree, limit_bytes, asked.name, hand_over)
+    hand_over = _hand_over(plan, resolved, state_dir, spec.name)
+    work = ChildWork(plan.sent, block_settings(resolved), tree, limit_bytes, spec.name, hand_over)
     blocks = merged(source.children(work), work)
     windows = WindowsDefinition(
         RootConfig(
             plan=plan,
             policy=policy_to_text(resolved),
-            name=asked.name,
+            name=spec.name,
             uid=uuid.uuid4().hex,
             application=spark.sparkContext.applicationId,
             state_dir=state_dir,
             ids=tree.shards,
             key_types=tuple(str(hashed_as(type_)) for type_ in work.key_types),
             retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
-            watermark_delay_us=source.delay_us(asked.time),
+            watermark_delay_us=source.delay_us(spec.time),
             task_failures=task_failures(spark),
-            record=None if asked.record is None else str(Path(asked.record).resolve()),
+            record=None if spec.record is None else str(Path(spec.record).resolve()),
         )
     )
-    return blocks.groupBy("shard").transformWithStateInPandas(
+    policy = spark.conf.get("spark.aion.policy", "standard") if spec.policy is None else spec.policy
+    learns = "" if resolved.lateness.coverage is None else ", until enough is known of their lateness"
+    log.info(
+        "windowed %r: state in %s, %d shards, policy %s; windows are kept for %s after their end%s",
+        spec.name, state_dir, len(tree.shards), policy if isinstance(policy, str | Path) else "of its own",
+        format_duration(resolved.lateness.initial_bound_us), learns,
+    )  # fmt: skip
+    result = blocks.groupBy("shard").transformWithStateInPandas(
         Root(windows), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
+    return observed(result, spec.name)
 
 
-def explain(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Unpack[Keywords]) -> str:
+@of_spec
+def explain(df: DataFrame | Files, spec: Spec) -> str:
     """Describes in words what :func:`windowed` would do with the same arguments: what runs where, and what is sent.
 
     Starts nothing. Raises the same errors as :func:`windowed`, but for those that depend on where state is kept and on
     how keys are hashed.
     """
-    asked = spec_of("explain", spec, definition)
-    source = _source("explain", df, asked)
-    query = _resolve(source, asked)
+    source = _source("explain", df, spec)
+    query = _resolve(source, spec)
     levels = query.policy.distribution.merge_levels
     reading = source.reading(query.plan)
     return explain_plan(
@@ -112,6 +132,7 @@ def explain(df: DataFrame | Files, spec: Spec | None = None, /, **definition: Un
         asked_levels=levels,
         reading=reading,
         lossy=source.lossy,
+        ahead_us=source.ahead_us,
         hand_over_bytes=hand_over_bytes(query.plan, query.policy),
     )
 
@@ -134,7 +155,7 @@ def _resolve(source: Source, spec: Spec) -> _Query:
     if isinstance(spec.schema, StructType):
         spec = replace(spec, schema=arrow_schema(spec.schema))
     plan = spec.plan(source.schema)
-    own_triggers(plan.windows)  # raises now if one is wrong
+    check_triggers(spec)
     _check_case(source.session, plan)
     if spec.record is not None:
         Definition.of(plan, commits=True)  # raises now if these windows cannot be recorded

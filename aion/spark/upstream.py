@@ -7,6 +7,7 @@ it. So late events would be gone before Aion sees them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame
@@ -33,7 +34,25 @@ class _Node(NamedTuple):
 
 def has_windows(df: DataFrame) -> bool:
     """Returns whether rows of a DataFrame come from :func:`aion.windowed`."""
-    return any(_WINDOWED.match(node.text) for node in _nodes(_plan(df)))
+    return any(map(_is_root, _nodes(_plan(df))))
+
+
+def waits_for_itself(plan: str) -> bool:
+    """Returns whether a plan of Spark has a watermark behind :func:`aion.windowed`.
+
+    Spark uses the smallest watermark of a query. So the windows wait for the watermark behind them, which waits for
+    their panes.
+    """
+    behind = (node for node in _nodes(plan) if node.text.startswith(_WATERMARK))
+    return any(any(map(_is_root, _all_below(node))) for node in behind)
+
+
+WAITS = (
+    "this query has a second withWatermark behind aion.windowed. Spark uses the smallest watermark of a query, so the "
+    "windows wait for a watermark that waits for their panes, and nothing would come out. Write the panes to a table "
+    "with aion.sinks.upsert and read them in another query; or use emit='final' and an aggregation without a watermark "
+    "in update mode (docs/comparison.md)"
+)
 
 
 def lossy(df: DataFrame) -> list[str]:
@@ -93,11 +112,22 @@ def _lossy(node: _Node) -> str | None:
             return "a join of two streams" if all(side.streaming for side in node.below) else None
         case "TransformWithStateInPySpark" | "TransformWithState":
             # The root of windows takes late rows: its child hides the event time from Spark.
-            of_windows = node.below and any(_WINDOWED.match(below.text) for below in _nearest(node))
-            return "transformWithState" if not of_windows and _EVENT_TIME.search(node.text) else None
+            return "transformWithState" if not _is_root(node) and _EVENT_TIME.search(node.text) else None
         case "FlatMapGroupsInPandasWithState" | "FlatMapGroupsWithState":
             return "applyInPandasWithState" if _EVENT_TIME.search(node.text) else None
     return None
+
+
+def _is_root(node: _Node) -> bool:
+    """Whether it is the root of windows: behind their child, perhaps with the watermark and merging in between."""
+    is_root = node.text.startswith("TransformWithStateInPySpark ")
+    return is_root and any(_WINDOWED.match(below.text) for below in _nearest(node))
+
+
+def _all_below(node: _Node) -> Iterator[_Node]:
+    for below in node.below:
+        yield below
+        yield from _all_below(below)
 
 
 def _nearest(node: _Node) -> list[_Node]:

@@ -13,6 +13,7 @@ from aion.config import Policy
 from aion.core.ingest.builder import ShardBlock
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.fragments import Defragmenter
+from aion.core.slicing.grid import AHEAD_SLICE
 from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
 from aion.execute.trace import Definition, Recorder
 from aion.execute.windows import Windows
@@ -83,10 +84,14 @@ class WindowsTenants(Tenants):
             """Takes the sent blocks apart, and makes blocks of the events that have not come before."""
             builder = make_builder(plan, self._policy, self._codec, None)
             for sent in blocks(rows):
-                events = pa.concat_batches([decode(block, plan.sent.block_schema) for block in sent])
-                fresh = windows.fresh(events)
-                shards = pa.array(np.full(fresh.num_rows, batch.shard, np.int32))
-                yield from _listed(builder.add(fresh, shards))
+                for ahead in (False, True):
+                    own = [block for block in sent if (block.header.slice_us == AHEAD_SLICE) == ahead]
+                    if own:
+                        events = pa.concat_batches([decode(block, plan.sent.block_schema) for block in own])
+                        fresh = events if ahead else windows.fresh(events)
+                        n = fresh.num_rows
+                        shards = pa.array(np.full(n, batch.shard, np.int32))
+                        yield from _listed(builder.add(fresh, shards, np.ones(n, np.bool_) if ahead else None))
             yield from _listed(builder.finish())
 
         return windows, of_events if plan.unique else blocks

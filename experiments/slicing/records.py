@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,10 @@ def in_the_operator(times: np.ndarray, values: np.ndarray, size_us: int) -> tupl
     """Microseconds of wall time per record in LocalOperator, all in one batch, and the sum of each window."""
     table = pa.table({"ts": pa.array(times, pa.timestamp("us")), "value": values})
     with aion.LocalOperator(
-        windows=aion.PerRecord(size_us), time="ts", aggregates={"sum": A.sum("value")}, policy="memory_only"
+        windows=aion.PerRecord(timedelta(microseconds=size_us)),
+        time="ts",
+        aggregates={"sum": A.sum("value")},
+        policy="memory_only",
     ) as operator:
         begun = time.perf_counter()
         operator.process(table)

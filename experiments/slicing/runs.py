@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -86,8 +87,8 @@ class Cell:
 
     @property
     def definitions(self) -> list[Definition]:
-        tumbling: list[Definition] = [Tumbling(size_us) for size_us in sizes_us(self.windows)]
-        return [*tumbling, Session(SESSION_US)] if self.session else tumbling
+        tumbling: list[Definition] = [Tumbling(timedelta(microseconds=size_us)) for size_us in sizes_us(self.windows)]
+        return [*tumbling, Session(timedelta(microseconds=SESSION_US))] if self.session else tumbling
 
 
 @dataclass(slots=True)

@@ -41,6 +41,7 @@ from experiments.slicing.runs import (
     reference,
     sizes_us,
 )
+from tests.durations import us
 from tests.slicing_oracle import Event, Oracle
 
 TINY = Settings(
@@ -162,7 +163,8 @@ def test_cells_are_those_of_the_figures() -> None:
 # --- baselines ----------------------------------------------------------------------------------------------
 
 windows = st.lists(
-    st.builds(Tumbling, st.integers(1, 15), st.integers(-5, 5)) | st.builds(Session, st.integers(1, 8)),
+    st.builds(Tumbling, st.integers(1, 15).map(us), st.integers(-5, 5).map(us))
+    | st.builds(Session, st.integers(1, 8).map(us)),
     min_size=1, max_size=4,
 )  # fmt: skip
 BASELINES: dict[str, Callable[[Sequence[Definition]], Buckets | FlatFat]] = {
@@ -174,7 +176,9 @@ BASELINES: dict[str, Callable[[Sequence[Definition]], Buckets | FlatFat]] = {
 
 @pytest.mark.parametrize("name", BASELINES)
 @given(windows, st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 40), max_size=8)), max_size=8))
-@example([Tumbling(2, 1), Session(1)], [(1, [8]), (9, [0])])  # an event just behind a session that has ended
+@example(
+    [Tumbling(us(2), us(1)), Session(us(1))], [(1, [8]), (9, [0])]
+)  # an event just behind a session that has ended
 def test_baselines_yield_each_window_once_when_it_ends(
     name: str, windows: list[Definition], steps: list[tuple[int, list[int]]]
 ) -> None:
@@ -194,12 +198,12 @@ def test_baselines_yield_each_window_once_when_it_ends(
 @pytest.mark.parametrize("name", BASELINES)
 def test_baselines_know_no_other_windows(name: str) -> None:
     with pytest.raises(WindowError, match="the baselines only support"):
-        BASELINES[name]([Sliding(10, 5)])
+        BASELINES[name]([Sliding(us(10), us(5))])
 
 
 def test_a_baseline_without_events_yields_nothing() -> None:
     for make_one in BASELINES.values():
-        panes = make_one([Tumbling(5), Session(5)]).advance(LONG_AGO + 1)
+        panes = make_one([Tumbling(us(5)), Session(us(5))]).advance(LONG_AGO + 1)
         assert [len(column) for column in panes] == [0] * 5
 
 

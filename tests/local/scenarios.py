@@ -15,6 +15,7 @@ import aion
 from aion import aggregates as A
 from aion.config import Policy, load_policy
 from tests import oracle
+from tests.durations import us
 from tests.oracle import Definition, Dropped, Event, OracleOperator, Pane
 
 SCHEMA = pa.schema(
@@ -46,7 +47,7 @@ AGGREGATES = {
 
 def policy(name: str, bound: int) -> Policy:
     return load_policy(
-        POLICIES[name], {"lateness.initial_bound": bound, "lateness.coverage": None, "trigger.kind": "every_batch"}
+        POLICIES[name], {"lateness.initial_bound": us(bound), "lateness.coverage": None, "trigger.kind": "every_batch"}
     )
 
 
@@ -66,7 +67,7 @@ class Scenario:
 
     def windows(self) -> dict[str, Any]:
         return {
-            f"w{i}": aion.Sliding(d.size, d.slide, d.offset, early=d.early, lateness=d.bound)
+            f"w{i}": aion.Sliding(us(d.size), us(d.slide), us(d.offset), early=us(d.early), lateness=us(d.bound))
             for i, d in enumerate(self.definitions)
         }
 

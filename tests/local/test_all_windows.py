@@ -14,6 +14,7 @@ import aion
 from aion import aggregates as A
 from aion.core.windows import Count, Definition, PerRecord, Session, Sliding, Tumbling
 from aion.errors import IntegerOverflow, WindowError
+from tests.durations import us
 from tests.examples import some
 from tests.keyed_oracle import Event
 from tests.local.slicing import FOREVER, KEYS, Player, Step, batch, check, expected, policy
@@ -104,7 +105,7 @@ def test_a_sink_that_follows_the_panes_ends_with_the_truth(windows: list[Definit
 def test_large_batches_over_many_windows_and_sessions(key: str | None) -> None:
     """The batches are large enough to use tables, trees and stretches of windows. All ways give the same panes."""
     rng = np.random.default_rng(6)
-    windows: list[Definition] = [Tumbling(int(ms) * 1_000) for ms in np.linspace(1_000, 9_000, 60).round()]
+    windows: list[Definition] = [Tumbling(us(int(ms) * 1_000)) for ms in np.linspace(1_000, 9_000, 60).round()]
     windows += [Sliding("7 s", "1500 ms"), Session("400 ms"), Session("900 ms")]
     players = [Player(windows, 1_500_000, key, aggregation) for aggregation in ("auto", "lazy", "eager")]
     sparse = np.concatenate(
@@ -148,7 +149,7 @@ def test_large_batches_over_many_windows_and_sessions(key: str | None) -> None:
 
 def test_results_are_lowered_and_floats_are_floats() -> None:
     aggregates = {"mean": A.mean("value"), "sum": A.sum("value"), "low": A.min("value")}
-    with aion.LocalOperator(windows=Tumbling(10), time="ts", aggregates=aggregates, policy=policy(0)) as operator:
+    with aion.LocalOperator(windows=Tumbling(us(10)), time="ts", aggregates=aggregates, policy=policy(0)) as operator:
         times = pa.array([1, 2, 11]).cast(pa.timestamp("us"))
         operator.process(pa.table({"ts": times, "value": pa.array([1.5, 2.5, float("nan")], pa.float32())}))
         rows = operator.advance(20).sort_by("window_start").to_pylist()
@@ -157,7 +158,7 @@ def test_results_are_lowered_and_floats_are_floats() -> None:
 
 
 def test_counting_needs_no_values() -> None:
-    windows = {"tumbling": Tumbling(10), "session": Session(2), "count": Count(2)}
+    windows = {"tumbling": Tumbling(us(10)), "session": Session(us(2)), "count": Count(2)}
     with aion.LocalOperator(windows=windows, time="ts", aggregates={"n": A.count()}, policy=policy(0)) as operator:
         operator.process(pa.table({"ts": pa.array([1, 2, 11]).cast(pa.timestamp("us"))}))
         rows = operator.advance(FOREVER).select(["window", "window_start", "window_end", "n"]).to_pylist()
@@ -170,7 +171,7 @@ def test_counting_needs_no_values() -> None:
 
 @pytest.mark.parametrize("aggregation", ["lazy", "eager"])
 def test_a_window_whose_sum_leaves_64_bits_is_an_error_and_no_other(aggregation: str) -> None:
-    with Player([Tumbling(1), Tumbling(4)], aggregation=aggregation) as player:
+    with Player([Tumbling(us(1)), Tumbling(us(4))], aggregation=aggregation) as player:
         player.step(batch((0, 2**62), (1, 2**62), (2, -1)))
         assert sorted(pane.total or 0 for pane in player.step(3)) == [-1, 2**62, 2**62]
         player.step(batch((3, -5)))
@@ -183,7 +184,7 @@ def test_a_window_whose_sum_leaves_64_bits_is_an_error_and_no_other(aggregation:
 # -- what is refused --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("windows", [[], ["1 minute"], [Tumbling(5), Tumbling(5)]], ids=str)
+@pytest.mark.parametrize("windows", [[], ["1 minute"], [Tumbling(us(5)), Tumbling(us(5))]], ids=str)
 def test_what_are_no_windows_is_refused(windows: Any) -> None:
     with pytest.raises(WindowError):
         aion.LocalOperator(windows=windows, time="ts", aggregates={"n": A.count()})

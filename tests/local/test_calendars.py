@@ -16,6 +16,7 @@ import aion
 from aion import aggregates as A
 from aion.errors import SchemaError
 from tests.calendar_oracle import window_of
+from tests.durations import us as micros
 from tests.examples import some
 from tests.local.scenarios import (
     AGGREGATES,
@@ -60,9 +61,9 @@ class Dates:
 class Mixed(Scenario):
     def windows(self) -> dict[str, Any]:
         return {
-            f"w{i}": aion.Calendar(f"{d.count} {d.unit}", d.zone, early=d.early, lateness=d.bound)
+            f"w{i}": aion.Calendar(f"{d.count} {d.unit}", d.zone, early=micros(d.early), lateness=micros(d.bound))
             if isinstance(d, Dates)
-            else aion.Sliding(d.size, d.slide, d.offset)
+            else aion.Sliding(micros(d.size), micros(d.slide), micros(d.offset))
             for i, d in enumerate(self.definitions)
         }
 

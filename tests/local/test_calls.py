@@ -18,6 +18,7 @@ from hypothesis import given
 import aion
 from aion import aggregates as A
 from aion.errors import AionError, ConfigError, IntegerOverflow, PolicyError, SchemaError, WindowError
+from tests.durations import us
 from tests.local.scenarios import (
     AGGREGATES,
     FOREVER,
@@ -229,7 +230,7 @@ def test_many_keys_with_many_values_are_kept_apart() -> None:
         ({"aggregates": {"k": A.count()}, "key": "k"}, SchemaError, "'k'"),
         ({"windows": []}, WindowError, "none"),
         ({"windows": "1 minute"}, WindowError, "not a window"),
-        ({"windows": [aion.Tumbling(5), aion.Tumbling(5)]}, WindowError, "twice"),
+        ({"windows": [aion.Tumbling(us(5)), aion.Tumbling(us(5))]}, WindowError, "twice"),
         ({"merge_levels": -1}, PolicyError, "merge_levels: -1"),
         ({"fan_in": 1}, PolicyError, "fan_in: 1"),
     ],
@@ -324,7 +325,7 @@ def test_a_watermark_that_ends_a_window_and_the_events_after_it_come_in_one_call
         return pa.table({"t": pa.array([time], pa.timestamp("us"))})
 
     with aion.LocalOperator(
-        windows=aion.Sliding(50, 20, 5), time="t", aggregates={"n": A.count()}, policy=settings
+        windows=aion.Sliding(us(50), us(20), us(5)), time="t", aggregates={"n": A.count()}, policy=settings
     ) as operator:
         operator.process(event(422), 435)
         rows = operator.process(event(429), 455).to_pylist()
@@ -337,7 +338,8 @@ def test_a_watermark_that_ends_a_window_and_the_events_after_it_come_in_one_call
 def test_a_watermark_with_events_is_a_watermark_and_then_events(scenario: Scenario) -> None:
     how = {"key": scenario.key, "time": "ts", "aggregates": AGGREGATES, "policy": policy("standard", scenario.bound)}
     windows = {
-        f"w{i}": aion.Sliding(d.size, d.slide, d.offset, lateness=d.bound) for i, d in enumerate(scenario.definitions)
+        f"w{i}": aion.Sliding(us(d.size), us(d.slide), us(d.offset), lateness=us(d.bound))
+        for i, d in enumerate(scenario.definitions)
     }
     watermark = 0
     with aion.LocalOperator(windows=windows, **how) as one, aion.LocalOperator(windows=windows, **how) as two:

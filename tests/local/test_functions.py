@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -20,6 +21,7 @@ from aion.execute.assembly import make_operator
 from aion.execute.executor import Executor
 from state_backends.format.block import Block
 from state_backends.store.protocol import StoredBlock
+from tests.durations import us
 from tests.local.scenarios import FOREVER, policy
 from tests.local.seconds import EVENTS, applying, at
 
@@ -39,7 +41,7 @@ def one_window(operator: aion.LocalOperator, **columns: Any) -> list[dict[str, A
         ({}, [None]),
         ([], []),
         (pa.record_batch({"n": [5, 6]}), [5, 6]),
-        (pa.record_batch({"other": ["x"], "n": pa.array([5], pa.int8())}), [5]),
+        (pa.record_batch({"n": pa.array([5], pa.int8())}), [5]),
         (pa.table({"n": pa.chunked_array([[1], [2]])}), [1, 2]),
         (pa.table({"n": pa.array([], pa.int64())}), []),
     ],
@@ -66,6 +68,16 @@ def test_what_a_function_may_return(returned: Any, wanted: list[Any]) -> None:
         (lambda key, window, events: {"n": 2**63}, "schema"),
         (lambda key, window, events: ["n"], "'n'"),
         (lambda key, window, events: pa.record_batch({"m": [1]}), "m"),
+        (
+            lambda key, window, events: pa.table({"n": [1], "more": [2]}),
+            "returned the column 'more', which the schema does not have; it has n: add the column to schema=",
+        ),
+        (lambda key, window, events: {"n": 1, "more": 2}, "returned the column 'more', which the schema does not have"),
+        (
+            lambda key, window, events: pd.DataFrame({"n": [1]}),
+            "it returned a DataFrame of pandas; return pyarrow.Table.from_pandas(frame, preserve_index=False), or",
+        ),
+        (lambda key, window, events: pd.Series([1], name="n"), "it returned a Series of pandas"),
         (lambda key, window, events: pa.record_batch({"n": ["x"]}), "x"),
         (lambda key, window, events: ({"n": 1 // i} for i in (1, 0)), "ZeroDivisionError"),
     ],
@@ -103,7 +115,7 @@ def test_of_many_keys_that_whose_rows_do_not_fit_is_told(wrong: str, as_table: s
             operator.advance(FOREVER)
 
 
-@pytest.mark.parametrize("windows", [aion.Tumbling(10_000_000), aion.Session(5)])
+@pytest.mark.parametrize("windows", [aion.Tumbling(us(10_000_000)), aion.Session(us(5))])
 @pytest.mark.parametrize(
     "key",
     [
@@ -119,7 +131,7 @@ def test_a_key_that_is_no_python_object_is_told(windows: Any, key: pa.Array) -> 
             operator.advance(FOREVER)
 
 
-@pytest.mark.parametrize("windows", [aion.Tumbling(10_000_000), aion.Session(5)])
+@pytest.mark.parametrize("windows", [aion.Tumbling(us(10_000_000)), aion.Session(us(5))])
 def test_a_key_that_is_no_text_is_told(windows: Any) -> None:
     """JSON and Parquet files may have such strings."""
     offsets = pa.array([0, 2], pa.int32()).buffers()[1]

@@ -12,22 +12,23 @@ from hypothesis import given
 
 import aion
 from aion import aggregates as A
+from aion.base.hashing import ShardOfKeys
 from aion.core.ingest.builder import BlockBuilder
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.core.query.plan import make_plan
 from aion.errors import TooLarge
 from aion.execute import held_rows
 from aion.execute.held_rows import HeldRows
+from tests.durations import us
 from tests.examples import some
 from tests.test_keyed_windows import KINDS, Step, policy, steps, table
 
 WINDOWS: dict[str, Any] = {
-    "session": aion.Session(5),
-    "cut session": aion.Session(5, max_duration=9),
+    "session": aion.Session(us(5)),
+    "cut session": aion.Session(us(5), max_duration=us(9)),
     "count": aion.Count(3, 2),
-    "per record": aion.PerRecord(7),
+    "per record": aion.PerRecord(us(7)),
     "punctuated": aion.Punctuated("mark"),
-    "several": [aion.Session(4), aion.Count(2), aion.Tumbling(10)],
+    "several": [aion.Session(us(4)), aion.Count(2), aion.Tumbling(us(10))],
 }
 MIB = 1 << 20
 SECOND = 1_000_000
@@ -160,7 +161,7 @@ def test_a_single_value_beyond_2_gib_is_an_error_that_says_so(windows: Any) -> N
 def test_one_batch_may_be_larger_than_what_a_builder_holds() -> None:
     """It is cut before it is joined with what waits."""
     plan = make_plan(
-        texts(0, 1, 1).schema, key="k", time="t", windows=aion.Session(GAP), aggregates=None, apply=lengths,
+        texts(0, 1, 1).schema, key="k", time="t", windows=aion.Session(us(GAP)), aggregates=None, apply=lengths,
         outputs="n bigint, size bigint",
     )  # fmt: skip
     builder = BlockBuilder(plan, buffer_bytes=4 * MIB, shard_of=ShardOfKeys([0]))

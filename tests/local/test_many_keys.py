@@ -10,6 +10,7 @@ import pytest
 
 import aion
 from aion import aggregates as A
+from tests.durations import us
 from tests.local.test_restarts import restart
 
 SECOND = 1_000_000
@@ -18,11 +19,11 @@ GAP = 10 * SECOND
 SUMS = {"n": A.count(), "sum": A.sum("v")}
 POLICY = {"trigger": {"kind": "every_batch"}, "lateness": {"initial_bound": "1h", "coverage": None}}
 KINDS: dict[str, Any] = {
-    "session": aion.Session(GAP),
-    "cut session": aion.Session(GAP, max_duration=3 * GAP),
+    "session": aion.Session(us(GAP)),
+    "cut session": aion.Session(us(GAP), max_duration=us(3 * GAP)),
     "gaps of the events": aion.Session(gap_column="gap"),
     "count": aion.Count(2),
-    "per record": aion.PerRecord(GAP),
+    "per record": aion.PerRecord(us(GAP)),
     "punctuated": aion.Punctuated("mark"),
 }
 
@@ -81,7 +82,7 @@ def test_a_task_may_have_more_partial_rows_than_wait_to_be_combined(kind: str, f
         }
     )
     chunks = pa.concat_tables([table.slice(i, 65_536) for i in range(0, rows, 65_536)])
-    windows = [KINDS[kind]] if files == 1 else [KINDS[kind], aion.Tumbling(GAP), aion.Count(2)]
+    windows = [KINDS[kind]] if files == 1 else [KINDS[kind], aion.Tumbling(us(GAP)), aion.Count(2)]
     with aion.LocalOperator(windows=windows, key="k", time="t", aggregates=SUMS, policy=POLICY) as operator:
         operator.process(chunks)
         panes = operator.advance(10 * DAY).to_pandas()

@@ -9,6 +9,7 @@ import pytest
 
 import aion
 from aion import aggregates as A
+from tests.durations import us
 
 US = pa.timestamp("us")
 
@@ -32,8 +33,8 @@ def test_four_definitions_and_windows_that_were_executed_before(how: str) -> Non
         (136, [(115, 0, True)]),
     ]  # fmt: skip
     windows: dict[str, Any] = {
-        "session": aion.Session(1, lateness=0),
-        "tumbling": aion.Tumbling(10, 8, lateness=0),
+        "session": aion.Session(us(1), lateness=0),
+        "tumbling": aion.Tumbling(us(10), us(8), lateness=0),
         "punctuated": aion.Punctuated("mark", lateness=0),
         "gap": aion.Session(gap_column="gap", lateness=0),
     }

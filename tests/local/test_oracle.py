@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion.config import Policy
+from tests.durations import us
 from tests.examples import some
 from tests.local.scenarios import (
     AGGREGATES,
@@ -159,7 +160,12 @@ def run_large(policy: Policy, batches: Sequence[pa.Table]) -> tuple[list[str], i
     """All rows in an order of their own, and the peaks of bytes in memory and on disk only."""
     rows, memory, disk = [], 0, 0
     with aion.LocalOperator(
-        windows=aion.Tumbling(1_000), time="ts", key="k", apply=digest, schema="value bigint, n bigint", policy=policy
+        windows=aion.Tumbling(us(1_000)),
+        time="ts",
+        key="k",
+        apply=digest,
+        schema="value bigint, n bigint",
+        policy=policy,
     ) as operator:
         for i, batch in enumerate(batches):
             rows += operator.process(batch).to_pylist()

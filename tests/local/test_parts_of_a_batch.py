@@ -15,18 +15,23 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.core.ingest.hashing import ShardOfKeys
+from aion.base.hashing import ShardOfKeys
 from aion.core.windows import Definition
 from aion.execute.assembly import make_builder
 from aion.execute.executor import Executor
 from state_backends.format.block import Block
+from tests.durations import us
 from tests.examples import some
 from tests.keyed_oracle import Event
 from tests.test_keyed_windows import DEFINITIONS, Step, policy, steps, table
 
 APPLIED = {"apply": lambda key, window, batches: {"n": sum(b.num_rows for b in batches)}, "schema": "n bigint"}
 COUNTED = {"aggregates": {"n": A.count()}}
-MIXED: list[Any] = [*DEFINITIONS, [aion.Session(5), aion.Tumbling(20)], [aion.Session(gap_column="gap"), aion.Count(2)]]
+MIXED: list[Any] = [
+    *DEFINITIONS,
+    [aion.Session(us(5)), aion.Tumbling(us(20))],
+    [aion.Session(gap_column="gap"), aion.Count(2)],
+]
 
 
 class InParts(aion.LocalOperator):
@@ -96,10 +101,16 @@ GOOD = Event(1, 2000, 0)
 
 
 @pytest.mark.parametrize("how", [COUNTED, APPLIED], ids=["partials", "events"])
-@pytest.mark.parametrize("beside", [[], [aion.Tumbling(10_000)]], ids=["alone", "beside a long window"])
+@pytest.mark.parametrize("beside", [[], [aion.Tumbling(us(10_000))]], ids=["alone", "beside a long window"])
 @pytest.mark.parametrize(
     "definition",
-    [aion.Session(5), aion.Session(5, max_duration=9), aion.Count(2), aion.PerRecord(5), aion.Tumbling(5)],
+    [
+        aion.Session(us(5)),
+        aion.Session(us(5), max_duration=us(9)),
+        aion.Count(2),
+        aion.PerRecord(us(5)),
+        aion.Tumbling(us(5)),
+    ],
     ids=str,
 )
 def test_an_event_that_is_too_late_is_late_whatever_comes_with_it(
@@ -117,10 +128,10 @@ def test_an_event_that_is_too_late_is_late_whatever_comes_with_it(
 
 
 @pytest.mark.parametrize("how", [COUNTED, APPLIED], ids=["partials", "events"])
-@pytest.mark.parametrize("definition", [aion.Session(5), aion.Count(1), aion.PerRecord(5)], ids=str)
+@pytest.mark.parametrize("definition", [aion.Session(us(5)), aion.Count(1), aion.PerRecord(us(5))], ids=str)
 def test_an_event_is_late_if_only_a_window_of_its_key_has_ended(definition: Definition, how: dict[str, Any]) -> None:
     with aion.LocalOperator(
-        windows=[definition, aion.Tumbling(10_000)], key="key", time="t", policy=policy(5000), **how
+        windows=[definition, aion.Tumbling(us(10_000))], key="key", time="t", policy=policy(5000), **how
     ) as operator:
         operator.process(table([Event(0, 100, 0)]))
         operator.advance(1000)

@@ -12,18 +12,28 @@ from hypothesis import given
 import aion
 from aion.execute.assembly import make_contents
 from aion.execute.windows import Windows
+from tests.durations import us
 from tests.examples import some
 from tests.test_keyed_windows import KINDS, Step, policy, steps, table
 
 WINDOWS: dict[str, list[Any]] = {
-    "sessions": [aion.Session(5, early=3), aion.Session(gap_column="gap"), aion.Session(4, max_duration=9)],
-    "keyed": [
-        aion.Count(3, 2, early=4),
-        aion.PerRecord(4, emit_on="arrival"),
-        aion.Punctuated("mark"),
-        aion.Session(7),
+    "sessions": [
+        aion.Session(us(5), early=us(3)),
+        aion.Session(gap_column="gap"),
+        aion.Session(us(4), max_duration=us(9)),
     ],
-    "all": [aion.Tumbling(10, early=3), aion.Session(5), aion.Session(gap_column="gap", early=7), aion.Count(2)],
+    "keyed": [
+        aion.Count(3, 2, early=us(4)),
+        aion.PerRecord(us(4), emit_on="arrival"),
+        aion.Punctuated("mark"),
+        aion.Session(us(7)),
+    ],
+    "all": [
+        aion.Tumbling(us(10), early=us(3)),
+        aion.Session(us(5)),
+        aion.Session(gap_column="gap", early=us(7)),
+        aion.Count(2),
+    ],
 }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aion.core.windows import Count, Definition, PerRecord, Session, Sliding, Tumbling
+from tests.durations import us
 from tests.local.slicing import FOREVER, YEAR, Player, Step, batch, check, instants, panes_of
 from tests.slicing_oracle import Pane
 
@@ -17,7 +18,7 @@ from tests.slicing_oracle import Pane
 def sessions_after(*batches: list[int], gap: int = 10) -> list[tuple[int, int, int]]:
     """Returns (first, last, events) of the sessions after these batches."""
     steps: list[Step] = [*(instants(*times) for times in batches), FOREVER]
-    return [(pane.start, pane.end - gap, pane.events) for pane in sorted(panes_of([Session(gap)], steps)[-1])]
+    return [(pane.start, pane.end - gap, pane.events) for pane in sorted(panes_of([Session(us(gap))], steps)[-1])]
 
 
 TWO_SESSIONS = [0, 8, 16, 20, 50, 55]
@@ -51,7 +52,7 @@ def test_larger_gaps_add_no_slices() -> None:
     times = np.random.default_rng(7).integers(0, 3_000, 300).tolist()
     kept = []
     for gaps in ([5], [5, 7, 20, 100]):
-        with Player([Tumbling(50), *map(Session, gaps)]) as player:
+        with Player([Tumbling(us(50)), *map(Session, gaps)]) as player:
             player.step(instants(*times))
             kept.append(player.operator.store.stats().m_bucket_bytes)
     assert kept[0] == kept[1]
@@ -73,27 +74,27 @@ def test_mistake_1_sparse_streams_lose_no_window(windows: list[Definition]) -> N
 
 
 def test_mistake_2_the_first_watermark_skips_no_old_window() -> None:
-    first = panes_of([Tumbling(10), Sliding(20, 10)], [instants(*range(-95, 100, 10)), 5_000])[-1]
+    first = panes_of([Tumbling(us(10)), Sliding(us(20), us(10))], [instants(*range(-95, 100, 10)), 5_000])[-1]
     assert sorted(pane.start for pane in first if pane.definition == 0) == list(range(-100, 100, 10))
     assert sorted(pane.start for pane in first if pane.definition == 1) == list(range(-110, 100, 10))
 
 
 def test_mistake_3_a_watermark_needs_no_open_session() -> None:
     steps: list[Step] = [-5, [], 0, instants(10), 50, 60, 70, instants(100), 105, FOREVER]
-    assert [len(panes) for panes in panes_of([Session(10)], steps)] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
-    with Player([Session(10)]) as player:
+    assert [len(panes) for panes in panes_of([Session(us(10))], steps)] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
+    with Player([Session(us(10))]) as player:
         assert player.step(7) == []
 
 
 def test_mistake_4_an_event_exactly_one_gap_before_a_session_belongs_to_it() -> None:
     steps: list[Step] = [batch((100, 1), (105, 2)), batch((90, 4)), FOREVER]
-    assert panes_of([Session(10)], steps)[-1] == [Pane(0, 0, 90, 115, "on_time", 3, 7, 1, 4)]
+    assert panes_of([Session(us(10))], steps)[-1] == [Pane(0, 0, 90, 115, "on_time", 3, 7, 1, 4)]
 
 
-@pytest.mark.parametrize("fixed", [Tumbling(10), Sliding(20, 5)], ids=str)
+@pytest.mark.parametrize("fixed", [Tumbling(us(10)), Sliding(us(20), us(5))], ids=str)
 def test_mistake_5_a_session_start_that_moves_across_a_fixed_edge_leaves_fixed_windows_alone(fixed: Definition) -> None:
     steps: list[Step] = [instants(23, 26), instants(18), instants(9), FOREVER]
-    panes = panes_of([fixed, Session(12)], steps)[-1]
+    panes = panes_of([fixed, Session(us(12))], steps)[-1]
     assert [pane for pane in panes if pane.definition == 1] == [Pane(1, 0, 9, 38, "on_time", 4, 4, 1, 1)]
     rng = random.Random(5)
     for number in range(20):
@@ -101,11 +102,11 @@ def test_mistake_5_a_session_start_that_moves_across_a_fixed_edge_leaves_fixed_w
         cuts = sorted(rng.randint(0, len(events)) for _ in range(3))
         parts = [events[a:b] for a, b in zip([0, *cuts], [*cuts, len(events)], strict=True)]
         way = {"key": "key" if number % 2 else None, "aggregation": "lazy" if number % 4 < 2 else "eager"}
-        check([fixed, Session(rng.randint(3, 25))], 0, [*parts, FOREVER], **way)
+        check([fixed, Session(us(rng.randint(3, 25)))], 0, [*parts, FOREVER], **way)
 
 
 def test_mistake_6_sliding_windows_come_when_they_end_and_once() -> None:
-    panes = panes_of([Sliding(10, 3)], [instants(*range(40)), *range(1, 60)])
+    panes = panes_of([Sliding(us(10), us(3))], [instants(*range(40)), *range(1, 60)])
     seen = []
     for watermark, found in enumerate(panes):
         assert all(pane.end == watermark for pane in found), "neither early nor late"
@@ -126,7 +127,7 @@ def test_mistake_7_count_windows_come_neither_early_nor_twice_and_equal_times_st
 
 def test_mistake_8_a_late_event_after_a_pane_extends_the_session_instead_of_making_a_second() -> None:
     steps: list[Step] = [batch((0, 1), (5, 1)), 20, batch((12, 1)), 30, batch((3, 1)), 31]
-    panes = panes_of([Session(10)], steps, bound=50)
+    panes = panes_of([Session(us(10))], steps, bound=50)
     assert panes[1] == [Pane(0, 0, 0, 15, "on_time", 2, 2, 1, 1)]
     assert panes[2] == [], "the session goes on up to 22"
     assert panes[3] == [Pane(0, 0, 0, 15, "retracted"), Pane(0, 0, 0, 22, "on_time", 3, 3, 1, 1)]
@@ -135,7 +136,7 @@ def test_mistake_8_a_late_event_after_a_pane_extends_the_session_instead_of_maki
 
 
 def test_mistake_9_without_lateness_the_first_pane_still_comes() -> None:
-    windows: list[Definition] = [Tumbling(10), Session(5), Count(1), PerRecord(5)]
+    windows: list[Definition] = [Tumbling(us(10)), Session(us(5)), Count(1), PerRecord(us(5))]
     _, first, *rest = panes_of(windows, [instants(3), 10, instants(4), FOREVER])
     assert [pane.definition for pane in first] == [0, 1, 2, 3]
     assert rest == [[], []]
@@ -143,5 +144,5 @@ def test_mistake_9_without_lateness_the_first_pane_still_comes() -> None:
 
 def test_mistake_10_an_event_at_the_start_of_the_oldest_slice_is_kept() -> None:
     for late in (20, 19, 0):
-        panes = panes_of([Tumbling(10), Session(3)], [instants(20, 25), instants(late), FOREVER])
+        panes = panes_of([Tumbling(us(10)), Session(us(3))], [instants(20, 25), instants(late), FOREVER])
         assert sum(pane.events for pane in panes[-1] if pane.definition == 0) == 3

@@ -22,6 +22,7 @@ from state_backends.server.endpoint import LOOPBACK, RETRY_SECONDS, MetricsEndpo
 from state_backends.server.host import Host
 from state_backends.server.metrics import METRICS
 from state_backends.server.server_folder import LOG
+from tests.durations import us
 from tests.operators import advance, arrive, end_batch, make
 from tests.server.conftest import (
     STORE,
@@ -240,10 +241,10 @@ def test_a_server_without_shards_tells_zeros() -> None:
 
 
 def test_histograms_of_old_snapshots_begin_now() -> None:
-    operator = make(aion.Tumbling(10))
+    operator = make(aion.Tumbling(us(10)))
     said = operator.snapshot()
     del said["lateness"]["histogram"]
-    again = make(aion.Tumbling(10), snapshot=said)
+    again = make(aion.Tumbling(us(10)), snapshot=said)
     arrive(again, 0)
     advance(again, 10)
     arrive(again, 0, events=4)

@@ -63,7 +63,7 @@ class FileStream:
 
     def __init__(self, spark: SparkSession, folder: Path, schema: pa.Schema) -> None:
         self._spark = spark
-        self._folder = folder
+        self.folder = folder
         self.schema = schema
         self._count = 0
         folder.mkdir()
@@ -75,7 +75,7 @@ class FileStream:
             [_column(values, field.type) for values, field in zip(columns, self.schema, strict=True)],
             schema=self.schema,
         )
-        path = self._folder / f"{self._count:06d}.parquet"
+        path = self.folder / f"{self._count:06d}.parquet"
         pq.write_table(table, path)
         # The source takes files in the order of their modification times.
         os.utime(path, (1_700_000_000 + self._count, 1_700_000_000 + self._count))
@@ -83,7 +83,7 @@ class FileStream:
         return table
 
     def read(self, ddl: str) -> DataFrame:
-        return self._spark.readStream.schema(ddl).option("maxFilesPerTrigger", 1).parquet(str(self._folder))
+        return self._spark.readStream.schema(ddl).option("maxFilesPerTrigger", 1).parquet(str(self.folder))
 
 
 def _column(values: Sequence[Any], type_: pa.DataType) -> pa.Array:

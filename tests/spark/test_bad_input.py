@@ -157,6 +157,13 @@ def test_what_cannot_be_a_key(spark: SparkSession, key: str, instead: str) -> No
         aion.group_by(stream, "strange").transformWithStateInPandas(*given)
 
 
+def test_an_alias_that_is_a_column_already(spark: SparkSession) -> None:
+    stream = spark.readStream.format("rate").load()
+    given = (CountInPandas(), "k bigint", "Update", "None")
+    with pytest.raises(errors.ConfigError, match=r"'value' is a column of the DataFrame already, .* another alias"):
+        aion.group_by(stream, F.abs("value").alias("value")).transformWithStateInPandas(*given)
+
+
 def test_a_column_that_python_cannot_get(stream: FileStream) -> None:
     events = stream.read(EVENTS_DDL).withWatermark("ts", "1 minute").withColumn("z", F.expr("make_interval(0, 1)"))
     with pytest.raises(errors.SchemaError, match="column 'z' is of type interval, which Spark cannot send to Python"):

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, LongType
 
-from aion.core.ingest.hashing import ShardOfKeys, xxhash64
+from aion.base.hashing import ShardOfKeys, xxhash64
 from aion.spark.shards import partition_of, shard_column, shard_ids
 
 ROWS = [

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 import aion
 from aion import aggregates as A
@@ -71,3 +72,23 @@ def newest(rows: list[dict[str, Any]]) -> dict[Any, Any]:
             else:
                 found[place] = row["n"], row["total"], row["events"]
     return found
+
+
+@pytest.mark.parametrize("levels", [0, 1])
+def test_files_and_merging_levels(spark: SparkSession, stream: FileStream, sink: Sink, levels: int) -> None:
+    """Once by Aion's reader, with merging levels or without, and once by Spark's."""
+    definition: dict[str, Any] = {
+        "key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "policy": POLICY, "unique": "v",
+        "merge_levels": levels, **CONTENTS["aggregates"],
+    }  # fmt: skip
+    for batch in BATCHES:
+        stream.put(batch)
+    files = aion.read_files(
+        spark, f"{stream.folder}/*.parquet", schema=EVENTS_DDL, watermark=("ts", "0 seconds"), max_files_per_trigger=1
+    )
+    rows = sink.run(aion.windowed(files, **definition))
+    other = Sink(spark, sink.folder / "rows")
+    of_rows = other.run(aion.windowed(stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"), **definition))
+    assert newest(rows) == newest(of_rows)
+    different = {event for batch in BATCHES for event in batch if event[1] is not None}
+    assert sum(n for n, *_ in newest(rows).values()) == len(different) - 1  # the last window has not ended

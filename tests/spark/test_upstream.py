@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -122,3 +124,32 @@ def test_stateful_processors_refuse_it_too(stream: FileStream) -> None:
     # With event time, the processor drops late rows itself, as on stock Spark.
     grouped.transformWithStateInPandas(Through(), DDL, "Append", "EventTime")
     aion.group_by(df, "k", lossy_upstream=True).transformWithStateInPandas(Through(), DDL, "Append", "None")
+
+
+def test_a_second_watermark_behind_windows_is_an_error(stream: FileStream, sink: Sink) -> None:
+    """Each would wait for the other, and nothing would come out, without a word."""
+    stream.put([("a", 10, 1.0)])
+    stream.put([("a", 1000, 1.0)])
+    panes = aion.panes(aion.windowed(events(stream), **WINDOWS))
+    hours = timed(panes.withColumn("ts", F.col("window_end"))).groupBy(F.window("ts", "1 hour")).agg(F.sum("n"))
+    with pytest.raises(StreamingQueryException, match=r"a second withWatermark behind aion\.windowed"):
+        sink.run(hours)
+
+
+def test_an_aggregation_of_final_panes_works(stream: FileStream, tmp_path: Path) -> None:
+    """Without a watermark of its own, and in update mode: each pane is final, so sums never take anything back."""
+    for at in (10, 20, 130, 30, 4000, 9000):
+        stream.put([("a", at, 1.0)])
+    final = aion.panes(aion.windowed(events(stream), **WINDOWS, emit="final", policy=KEEPS))
+    hours = final.groupBy(F.date_trunc("hour", "window_start").alias("hour")).agg(F.sum("n").alias("n"))
+    found: dict[int, int] = {}
+
+    def keep(batch: DataFrame, number: int) -> None:
+        found.update({int(row["hour"].timestamp()): row["n"] for row in batch.collect()})
+
+    query = (
+        hours.writeStream.outputMode("update").foreachBatch(keep)
+        .option("checkpointLocation", str(tmp_path / "hours")).trigger(availableNow=True).start()
+    )  # fmt: skip
+    query.awaitTermination()
+    assert found == {0: 4, 3600: 1}

@@ -18,6 +18,7 @@ from aion import aggregates as A
 from aion.core.query.plan import make_plan
 from aion.errors import CorruptState, ForeignState, FormatError
 from state_backends.versions.manifest import load
+from tests.durations import us
 from tests.versions.host import IDENTITY, Host
 
 
@@ -180,7 +181,7 @@ def definition(**changed: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "key": ["k", "j"],
         "time": "ts",
-        "windows": {"a": aion.Tumbling(10), "b": aion.Tumbling(20)},
+        "windows": {"a": aion.Tumbling(us(10)), "b": aion.Tumbling(us(20))},
         "aggregates": {"n": A.count(), "s": A.sum("v"), "m": A.mean("v")},
         "apply": None,
         "outputs": None,
@@ -194,10 +195,10 @@ def definition(**changed: Any) -> dict[str, Any]:
     [
         {"key": ["j", "k"]},
         {"key": ["k"]},
-        {"windows": {"a": aion.Tumbling(10)}},
-        {"windows": {"a": aion.Tumbling(10), "b": aion.Tumbling(30)}},
-        {"windows": {"b": aion.Tumbling(20), "a": aion.Tumbling(10)}},
-        {"windows": {"a": aion.Tumbling(10), "b": aion.Tumbling(20), "c": aion.Tumbling(40)}},
+        {"windows": {"a": aion.Tumbling(us(10))}},
+        {"windows": {"a": aion.Tumbling(us(10)), "b": aion.Tumbling(us(30))}},
+        {"windows": {"b": aion.Tumbling(us(20)), "a": aion.Tumbling(us(10))}},
+        {"windows": {"a": aion.Tumbling(us(10)), "b": aion.Tumbling(us(20)), "c": aion.Tumbling(us(40))}},
         {"aggregates": {"n": A.count()}},
         {"aggregates": {"n": A.count(), "s": A.sum("v"), "x": A.max("v")}},
         {"aggregates": None, "apply": len, "outputs": "n int"},

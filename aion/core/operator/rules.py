@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.base.numbers import NEVER
+from aion.base.time import EACH_BATCH_US
 from aion.core.lateness.observe import Lateness, NewBounds
 from aion.core.operator.window_table import WindowTable
 from aion.core.trigger.triggers import Trigger
@@ -24,8 +25,8 @@ Flags = npt.NDArray[np.bool_]
 class Own(NamedTuple):
     """What a definition decides for itself. None: as the policy says, or, for ``early_us``, that it never runs early.
 
-    ``early_us``: how far the watermark moves between two early panes. ``bound_us``: a fixed bound. ``staleness_bound``:
-    of its own trigger, if that has one.
+    ``early_us``: how far the watermark moves between two early panes, or EACH_BATCH_US. ``bound_us``: a fixed bound.
+    ``staleness_bound``: of its own trigger, if that has one.
     """
 
     early_us: int | None = None
@@ -71,7 +72,7 @@ class FixedBound:
 
 
 class EarlyClock:
-    """Says when windows run early: at most once each time the watermark has moved by ``every_us``.
+    """Says when windows run early: at most once each time the watermark has moved by ``every_us``, or in each batch.
 
     All open windows of a definition run at the same watermarks, so a sink sees results of one instant. ``last_us``: the
     watermark of the last time, from the snapshot. None: there was none.
@@ -84,7 +85,12 @@ class EarlyClock:
     @property
     def next_us(self) -> int:
         """The watermark from which on windows with news run."""
-        return -NEVER if self.last_us is None else self.last_us + self.every_us
+        return -NEVER if self.last_us is None else self.last_us + max(self.every_us, 1)
+
+    @property
+    def each_batch(self) -> bool:
+        """Whether windows with news run at the end of each batch, even if the watermark stands still."""
+        return self.every_us == EACH_BATCH_US
 
     def advance(self, to_us: int) -> bool:
         """Moves the watermark. Returns whether windows run early now."""
@@ -189,7 +195,8 @@ class Rules:
 
     def take_early(self, windows: WindowTable, late: int) -> Ints:
         """The rows of the open windows with news that run early in this batch. ``late``: the number of late rows."""
-        due, self._early = self._early, []
+        due = self._early + [number for number, clock in self._clocks.items() if clock.each_batch]
+        self._early = []
         return self._open_with_news(windows, late, due)
 
     def early_by(self, windows: WindowTable, late: int, to_us: int) -> Ints:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
+from aion.base.hashing import can_hash, hashed_as
 from aion.base.schema import instead_of_nested
-from aion.core.ingest.hashing import can_hash, hashed_as
 from aion.core.windows import Calendar, Definition
 from aion.errors import SchemaError
 

@@ -73,7 +73,7 @@ class Plan:
     blocks are for, by number. None: all. ``name_offset_us``: a segment's name minus its start
     (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). ``final_only``: each window runs once, when its bound has passed.
     ``completeness``: whether rows say how complete they are. ``unique``: the columns that identify an event, so that
-    it counts once (:mod:`aion.core.unique`); empty: all events count.
+    it counts once (:mod:`aion.core.operator.unique`); empty: all events count.
     """
 
     key: tuple[str, ...]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import wraps
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
 from aion.aggregates import Aggregate
-from aion.base.time import format_duration
+from aion.base.time import format_early
 from aion.core.query.columns import key_names, result_schema
 from aion.core.query.plan import EMITS, FINAL, ApplyFunction, Plan, make_plan, output_fields
+from aion.core.timing import DurationOrZero
 from aion.core.windows import Definitions, PerRecord, named
 from aion.errors import ConfigError, SchemaError
 
@@ -23,18 +26,22 @@ if TYPE_CHECKING:
 
     from aion.config.layers import Source
 
+Stream = TypeVar("Stream", contravariant=True)
+Answer = TypeVar("Answer", covariant=True)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-class Keywords(TypedDict, total=False):
-    """The fields of :class:`Spec` as keywords."""
 
-    windows: Definitions
-    time: str
+class Options(TypedDict, total=False):
+    """The fields of :class:`Spec` that have a default, as keywords."""
+
     key: str | Sequence[str] | None
     aggregates: Mapping[str, Aggregate] | None
     apply: ApplyFunction | None
     schema: str | pa.Schema | StructType | None
     blocking: bool
     emit: Literal["all", "final"]
+    lateness: DurationOrZero | None
+    trigger: str | Mapping[str, Any] | None
     policy: Source | None
     merge_levels: int | None
     fan_in: int | None
@@ -46,6 +53,20 @@ class Keywords(TypedDict, total=False):
     record: str | Path | None
 
 
+class Keywords(Options):
+    """The keywords of a call without a :class:`Spec`."""
+
+    windows: Definitions
+    time: str
+
+
+class Changes(Options, total=False):
+    """The keywords of a call with a :class:`Spec`."""
+
+    windows: Definitions
+    time: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """A windowed aggregation: for :func:`aion.windowed`, :func:`aion.explain` and :class:`aion.LocalOperator`.
@@ -55,9 +76,13 @@ class Spec:
     ``windows``: one definition, several, or a mapping of names to definitions. ``time``: the column of event times.
     ``key``: one column or several; without it all events are one group. Give either ``aggregates`` (result column ->
     :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events), with the ``schema`` of its result.
+    ``events``: record batches with all columns of the input, also the key and the times.
     ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the function
     starts before the whole window is staged. ``emit``: ``"all"`` panes of a window, or ``"final"``: one pane for each
-    window and key, when its bound has passed and nothing can change it any more. ``completeness=True`` adds
+    window and key, when its bound has passed and nothing can change it any more. ``lateness``: how long each window is
+    kept after its end, e.g. ``"2 hours"``; without it, the policy learns that from the data. ``trigger``: when a window
+    with late events runs again: a kind, e.g. ``"every_batch"``, or the keys of ``trigger`` of the policy, e.g.
+    ``{"kind": "interval", "interval": "5 minutes"}``. A definition's own outrank both. ``completeness=True`` adds
     ``completeness`` and ``completeness_low`` to the result: the estimated share that a row holds of the events that
     its key's window will have in the end, and a lower bound on it that holds with the policy's
     ``lateness.confidence`` (docs/lateness.md). ``unique``: columns that identify an event, together with its key and
@@ -82,6 +107,8 @@ class Spec:
     schema: str | pa.Schema | StructType | None = None
     blocking: bool = True
     emit: Literal["all", "final"] = "all"
+    lateness: DurationOrZero | None = None
+    trigger: str | Mapping[str, Any] | None = None
     policy: Source | None = None
     merge_levels: int | None = None
     fan_in: int | None = None
@@ -100,7 +127,7 @@ class Spec:
             if self.emit == FINAL and window.timing.early_us is not None:
                 raise ConfigError(
                     f"emit='final' gives one pane for each window, when it is final, so windows: {name!r} cannot have "
-                    f"early={format_duration(window.timing.early_us)!r}; leave one of them out"
+                    f"early={format_early(window.timing.early_us)!r}; leave one of them out"
                 )
             if self.emit == FINAL and isinstance(window, PerRecord) and window.emit_on != "watermark":
                 raise ConfigError(
@@ -121,7 +148,13 @@ class Spec:
     @property
     def policy_overrides(self) -> dict[str, object]:
         """The values of this definition that override the policy's, by the policy's keys."""
-        keywords = {"distribution_merge_levels": self.merge_levels, "distribution_fan_in": self.fan_in}
+        kept = None if self.lateness is None else {"initial_bound": self.lateness, "coverage": None}
+        keywords = {
+            "distribution_merge_levels": self.merge_levels,
+            "distribution_fan_in": self.fan_in,
+            "lateness": kept,
+            "trigger": {"kind": self.trigger} if isinstance(self.trigger, str) else self.trigger,
+        }
         return {name: value for name, value in keywords.items() if value is not None}
 
     def plan(self, input_schema: pa.Schema) -> Plan:
@@ -154,7 +187,40 @@ class Spec:
         return result_schema(key, pa.null(), self.unbound_outputs(), completeness=self.completeness)
 
 
-def spec_of(caller: str, spec: Spec | None, keywords: Keywords) -> Spec:
+class OfSpec(Protocol[Stream, Answer]):
+    """A function of a stream that takes a :class:`Spec`, its fields as keywords, or both."""
+
+    __name__: str
+
+    @overload
+    def __call__(self, df: Stream, /, **definition: Unpack[Keywords]) -> Answer: ...
+    @overload
+    def __call__(self, df: Stream, spec: Spec, /, **changes: Unpack[Changes]) -> Answer: ...
+
+
+def of_spec(function: Callable[[Stream, Spec], Answer]) -> OfSpec[Stream, Answer]:
+    """Makes a function of a stream and a :class:`Spec` also take the fields as keywords, and shows them in its help."""
+
+    @wraps(function)
+    def call(df: Stream, spec: Spec | None = None, /, **definition: Any) -> Answer:
+        return function(df, spec_of(function.__name__, spec, definition))
+
+    call.__annotations__ = {**function.__annotations__, "spec": "Spec | None"}
+    return shows_fields(call)
+
+
+def shows_fields(function: Function) -> Function:
+    """Makes ``help`` show the fields of :class:`Spec` instead of ``**definition``."""
+    shown = signature(function, follow_wrapped=False)
+    own = [parameter for parameter in shown.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
+    for field in fields(Spec):
+        default = Parameter.empty if field.default is MISSING else field.default
+        own.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=field.type))
+    function.__signature__ = shown.replace(parameters=own)  # type: ignore[attr-defined]
+    return function
+
+
+def spec_of(caller: str, spec: Spec | None, keywords: Mapping[str, Any]) -> Spec:
     """Returns the specification of a call that was given one, keywords, or both. Raises TypeError for a wrong
     keyword.
     """

@@ -12,8 +12,8 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
+from aion.base.hashing import ShardOfKeys
 from aion.base.time import format_instant
-from aion.core.ingest.hashing import ShardOfKeys
 from aion.errors import ConfigError, CorruptState, SchemaError
 from aion.spark.types import arrow_schema
 from aion.stateful.contents import ListContent, MapContent, ValueContent

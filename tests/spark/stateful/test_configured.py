@@ -10,10 +10,14 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import GroupedData, SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import GroupedData, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import aion
 from aion.spark import patch
@@ -56,6 +60,34 @@ def test_group_by_of_spark_runs_on_aion_until_it_is_undone(
     assert set(enabled.glob("*/*")) == operators, "Spark keeps its own state again"
     assert before and set(enabled.rglob("*.json")) <= before
     compare(ours, stocks)
+
+
+class Sizes(StatefulProcessor):
+    """Says the key, and what rows look like."""
+
+    def init(self, handle: Any) -> None:
+        self._rows = handle.getValueState("rows", "n long")
+
+    def handleInputRows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Iterator[Row]:
+        got = list(rows)
+        self._rows.update((len(got),))
+        yield Row(key=key[0], n=self._rows.get()[0], v=sorted(row.v for row in got))
+
+
+def test_an_expression_with_an_alias_is_a_key(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark looks its name up among the columns, and finds none."""
+    stream = FileStream(spark, tmp_path / "in", pa.schema([("k", pa.string()), ("v", pa.int64())]))
+    stream.put([("a", 1), ("A", 2), ("b", 3)])
+    by = F.upper("k").alias("name")
+    given = (Sizes(), "key string, n long, v array<long>", "Update", "None")
+    with pytest.raises(AnalysisException, match="name"):
+        stream.read("k string, v long").groupBy(by).transformWithState(*given).schema  # noqa: B018
+    counted = aion.group_by(stream.read("k string, v long"), by, name="aliased").transformWithState(*given)
+    (
+        counted.writeStream.outputMode("update").format("memory").queryName("aliased")
+        .option("checkpointLocation", str(tmp_path / "cp")).trigger(availableNow=True).start().awaitTermination()
+    )  # fmt: skip
+    assert sorted(map(tuple, spark.table("aliased").collect())) == [("A", 2, [1, 2]), ("B", 1, [3])]
 
 
 @pytest.mark.proof

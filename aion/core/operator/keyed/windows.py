@@ -255,6 +255,8 @@ class KeyedWindows(WindowsInMemory):
         orders: Orders = []
         if runs.any():
             orders += self._in_parts(self.kept.waiting(cells[runs]), lambda: self._execute_late(now_us, cells[runs]))
+        if self._early is not None and self._early.each_batch:
+            self._early_owed = max(self._early_owed, 1)
         if self._early_owed:
             size = np.array([plus(self.kept.rest.sums["early_events"], sum_of(self._open_news(now_us)[1]))])
             if late_work.take(size, np.array([self._early_owed]), all_=at_once)[0]:

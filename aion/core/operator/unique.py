@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from aion.base.hashing import hashed_as, xxhash64
 from aion.base.numbers import EARLIEST_US, LATEST_US
-from aion.core.ingest.hashing import hashed_as, xxhash64
 from aion.core.operator.keyed.values import Change, Values
 from state_backends.thresholds import threshold
 
