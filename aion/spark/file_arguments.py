@@ -136,7 +136,24 @@ def other_options(spark: SparkSession, options: Mapping[str, object] | None, for
         if name == "recursiveFileLookup" and text.lower() not in ("true", "false"):
             raise ConfigError(f"options: {name} is {value!r}, and neither true nor false")
         result[name] = text
+    if format_.is_text:
+        _check_values(spark, format_.name, result)
     return result
+
+
+def _check_values(spark: SparkSession, format_: str, options: Mapping[str, str]) -> None:
+    """Spark would look at their values only when the first batch runs. Raises ConfigError."""
+    jvm: Any = spark.sparkContext._jvm
+    formats = jvm.org.apache.spark.sql.execution.datasources
+    reader = formats.csv.CSVFileFormat() if format_ == "csv" else formats.json.JsonFileFormat()
+    try:
+        # What it answers does not matter: it parses all options first.
+        reader.isSplitable(
+            spark._jsparkSession, jvm.PythonUtils.toScalaMap(options), jvm.org.apache.hadoop.fs.Path("x")
+        )
+    except Exception as error:
+        first, *_ = str(getattr(error, "java_exception", error)).splitlines() or [""]
+        raise ConfigError(f"options: Spark does not take {dict(options)} for {format_}: {first}") from error
 
 
 def _text_options(spark: SparkSession, format_: str) -> list[str]:

@@ -251,9 +251,18 @@ def test_windows_of_lines_with_a_filter_and_a_transform(spark: SparkSession, tmp
         ({"tasks": 4}, "tasks: Spark itself decides how many tasks read json; leave it out"),
         ({"options": {"singleVariantColumn": "v"}}, "options: 'singleVariantColumn' is not one of pathGlobFilter"),
         ({"options": {"header": True}}, "options: 'header' is not one of pathGlobFilter"),
+        ({"options": {"lineSep": ""}}, "options: Spark does not take {'lineSep': ''} for json: "),
+        ({"options": {"timeZone": "Atlantis"}}, "The timezone: Atlantis is invalid"),
+        (
+            {"format": "csv", "options": {"Header": "yes"}},
+            "for csv: org.apache.spark.SparkException: header flag can be",
+        ),
+        ({"format": "csv", "options": {"quote": "abc"}}, "quote cannot be more than one character, but got abc"),
     ],
 )
 def test_wrong_arguments(spark: SparkSession, change: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.ConfigError) as caught:
-        aion.read_files(spark, "in", format="json", schema="at timestamp", watermark=("at", "1 s"), **change)
+        aion.read_files(
+            spark, "in", **{"format": "json", "schema": "at timestamp", "watermark": ("at", "1 s"), **change}
+        )
     assert message in str(caught.value)
