@@ -69,10 +69,10 @@ CONSTANTS = {"state_backends.thresholds"}
 # Everything else has, or may have, an effect: a clock, a thread, a file, a process, a random number, Spark.
 HARMLESS = {
     "__future__", "abc", "array", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime",
-    "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "operator",
-    "re", "contextlib", "datasketches", "difflib", "isal.isal_zlib", "statistics", "struct", "typing", "zlib", "numpy",
-    "numpy.typing", "msgspec", "orjson", "pyarrow", "pyarrow.compute", "scipy", "scipy.special", "urllib.parse",
-    "zoneinfo",
+    "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json", "math",
+    "numbers", "operator", "re", "contextlib", "datasketches", "difflib", "isal.isal_zlib", "statistics", "struct",
+    "typing", "zlib", "numpy", "numpy.typing", "msgspec", "orjson", "pyarrow", "pyarrow.compute", "scipy",
+    "scipy.special", "urllib.parse", "zoneinfo",
 }  # fmt: skip
 
 # Effects that hide in harmless modules, and builtins.

@@ -55,7 +55,24 @@ def test_durations_that_are_read(text: object, us: int) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", " ", "5", "m", "5 5", "five minutes", "5m!", "1:30", None, True, b"5m", [], "interval", "intervals 5 m"],
+    [
+        "",
+        " ",
+        "5",
+        "m",
+        "5 5",
+        "five minutes",
+        "5m!",
+        "1:30",
+        None,
+        True,
+        b"5m",
+        [],
+        np.timedelta64(5, "m"),
+        pd.NaT,
+        "interval",
+        "intervals 5 m",
+    ],
 )
 def test_what_is_no_duration_is_refused_and_shown(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"gap.*not a duration") as caught:

@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import ROUND_DOWN, Decimal
 from numbers import Number
 
+import numpy as np
+
 from aion.errors import ConfigError
 
 MICROS_PER_SECOND = 1_000_000
@@ -43,7 +45,7 @@ def duration_us(value: object, *, what: str = "duration") -> int:
     """
     if isinstance(value, timedelta) and value == value:  # NaT of pandas does not equal itself
         return value // timedelta(microseconds=1)
-    if isinstance(value, Number) and not isinstance(value, bool):
+    if _is_number(value):
         if isinstance(value, int) and value == 0:
             return 0
         raise ConfigError(f"{what} of {_shown(value)} has no unit; write e.g. '{_shown(value)} seconds'")
@@ -84,9 +86,14 @@ def _without_sql(text: str) -> str:
     return re.sub(r"'([^']*)'", r" \1 ", sql[1])
 
 
+def _is_number(value: object) -> bool:
+    # numpy takes its timedelta64 for a number.
+    return isinstance(value, Number) and not isinstance(value, bool | np.timedelta64)
+
+
 def _shown(value: object) -> str:
     # A number of numpy says its type, too.
-    return str(value) if isinstance(value, Number) else repr(value[:80] if isinstance(value, str) else value)
+    return str(value) if _is_number(value) else repr(value[:80] if isinstance(value, str) else value)
 
 
 def format_duration(us: int) -> str:

@@ -22,14 +22,14 @@ from tests.slicing_oracle import Pane
 
 # -- every window together --------------------------------------------------------------------------------
 
-tumblings = st.builds(Tumbling, st.integers(1, 15), st.integers(-5, 5))
+tumblings = st.builds(Tumbling, st.integers(1, 15).map(us), st.integers(-5, 5).map(us))
 slidings = st.integers(1, 15).flatmap(
-    lambda size: st.builds(Sliding, st.just(size), st.integers(1, size), st.integers(-5, 5))
+    lambda size: st.builds(Sliding, st.just(us(size)), st.integers(1, size).map(us), st.integers(-5, 5).map(us))
 )
 counts = st.integers(1, 6).flatmap(lambda n: st.builds(Count, st.just(n), st.integers(1, n)))
-sessions = st.builds(Session, st.integers(1, 8))
+sessions = st.builds(Session, st.integers(1, 8).map(us))
 of_partials = tumblings | slidings | sessions
-of_any_kind = of_partials | counts | st.builds(PerRecord, st.integers(1, 10))
+of_any_kind = of_partials | counts | st.builds(PerRecord, st.integers(1, 10).map(us))
 bounds = st.sampled_from([0, 0, 1, 5, 12, 30])
 
 
@@ -41,7 +41,7 @@ def several(kinds: st.SearchStrategy[Definition]) -> st.SearchStrategy[list[Defi
 def sessions_among_others(draw: st.DrawFn) -> list[Definition]:
     """Draws sessions of several gaps, a tumbling and a sliding window."""
     gaps = draw(st.lists(st.integers(1, 12), min_size=1, max_size=3, unique=True))
-    return [draw(tumblings), draw(slidings.filter(lambda w: w.slide_us < w.size_us)), *map(Session, gaps)]
+    return [draw(tumblings), draw(slidings.filter(lambda w: w.slide_us < w.size_us)), *map(Session, map(us, gaps))]
 
 
 @st.composite
@@ -82,7 +82,7 @@ def test_panes_are_those_of_the_definitions(
 
 
 @some(1 / 2)
-@given(several(of_partials | st.builds(PerRecord, st.integers(1, 10))), streams(2))
+@given(several(of_partials | st.builds(PerRecord, st.integers(1, 10).map(us))), streams(2))
 def test_a_sink_that_follows_the_panes_ends_with_the_truth(windows: list[Definition], steps: list[Step]) -> None:
     """The sink has a row for each window: a pane replaces it, a retraction deletes it. No event exceeds the bound."""
     sink: dict[tuple[Any, ...], Pane] = {}

@@ -52,7 +52,7 @@ def test_larger_gaps_add_no_slices() -> None:
     times = np.random.default_rng(7).integers(0, 3_000, 300).tolist()
     kept = []
     for gaps in ([5], [5, 7, 20, 100]):
-        with Player([Tumbling(us(50)), *map(Session, gaps)]) as player:
+        with Player([Tumbling(us(50)), *map(Session, map(us, gaps))]) as player:
             player.step(instants(*times))
             kept.append(player.operator.store.stats().m_bucket_bytes)
     assert kept[0] == kept[1]

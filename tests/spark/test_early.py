@@ -80,3 +80,20 @@ def test_the_first_early_panes_need_no_further_rows(stream: FileStream, sink: Si
     keys = "abcdefgh"
     stream.put([(key, 1200 + at, 1.0) for at, key in enumerate(keys)])
     assert brief(sink.run(panes)) == sorted((w, "early", 0, key, 1) for w in ("tens", "visit") for key in keys)
+
+
+def test_early_panes_of_each_batch_come_though_the_watermark_stands(stream: FileStream, sink: Sink) -> None:
+    panes = aion.windowed(
+        stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"),
+        key="k",
+        time="ts",
+        windows=aion.Tumbling("1 hour", early="batch"),
+        aggregates={"n": A.count()},
+        lateness="5 minutes",
+        trigger="every_batch",
+    )
+    for second in (1230, 1215, 1216, 1217):  # the watermark is 1230 from the second batch on
+        stream.put([("a", second, 1.0)])
+    rows = sink.run(panes)
+    assert [(row["kind"], row["pane"], row["n"]) for row in rows] == [("early", pane, pane + 2) for pane in range(3)]
+    assert {(row["closes_at"] - row["window_end"]).seconds for row in rows} == {300}
