@@ -40,7 +40,7 @@ CONTENTS: dict[str, dict[str, Any]] = {
     "apply": {"apply": count, "schema": "n long, total long"},
 }
 event = st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.integers(0, 3))
-steps = st.lists(st.lists(event, max_size=6) | st.integers(-10, 45), max_size=12)
+steps = st.lists(st.lists(event, max_size=6) | st.integers(-10, 45), max_size=8)
 
 
 def table(events: list[tuple[str, int, int]]) -> pa.Table:

@@ -34,8 +34,26 @@ CONTENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("content", CONTENTS)
-@pytest.mark.parametrize("window", [aion.Tumbling("1 minute"), aion.Count(2), aion.Session("30 seconds")], ids=str)
+TUMBLING, COUNT, SESSION = aion.Tumbling("1 minute"), aion.Count(2), aion.Session("30 seconds")
+
+
+@pytest.mark.parametrize(
+    ("window", "content"),
+    [
+        (TUMBLING, "aggregates"),
+        (SESSION, "apply"),
+        *(
+            pytest.param(window, content, marks=pytest.mark.proof)
+            for window, content in (
+                (TUMBLING, "apply"),
+                (SESSION, "aggregates"),
+                (COUNT, "aggregates"),
+                (COUNT, "apply"),
+            )
+        ),
+    ],
+    ids=str,
+)
 def test_each_event_counts_once(stream: FileStream, sink: Sink, window: Any, content: str) -> None:
     """The panes are those of a run in which each event comes once. Every batch but the first is a restart."""
     definition: dict[str, Any] = {"key": "k", "time": "ts", "windows": window, "policy": POLICY, **CONTENTS[content]}
@@ -74,7 +92,7 @@ def newest(rows: list[dict[str, Any]]) -> dict[Any, Any]:
     return found
 
 
-@pytest.mark.parametrize("levels", [0, 1])
+@pytest.mark.parametrize("levels", [pytest.param(0, marks=pytest.mark.proof), 1])
 def test_files_and_merging_levels(spark: SparkSession, stream: FileStream, sink: Sink, levels: int) -> None:
     """Once by Aion's reader, with merging levels or without, and once by Spark's."""
     definition: dict[str, Any] = {

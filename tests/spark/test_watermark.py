@@ -33,7 +33,14 @@ CONTENTS: dict[str, dict[str, Any]] = {
 WINDOWS = {"tumbling": aion.Tumbling("1 minute"), "mixed": [aion.Tumbling("1 minute"), aion.PerRecord("30 seconds")]}
 
 
-@pytest.mark.parametrize(("content", "windows"), [*((c, "tumbling") for c in CONTENTS), ("aggregates", "mixed")])
+@pytest.mark.parametrize(
+    ("content", "windows"),
+    [
+        ("apply", "tumbling"),
+        ("aggregates", "mixed"),
+        *(pytest.param(content, "tumbling", marks=pytest.mark.proof) for content in ("aggregates", "unique")),
+    ],
+)
 def test_fast_clocks(stream: FileStream, sink: Sink, content: str, windows: str) -> None:
     now = int(time.time()) // 60 * 60 - 20 * 60
     for minute in range(4):
