@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import aion.config as config
-from aion.config import Policy, load_policy
+from aion.base.time import EACH_BATCH_US
+from aion.config import Policy, life_of_a_window, load_policy, policy_to_json
 from aion.errors import ConfigError, PolicyError
 from tests.policy_files import MIB, refused, write
 
@@ -114,6 +115,14 @@ def test_a_preset_wins_over_a_file_of_its_name(tmp_path: Path, monkeypatch: pyte
 def test_a_bound_in_python_is_a_duration_or_zero(bound: object) -> None:
     policy = load_policy({}, {"lateness_initial_bound": bound})
     assert policy.lateness.initial_bound_us == (0 if bound in (0, "0s") else 90_000_000)
+
+
+def test_early_panes_come_in_each_batch_or_as_the_watermark_moves() -> None:
+    policy = load_policy({"trigger": {"early": "batch"}})
+    assert policy.trigger.early_us == EACH_BATCH_US
+    assert policy_to_json(policy)["trigger"]["early"] == "batch"
+    assert any(when.startswith("a batch ends") for when, _ in life_of_a_window(policy, 1 << 30))
+    assert load_policy({"trigger": {"early": "interval 10 seconds"}}).trigger.early_us == 10_000_000
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,8 @@ from tests.policy_files import refused, write
         ("trigger: {bound: 0}", "trigger.bound: 0 is out of range; write a share above 0 and below 1, e.g. 0.05"),
         ("trigger: {executions: 0}", "0 is not a number of executions; write an integer from 1, or null"),
         ("trigger: {interval: 0}", "trigger.interval: 0 is not an interval; write a duration above 0, e.g. '1m'"),
+        ("trigger: {early: soon}", "trigger.early: 'soon' is not a duration; write e.g. '20 seconds' or "),
+        ("trigger: {early: 5}", "trigger.early: 5 has no unit; write e.g. '5 seconds'; or 'batch'; or null"),
         ("trigger: {count: 1.5}", "trigger.count: 1.5 is not a number of events; write an integer from 1"),
         ("memory: {budget: 1MiB, bucket_limit: 2MiB}", "memory.bucket_limit: 2MiB is larger than "
          "memory.budget, 1MiB; set bucket_limit to at most '1MiB'"),

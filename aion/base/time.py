@@ -13,6 +13,8 @@ from aion.errors import ConfigError
 
 MICROS_PER_SECOND = 1_000_000
 _LONGEST_US = 2**63 - 1
+_LONGEST_TEXT = 1_000
+"""Texts may come from events. Reading a duration must not take long, and a sensible one is much shorter."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EACH_BATCH_US = 0
 """How far the watermark has to move between two early panes that come at the end of each batch: it need not move."""
@@ -49,7 +51,7 @@ def duration_us(value: object, *, what: str = "duration") -> int:
         if isinstance(value, int) and value == 0:
             return 0
         raise ConfigError(f"{what} of {_shown(value)} has no unit; write e.g. '{_shown(value)} seconds'")
-    if not isinstance(value, str):
+    if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
         raise ConfigError(f"{what} of {_shown(value)} is not a duration; write e.g. '20 seconds' or '5m'")
     total, position, text = Decimal(0), 0, _without_sql(value)
     while position < len(text) or not text:
