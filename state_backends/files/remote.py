@@ -61,7 +61,10 @@ class Remote:
         with self._connecting:
             if self._connected is None:
                 with storage_errors(f"state.dir {self.uri}"):
-                    fs, path = self._given or pafs.FileSystem.from_uri(pyarrow_uri(self.uri))
+                    try:
+                        fs, path = self._given or pafs.FileSystem.from_uri(pyarrow_uri(self.uri))
+                    except ValueError as error:  # fsspec's, for a protocol that it does not know
+                        raise StorageError(f"state.dir {self.uri}: {error}") from error
                     path = path.rstrip("/")
                     bucket = path.partition("/")[0]
                     # Folders are made when they are needed, but only the user makes buckets.

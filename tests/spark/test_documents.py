@@ -169,6 +169,12 @@ def check_levels(stage: Stage) -> None:
     equal(newest(stage.rows("panes"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
 
 
+def check_operating(stage: Stage) -> None:
+    different = {(e["ts"], e["segment"], e["user"]): e for e in reversed(stage.events[:-1])}
+    equal(newest(stage.rows("once"), "cars", "speed"), tolls(list(different.values()), 60, 60))
+    equal(newest(stage.rows("sober"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
+
+
 def check_files(stage: Stage) -> None:
     # The event that ends all windows has no speed, so `where` leaves it out, and it does not move the watermark.
     events = [e for e in stage.events if e["speed"] > 0]
@@ -210,6 +216,7 @@ SHARED: dict[str, Page] = {
     "README.md": Page(check_readme),
     "docs/windows.md": Page(check_windows),
     "docs/sinks.md": Page(check_sinks),
+    "docs/operating.md": Page(check_operating),
     "docs/distribution.md": Page(check_levels),
     "docs/files.md": Page(check_files),
     "docs/tuning.md": Page(check_tuning),

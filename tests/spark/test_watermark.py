@@ -78,7 +78,11 @@ def test_wrong_arguments(stream: FileStream) -> None:
         (SchemaError, "there is no column 'when'", lambda: aion.watermark(df, "when", "1 second")),
         (SchemaError, "column 'k' is of type string", lambda: aion.watermark(df, "k", "1 second")),
         (ConfigError, "max_ahead: '-1 hour' is negative", lambda: aion.watermark(df, "ts", "1 s", max_ahead="-1 hour")),
-        (ConfigError, "max_ahead: 'soon' is not a duration", lambda: aion.watermark(df, "ts", "1 s", max_ahead="soon")),
+        (
+            ConfigError,
+            "max_ahead of 'soon' is not a duration",
+            lambda: aion.watermark(df, "ts", "1 s", max_ahead="soon"),
+        ),
         (WatermarkError, "a streaming DataFrame is needed", lambda: aion.watermark(None, "ts", "1 s")),  # type: ignore[arg-type]
     ):
         with pytest.raises(error, match=message):
