@@ -40,7 +40,7 @@ class Settings:
 
 
 def sinks(
-    databases: Annotated[str, typer.Option(help="Files of which databases: sqlite,duckdb.")] = "",
+    databases: Annotated[str, typer.Option(help="Databases that are files: some of sqlite,duckdb.")] = "",
     postgresql: Annotated[
         str, typer.Option(metavar="URI", help=f"A PostgreSQL database; the table {TABLE} in it is made and removed.")
     ] = "",

@@ -87,7 +87,7 @@ class Steps:
 
     @property
     def start(self) -> str | None:
-        """Where they start, as :meth:`of` reads it. None: at midnight, weeks on Mondays."""
+        """Says where they start, as :meth:`of` reads it. It is None for midnight, and for weeks on Mondays."""
         minutes, seconds = divmod(self.time_us // 1_000_000, 60)
         clock = f"{minutes // 60:02}:{minutes % 60:02}" + (f":{seconds:02}" if seconds else "")
         words = [*([_WEEKDAYS[self.weekday]] if self.weekday else []), *([clock] if self.time_us else [])]

@@ -27,7 +27,7 @@ class Tenant(Protocol):
     """
 
     def advance(self, at_us: int | None) -> Iterator[Any]:
-        """Moves the watermark, and yields what it makes due. None: there is no watermark yet."""
+        """Moves the watermark, and yields what it makes due. It is None as long as there is none."""
 
     def arrive(self, rows: Any) -> Iterator[Any]:
         """Takes rows, and yields their results."""
@@ -37,7 +37,7 @@ class Tenant(Protocol):
 
     @property
     def due_ms(self) -> int | None:
-        """The next time at which the shard has something to do, even if no row comes. None: never."""
+        """The next time at which the shard has something to do even if no row comes, or None if there is none."""
 
     def save(self) -> Saved:
         """Writes what is to be kept. The attempt can be committed with what this returns."""

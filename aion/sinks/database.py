@@ -68,7 +68,7 @@ class Database(Protocol):
         """Runs a statement and returns its rows. ``?`` stands for a value."""
 
     def columns(self, table: TableName) -> dict[str, str]:
-        """Returns the columns of a table with their types. Empty: there is no such table."""
+        """Returns the columns of a table with their types. They are empty if there is no such table."""
 
     def type_of(self, field: pa.Field) -> str:
         """Returns the type of a column for these values. Raises SchemaError if there is none."""

@@ -36,7 +36,8 @@ def history_of(batch: DataFrame) -> History:
 def panes_of(batch: DataFrame, columns: Sequence[str], *, json: bool) -> pa.Table:
     """Returns the rows of a batch.
 
-    ``json``: lists, maps and structs become JSON. All rows are computed: a batch of which only a part was read fails.
+    ``json``: lists, maps and structs become JSON. All rows are computed, because Spark fails a batch if only some rows
+    of it were read.
     """
     from aion.spark.types import quoted
 
@@ -52,7 +53,7 @@ def panes_of(batch: DataFrame, columns: Sequence[str], *, json: bool) -> pa.Tabl
 
 @contextmanager
 def computed(batch: DataFrame) -> Iterator[DataFrame]:
-    """A context in which a batch is computed once. All of it is: a batch of which only a part was read fails."""
+    """A context in which a batch is computed once and whole. Spark fails a batch if only some of its rows were read."""
     kept = batch.persist()
     try:
         kept.write.format("noop").mode("overwrite").save()

@@ -15,7 +15,7 @@ from aion.sinks.marks import Mark
 
 START = "window_start"
 MOST_WINDOWS = 1_000
-"""A filter lists no more windows than that. If there are more, it takes all between the first and the last."""
+"""A filter lists at most this many windows. If there are more, it takes all between the first and the last."""
 
 
 class Windows(NamedTuple):
@@ -39,7 +39,7 @@ class Lake(Protocol):
     def __init__(self, table: str, options: Mapping[str, str]) -> None: ...
 
     def columns(self) -> pa.Schema | None:
-        """Returns the columns. None: there is no such table."""
+        """Returns the columns, or None if there is no such table."""
 
     def create(self, schema: pa.Schema) -> None:
         """Makes an empty table."""

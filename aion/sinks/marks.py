@@ -1,4 +1,4 @@
-"""Marks: which batch of which query a table has. Pure.
+"""Marks say which query wrote a table, and up to which batch. Pure.
 
 Each batch is one transaction, and the mark is in it. So a batch that Spark runs again is recognised. A mark also shows
 when a table and a query do not belong together: after a copy of the checkpoint, a new query, or a backup.

@@ -40,7 +40,7 @@ _IMMUTABLE = frozenset({"string", "bytes", "integer", "floating", "boolean", "de
 class ProcessorTenants(Tenants):
     """See :class:`aion.spark.tenants.Tenants`. A task has one processor and one handle, for one shard after the other.
 
-    ``spark_handle``: Spark's, which can parse schemas. ``restored``: the state variables of which state comes from
+    ``spark_handle``: Spark's, which can parse schemas. ``restored``: the state variables whose state comes from
     elsewhere; None: the processor does its work.
     """
 
