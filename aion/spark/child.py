@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
+from pyspark import TaskContext
 
 from aion.base.hashing import ShardOfKeys
-from aion.core.ingest.builder import BlockBuilder
+from aion.core.ingest.builder import BlockBuilder, Flagged
 from aion.core.ingest.encoding import BlockSettings
 from aion.core.query.plan import Plan
+from aion.core.query.updates import ORDER
 from aion.core.topology import Tree
 from aion.spark.blocks import BlockRows
 from aion.spark.hand_over import HandOverConfig, Sending
@@ -59,34 +62,59 @@ class ChildWork:
 
 
 class Child:
-    """The function for ``mapInArrow``. Its input is the plan's columns; without ``shard_of``, also the shard id.
+    """The function for ``mapInArrow``. Its input is the columns of :func:`sent_columns`; without ``shard_of``, also the
+    shard id.
 
-    ``flags_ahead``: the last column says which events are ahead of the clock.
+    ``flagged``: the last column is true for events that no window takes, because of what this slice stands for. None:
+    there is no such column.
     """
 
-    def __init__(self, work: ChildWork, shard_of: ShardOfKeys | None, *, flags_ahead: bool = False) -> None:
+    def __init__(self, work: ChildWork, shard_of: ShardOfKeys | None, *, flagged: int | None = None) -> None:
         self._work = work
         self._shard_of = shard_of
-        self._flags_ahead = flags_ahead
+        self._flagged = flagged
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        schema = self._work.plan.schema
+        plan = self._work.plan
+        schema, sent = plan.schema, len(sent_columns(plan))
         with self._work.begun(self._shard_of) as (builder, sending):
+            order = next_order() if plan.updates is not None else 0
             for batch in together(batches):
+                columns = batch.columns[:sent]
+                if plan.updates is not None:
+                    columns.append(pa.array(np.arange(order, order + batch.num_rows)))
+                    order += batch.num_rows
                 events = pa.RecordBatch.from_arrays(
                     [
                         column if column.type == field.type else column.cast(field.type)
-                        for column, field in zip(batch.columns, schema, strict=False)
+                        for column, field in zip(columns, schema, strict=True)
                     ],
                     schema=schema,
                 )
-                shards = batch.column(len(schema)) if self._shard_of is None else None
-                ahead = None
-                if self._flags_ahead:
+                shards = batch.column(sent) if self._shard_of is None else None
+                flagged = None
+                if self._flagged is not None:
                     flags = batch.column(batch.num_columns - 1)
-                    ahead = flags.to_numpy(zero_copy_only=False) if flags.true_count else None
-                yield from sending.of(builder.add(events, shards, ahead))
+                    if flags.true_count:
+                        flagged = Flagged(flags.to_numpy(zero_copy_only=False), self._flagged)
+                yield from sending.of(builder.add(events, shards, flagged))
             yield from sending.finish(builder.finish())
+
+
+def sent_columns(plan: Plan) -> list[str]:
+    """Returns the columns of events that Spark sends to a child, which adds the order of arrival if it matters."""
+    return [name for name in plan.schema.names if plan.updates is None or name != ORDER]
+
+
+def next_order() -> int:
+    """Returns a number for the first event of a task that is larger than those of earlier batches.
+
+    Panes of one key and window come in one task of a batch, since their shard does. So the numbers of other tasks may
+    be the same.
+    """
+    context = TaskContext.get()
+    assert context is not None
+    return int(context.getLocalProperty("streaming.sql.batchId") or "0") << 32
 
 
 def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -27,6 +27,7 @@ from aion.execute.assembly import block_settings, check_triggers, hand_over_byte
 from aion.execute.trace import Definition
 from aion.installation import require_extra
 from aion.spark import starts
+from aion.spark.chained import described, source_of
 from aion.spark.child import ChildWork
 from aion.spark.explain import explain_plan
 from aion.spark.files import Files
@@ -44,7 +45,7 @@ from aion.spark.settings import (
     task_failures,
 )
 from aion.spark.shards import shard_ids
-from aion.spark.sources import Rows, Source
+from aion.spark.sources import Source
 from aion.spark.types import arrow_schema
 from aion.spark.windows import WindowsDefinition
 
@@ -74,7 +75,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     earlier ones. Spark's progress of a batch has their numbers in ``observedMetrics`` (docs/operating.md). Raises
     WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
     """
-    source = _source("windowed", df, spec)
+    source = source_of("windowed", df, spec)
     spark = source.session
     query = _resolve(source, spec)
     plan, resolved, tree = query.plan, query.policy, query.tree
@@ -96,6 +97,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
             key_types=tuple(str(hashed_as(type_)) for type_ in work.key_types),
             retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
             watermark_delay_us=source.delay_us(spec.time),
+            rows_first=source.rows_first,
             task_failures=task_failures(spark),
             record=None if spec.record is None else str(Path(spec.record).resolve()),
         )
@@ -110,7 +112,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     result = blocks.groupBy("shard").transformWithStateInPandas(
         Root(windows), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
-    return observed(result, spec.name)
+    return described(observed(result, spec.name), plan, resolved, spec.name)
 
 
 @of_spec
@@ -120,7 +122,7 @@ def explain(df: DataFrame | Files, spec: Spec) -> str:
     Starts nothing. Raises the same errors as :func:`windowed`, but for those that depend on where state is kept and on
     how keys are hashed.
     """
-    source = _source("explain", df, spec)
+    source = source_of("explain", df, spec)
     query = _resolve(source, spec)
     levels = query.policy.distribution.merge_levels
     reading = source.reading(query.plan)
@@ -131,7 +133,7 @@ def explain(df: DataFrame | Files, spec: Spec) -> str:
         query.decisions,
         asked_levels=levels,
         reading=reading,
-        lossy=source.lossy,
+        before=source.before,
         ahead_us=source.ahead_us,
         hand_over_bytes=hand_over_bytes(query.plan, query.policy),
     )
@@ -147,19 +149,15 @@ class _Query:
     decisions: dict[str, MergingDecision]
 
 
-def _source(caller: str, stream: DataFrame | Files, spec: Spec) -> Source:
-    return stream if isinstance(stream, Files) else Rows(stream, caller, lossy_upstream=spec.lossy_upstream)
-
-
 def _resolve(source: Source, spec: Spec) -> _Query:
     if isinstance(spec.schema, StructType):
         spec = replace(spec, schema=arrow_schema(spec.schema))
-    plan = spec.plan(source.schema)
+    plan = source.plan(spec)
     check_triggers(spec)
     _check_case(source.session, plan)
     if spec.record is not None:
         Definition.of(plan, commits=True)  # raises now if these windows cannot be recorded
-    resolved = resolved_policy(source.session, spec.policy, spec.policy_overrides)
+    resolved = source.policy(spec, resolved_policy(source.session, spec.policy, spec.policy_overrides))
     if resolved.metrics.port is not None:
         require_extra("metrics", "metrics.port")
     check_name(spec.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,10 @@ import pandas as pd
 import pyarrow as pa
 
 from aion.config import Policy
-from aion.core.ingest.builder import ShardBlock
+from aion.core.ingest.builder import Flagged, ShardBlock
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.fragments import Defragmenter
-from aion.core.slicing.grid import AHEAD_SLICE
+from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
 from aion.execute.trace import Definition, Recorder
 from aion.execute.windows import Windows
@@ -41,6 +42,7 @@ class WindowsTenants(Tenants):
         self.store = {"windows": plan.windows.values(), "blocking": plan.blocking}
         together = policy.lateness.per == "query" and len(config.ids) > 1
         self.asks = {"others": together, "moved": config.record is not None}
+        self.rows_first = config.rows_first
         record_rules(plan, config.name)
         self._codec = CodecPool(policy.io.codec_threads)
 
@@ -84,14 +86,13 @@ class WindowsTenants(Tenants):
             """Takes the sent blocks apart, and makes blocks of the events that have not come before."""
             builder = make_builder(plan, self._policy, self._codec, None)
             for sent in blocks(rows):
-                for ahead in (False, True):
-                    own = [block for block in sent if (block.header.slice_us == AHEAD_SLICE) == ahead]
-                    if own:
-                        events = pa.concat_batches([decode(block, plan.sent.block_schema) for block in own])
-                        fresh = events if ahead else windows.fresh(events)
-                        n = fresh.num_rows
-                        shards = pa.array(np.full(n, batch.shard, np.int32))
-                        yield from _listed(builder.add(fresh, shards, np.ones(n, np.bool_) if ahead else None))
+                for why, some in groupby(sorted(sent, key=_why), _why):
+                    events = pa.concat_batches([decode(block, plan.sent.block_schema) for block in some])
+                    fresh = events if why else windows.fresh(events)
+                    n = fresh.num_rows
+                    shards = pa.array(np.full(n, batch.shard, np.int32))
+                    flagged = Flagged(np.ones(n, np.bool_), why) if why else None
+                    yield from _listed(builder.add(fresh, shards, flagged))
             yield from _listed(builder.finish())
 
         return windows, of_events if plan.unique else blocks
@@ -114,6 +115,11 @@ class WindowsTenants(Tenants):
 
     def close(self) -> None:
         self._codec.close()
+
+
+def _why(block: Block) -> int:
+    """The slice that says why no window takes the events. 0: windows may take them."""
+    return block.header.slice_us if block.header.slice_us in (DROPPED_SLICE, AHEAD_SLICE) else 0
 
 
 def _listed(made: Iterable[ShardBlock]) -> Iterator[list[Block]]:

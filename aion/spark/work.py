@@ -126,9 +126,12 @@ class Work:
             pass
 
     def _results(self, rows: Iterable[Any]) -> Iterator[Any]:
-        yield from self._begin()
+        if not self._tenants.rows_first:
+            yield from self._begin()
         for arrived in self._converted(rows):
             yield from self.tenant.arrive(arrived)
+        if self._tenants.rows_first:
+            yield from self._begin()
         yield from self.tenant.end_batch()
 
     def _begin(self) -> Iterator[Any]:

@@ -55,6 +55,17 @@ class Window(NamedTuple):
     name: str
 
 
+class Updates(NamedTuple):
+    """How events replace earlier ones (:mod:`aion.core.query.updates`).
+
+    ``identity``: the columns whose values they share. ``layout``: of the aggregates, which are computed from the newest
+    events. None for an ``apply`` function.
+    """
+
+    identity: tuple[str, ...]
+    layout: agg.Layout | None
+
+
 Key = tuple[Any, ...]
 # A mapping, an iterable of mappings, or a RecordBatch or Table.
 ApplyResult: TypeAlias = Any
@@ -73,7 +84,8 @@ class Plan:
     blocks are for, by number. None: all. ``name_offset_us``: a segment's name minus its start
     (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). ``final_only``: each window runs once, when its bound has passed.
     ``completeness``: whether rows say how complete they are. ``unique``: the columns that identify an event, so that
-    it counts once (:mod:`aion.core.operator.unique`); empty: all events count.
+    it counts once (:mod:`aion.core.operator.unique`); empty: all events count. ``updates``: how events replace earlier
+    ones. None: they do not.
     """
 
     key: tuple[str, ...]
@@ -90,6 +102,7 @@ class Plan:
     final_only: bool = False
     completeness: bool = False
     unique: tuple[str, ...] = ()
+    updates: Updates | None = None
 
     def with_windows(self, changed: Mapping[int, Definition]) -> Plan:
         """Returns the same plan, but these definitions, by number, are others of the same kind."""
@@ -255,6 +268,7 @@ class Plan:
             "partials": self.layout.spec() if self.layout else [],
             **({"emit": FINAL} if self.final_only else {}),
             **({"unique": list(self.unique)} if self.unique else {}),
+            **({"updates": list(self.updates.identity)} if self.updates is not None else {}),
             **({"event_rows": self.event_rows.definition} if self.event_rows is not None else {}),
         }
 

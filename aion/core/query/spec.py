@@ -16,7 +16,7 @@ from aion.base.time import format_early
 from aion.core.query.columns import key_names, result_schema
 from aion.core.query.plan import EMITS, FINAL, ApplyFunction, Plan, make_plan, output_fields
 from aion.core.timing import DurationOrZero
-from aion.core.windows import Definitions, PerRecord, named
+from aion.core.windows import Definition, Definitions, PerRecord, named
 from aion.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
@@ -144,6 +144,11 @@ class Spec:
             raise SchemaError(f"time: {self.time!r} is not the name of a column; give e.g. time='ts'")
         key_names(self.key)
         self.unbound_outputs()
+
+    @property
+    def definitions(self) -> dict[str, Definition]:
+        """The definitions of windows, by their names."""
+        return named(self.windows)
 
     @property
     def policy_overrides(self) -> dict[str, object]:
