@@ -34,6 +34,10 @@ class Source(Protocol):
     def schema(self) -> pa.Schema:
         """The columns of the events."""
 
+    @property
+    def marked(self) -> frozenset[str]:
+        """The columns that have a watermark."""
+
     def delay_us(self, time: str) -> int | None:
         """Returns the delay of the watermark. None if the watermark is on another column than ``time``."""
 
@@ -72,6 +76,10 @@ class Rows:
         self._df = df
         self.session = df.sparkSession
         self.schema = arrow_schema(StructType([field for field in df.schema if field is not self._helper]))
+
+    @property
+    def marked(self) -> frozenset[str]:
+        return frozenset(field.name for field in self._df.schema if WATERMARK in field.metadata)
 
     def delay_us(self, time: str) -> int | None:
         field = self._df.schema[time]
