@@ -201,6 +201,10 @@ class Files:
     def before(self) -> Sequence[str]:
         return ()  # only conditions come before it
 
+    @property
+    def marked(self) -> frozenset[str]:
+        return frozenset(self._watermark[:1])
+
     def delay_us(self, time: str) -> int | None:
         """Returns the delay of the watermark in microseconds. None if the watermark is on another column than
         ``time``.

@@ -47,6 +47,10 @@ class Source(Protocol):
     def policy(self, spec: Spec, policy: Policy) -> Policy:
         """Returns the policy of a call, with what the events require. Raises ConfigError."""
 
+    @property
+    def marked(self) -> frozenset[str]:
+        """The columns that have a watermark."""
+
     def delay_us(self, time: str) -> int | None:
         """Returns the delay of the watermark. None if the watermark is on another column than ``time``."""
 
@@ -93,6 +97,10 @@ class Rows:
 
     def policy(self, spec: Spec, policy: Policy) -> Policy:
         return policy
+
+    @property
+    def marked(self) -> frozenset[str]:
+        return frozenset(field.name for field in self._df.schema if WATERMARK in field.metadata)
 
     def delay_us(self, time: str) -> int | None:
         field = self._df.schema[time]

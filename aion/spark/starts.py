@@ -66,7 +66,7 @@ class _Starts(StreamingQueryListener):
     def onQueryProgress(self, event: Any) -> None:
         if progress.log.isEnabledFor(logging.INFO):  # it asks the JVM several times
             try:
-                progress.log_drops(event.progress())
+                progress.log_batch(event.progress())
             except Exception:
                 log.exception("the progress of a query could not be read")
 

@@ -152,6 +152,9 @@ class _Query:
 def _resolve(source: Source, spec: Spec) -> _Query:
     if isinstance(spec.schema, StructType):
         spec = replace(spec, schema=arrow_schema(spec.schema))
+    if spec.apply is not None and spec.columns is None and (beside := source.marked - {spec.time}):
+        # Spark needs it up to here, so a user cannot drop it. It would be kept with each event.
+        spec = replace(spec, columns=[name for name in source.schema.names if name not in beside])
     plan = source.plan(spec)
     check_triggers(spec)
     _check_case(source.session, plan)

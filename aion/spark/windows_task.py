@@ -18,6 +18,7 @@ from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
 from aion.execute.trace import Definition, Recorder
 from aion.execute.windows import Windows
+from aion.spark.counting import CountingWindows
 from aion.spark.frames import to_frame
 from aion.spark.hand_over import BatchFolder
 from aion.spark.root_config import RootConfig
@@ -51,7 +52,7 @@ class WindowsTenants(Tenants):
     ) -> tuple[Windows, Callable[[Iterable[pd.DataFrame]], Iterator[list[Block]]]]:
         config = self._config
         plan = shard_plan(config.plan, attempt.snapshot, config.name)
-        windows = Windows(
+        windows = CountingWindows(
             plan,
             self._policy,
             attempt,

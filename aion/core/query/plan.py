@@ -19,7 +19,15 @@ from aion.aggregates.partial import Extreme, Partial
 from aion.aggregates.values import combined
 from aion.base.schema import parse_schema
 from aion.core.gaps import gaps_us, is_gap
-from aion.core.query.columns import check_columns, check_names, check_zone, identity, key_names, result_schema
+from aion.core.query.columns import (
+    asked_columns,
+    check_columns,
+    check_names,
+    check_zone,
+    identity,
+    key_names,
+    result_schema,
+)
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
 from aion.core.windows import (
@@ -286,13 +294,15 @@ def make_plan(
     final_only: bool = False,
     completeness: bool = False,
     unique: str | Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
 ) -> Plan:
     """Checks a definition against the input's schema.
 
     ``blocking``: whether ``apply`` needs all events before it can begin (paper 3.3). Aggregates never block: partials
     are decoded while others are still read. ``completeness``: whether the result has the columns
-    :data:`aion.core.query.columns.COMPLETENESS_COLUMNS`. ``unique``: see :class:`Plan`. ``schema`` must have the time
-    as ``timestamp[us]``. Raises SchemaError, WindowError or ConfigError.
+    :data:`aion.core.query.columns.COMPLETENESS_COLUMNS`. ``unique``: see :class:`Plan`. ``columns``: those that
+    ``apply`` gets besides what is needed anyway; None: all. ``schema`` must have the time as ``timestamp[us]``. Raises
+    SchemaError, WindowError or ConfigError.
     """
     keys = key_names(key)
     check_columns(schema, keys, time)
@@ -303,9 +313,9 @@ def make_plan(
     if aggregates is None:
         result = pa.schema(names)
         check_names(keys, result.names, completeness=completeness)
-        _deciding(definitions, schema)
+        needed = (*keys, time, *_deciding(definitions, schema), *recognised)
         return Plan(
-            keys, time, definitions, schema, None, apply, result, blocking,
+            keys, time, definitions, asked_columns(columns, needed, schema), None, apply, result, blocking,
             final_only=final_only, completeness=completeness, unique=recognised,
         )  # fmt: skip
     bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]
