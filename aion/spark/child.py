@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from aion.base.hashing import ShardOfKeys
-from aion.core.ingest.builder import BlockBuilder
+from aion.core.ingest.builder import BlockBuilder, Flags
 from aion.core.ingest.encoding import BlockSettings
 from aion.core.query.plan import Plan
 from aion.core.topology import Tree
@@ -19,6 +19,9 @@ from aion.spark.worker import begin_task
 from aion.spark.zones import slicing_plan
 from state_backends.store.codec_pool import CodecPool
 from state_backends.thresholds import threshold
+
+AHEAD, NO_EVENT = 1, 2
+"""Flags of rows. 0: neither."""
 
 # Each pass over a batch has a fixed cost, and Spark's batches are small because their rows may be wide.
 _ROWS_AT_ONCE = threshold(1 << 16)
@@ -61,18 +64,21 @@ class ChildWork:
 class Child:
     """The function for ``mapInArrow``. Its input is the plan's columns; without ``shard_of``, also the shard id.
 
-    ``flags_ahead``: the last column says which events are ahead of the clock.
+    ``has_flags``: the last column says which rows are ``AHEAD`` of the clock, and which are ``NO_EVENT``.
     """
 
-    def __init__(self, work: ChildWork, shard_of: ShardOfKeys | None, *, flags_ahead: bool = False) -> None:
+    def __init__(self, work: ChildWork, shard_of: ShardOfKeys | None, *, has_flags: bool = False) -> None:
         self._work = work
         self._shard_of = shard_of
-        self._flags_ahead = flags_ahead
+        self._has_flags = has_flags
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = self._work.plan.schema
         with self._work.begun(self._shard_of) as (builder, sending):
             for batch in together(batches):
+                ahead = None
+                if self._has_flags:
+                    batch, ahead = _without_flags(batch)
                 events = pa.RecordBatch.from_arrays(
                     [
                         column if column.type == field.type else column.cast(field.type)
@@ -81,10 +87,6 @@ class Child:
                     schema=schema,
                 )
                 shards = batch.column(len(schema)) if self._shard_of is None else None
-                ahead = None
-                if self._flags_ahead:
-                    flags = batch.column(batch.num_columns - 1)
-                    ahead = flags.to_numpy(zero_copy_only=False) if flags.true_count else None
                 yield from sending.of(builder.add(events, shards, ahead))
             yield from sending.finish(builder.finish())
 
@@ -107,6 +109,17 @@ def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             waiting, rows, size = [], 0, 0
     if waiting:
         yield _joined(waiting)
+
+
+def _without_flags(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Flags | None]:
+    """Returns the rows that are events, and which of them are ahead of the clock. None: none of them is."""
+    flags = batch.column(batch.num_columns - 1).to_numpy()
+    if not flags.any():
+        return batch, None
+    if (is_event := flags != NO_EVENT).all():
+        return batch, flags == AHEAD
+    flags = flags[is_event]
+    return batch.filter(pa.array(is_event)), flags == AHEAD if flags.any() else None
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -35,13 +35,13 @@ def explain_plan(
     asked_levels: int,
     reading: str | None = None,
     lossy: Sequence[str] = (),
-    ahead_us: int | None = None,
+    clock: Sequence[str] = (),
     hand_over_bytes: int | None = None,
 ) -> str:
     """Says the text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer.
 
     ``reading``: how the children read events themselves. None: Spark reads them. ``lossy``: what drops late rows
-    before they get here. ``ahead_us``: how far events may be ahead of the clock. None: as far as they like.
+    before they get here. ``clock``: what moves the watermark besides events, and which events do not.
     ``hand_over_bytes``: from how many bytes on they hand events over in files (docs/hand-over.md). None: they never
     do.
     """
@@ -59,18 +59,13 @@ def explain_plan(
                 ("before", f"{name} drops rows that are later than the watermark, before they get here")
                 for name in lossy
             ),
-            *([] if ahead_us is None else [("clock", _ahead(ahead_us))]),
+            *(("clock", sentence) for sentence in clock),
             *_places(plan, policy, tree, asked_levels),
         ],
         "What crosses the network": [*_crossing(plan, tree, decisions, hand_over_bytes)],
         "State": [("", _state(policy, final_only=plan.final_only)), *_completeness(plan, policy)],
     }
     return "\n\n".join("\n".join((title, *map(_line, lines))) for title, lines in sections.items()) + "\n"
-
-
-def _ahead(ahead_us: int) -> str:
-    most = format_duration(ahead_us)
-    return f"events more than {most} after the start of their batch do not move the watermark, and are dropped."
 
 
 def _line(line: Line) -> str:

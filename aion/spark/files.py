@@ -184,8 +184,8 @@ class Files:
         return _counted(rows, name).withWatermark(quoted(column), _spark_delay(delay_us))
 
     @property
-    def ahead_us(self) -> int | None:
-        return None
+    def clock(self) -> Sequence[str]:
+        return ()
 
     @property
     def lossy(self) -> Sequence[str]:
