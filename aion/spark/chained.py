@@ -19,13 +19,14 @@ from aion.core.operator.actions import PaneKind
 from aion.core.query.plan import Plan
 from aion.core.query.spec import Spec
 from aion.core.query.updates import DROPPED, RETRACTED, of_updates
-from aion.core.slicing.grid import DROPPED_SLICE
 from aion.core.windows import Aligned, Session
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.spark import upstream
+from aion.spark.child import DROPPED_BEFORE
 from aion.spark.files import Files
-from aion.spark.sources import WATERMARK, Rows, Source
+from aion.spark.sources import Rows, Source
 from aion.spark.types import quoted
+from aion.spark.watermarks import WATERMARK
 
 _PART = "aion.pane"
 """In the metadata of columns of a result: which part of a pane it is, and what holds for all of its panes, as JSON."""
@@ -218,8 +219,10 @@ class Panes(Rows):
             return F.when(self._is(PaneKind.DROPPED), F.to_json(F.struct(*said)) if said else F.lit("{}"))
         return super()._column(name, plan)
 
-    def _flag(self, plan: Plan) -> tuple[Column, int] | None:
-        return (self._is(PaneKind.DROPPED), DROPPED_SLICE) if _KIND in self._columns else None
+    def _flag(self, plan: Plan) -> Column | None:
+        return (
+            F.when(self._is(PaneKind.DROPPED), F.lit(DROPPED_BEFORE)).otherwise(0) if _KIND in self._columns else None
+        )
 
     def _is(self, kind: PaneKind) -> Column:
         return F.coalesce(self._df[quoted(self._columns[_KIND])] == kind.value, F.lit(False))

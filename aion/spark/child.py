@@ -15,6 +15,7 @@ from aion.core.ingest.builder import BlockBuilder, Flagged
 from aion.core.ingest.encoding import BlockSettings
 from aion.core.query.plan import Plan
 from aion.core.query.updates import ORDER
+from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.core.topology import Tree
 from aion.spark.blocks import BlockRows
 from aion.spark.hand_over import HandOverConfig, Sending
@@ -22,6 +23,10 @@ from aion.spark.worker import begin_task
 from aion.spark.zones import slicing_plan
 from state_backends.store.codec_pool import CodecPool
 from state_backends.thresholds import threshold
+
+AHEAD, NO_EVENT, DROPPED_BEFORE = 1, 2, 3
+"""Flags of rows: the time is ahead of the clock; it is no event; earlier windows dropped it. 0: none of these."""
+_SLICES = {AHEAD: AHEAD_SLICE, DROPPED_BEFORE: DROPPED_SLICE}
 
 # Each pass over a batch has a fixed cost, and Spark's batches are small because their rows may be wide.
 _ROWS_AT_ONCE = threshold(1 << 16)
@@ -65,14 +70,13 @@ class Child:
     """The function for ``mapInArrow``. Its input is the columns of :func:`sent_columns`; without ``shard_of``, also the
     shard id.
 
-    ``flagged``: the last column is true for events that no window takes, because of what this slice stands for. None:
-    there is no such column.
+    ``has_flags``: the last column says which rows no window takes, and which are no events.
     """
 
-    def __init__(self, work: ChildWork, shard_of: ShardOfKeys | None, *, flagged: int | None = None) -> None:
+    def __init__(self, work: ChildWork, shard_of: ShardOfKeys | None, *, has_flags: bool = False) -> None:
         self._work = work
         self._shard_of = shard_of
-        self._flagged = flagged
+        self._has_flags = has_flags
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         plan = self._work.plan
@@ -80,6 +84,9 @@ class Child:
         with self._work.begun(self._shard_of) as (builder, sending):
             order = next_order() if plan.updates is not None else 0
             for batch in together(batches):
+                flagged = None
+                if self._has_flags:
+                    batch, flagged = _without_flags(batch)
                 columns = batch.columns[:sent]
                 if plan.updates is not None:
                     columns.append(pa.array(np.arange(order, order + batch.num_rows)))
@@ -92,11 +99,6 @@ class Child:
                     schema=schema,
                 )
                 shards = batch.column(sent) if self._shard_of is None else None
-                flagged = None
-                if self._flagged is not None:
-                    flags = batch.column(batch.num_columns - 1)
-                    if flags.true_count:
-                        flagged = Flagged(flags.to_numpy(zero_copy_only=False), self._flagged)
                 yield from sending.of(builder.add(events, shards, flagged))
             yield from sending.finish(builder.finish())
 
@@ -135,6 +137,16 @@ def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             waiting, rows, size = [], 0, 0
     if waiting:
         yield _joined(waiting)
+
+
+def _without_flags(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Flagged | None]:
+    """Returns the rows that are events, and which of them no window takes. None: none of them. All have one reason."""
+    flags = batch.column(batch.num_columns - 1).to_numpy()
+    if not flags.any():
+        return batch, None
+    if not (is_event := flags != NO_EVENT).all():
+        batch, flags = batch.filter(pa.array(is_event)), flags[is_event]
+    return batch, Flagged(flags > 0, _SLICES[int(flags.max())]) if flags.any() else None
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

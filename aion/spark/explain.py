@@ -36,13 +36,13 @@ def explain_plan(
     asked_levels: int,
     reading: str | None = None,
     before: Sequence[str] = (),
-    ahead_us: int | None = None,
+    clock: Sequence[str] = (),
     hand_over_bytes: int | None = None,
 ) -> str:
     """Says the text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer.
 
     ``reading``: how the children read events themselves. None: Spark reads them. ``before``: what comes before, in
-    words. ``ahead_us``: how far events may be ahead of the clock. None: as far as they like.
+    words. ``clock``: what moves the watermark besides events, and which events do not.
     ``hand_over_bytes``: from how many bytes on they hand events over in files (docs/hand-over.md). None: they never
     do.
     """
@@ -57,18 +57,13 @@ def explain_plan(
         "What runs where": [
             *([("files", reading)] if reading else []),
             *(("before", words) for words in before),
-            *([] if ahead_us is None else [("clock", _ahead(ahead_us))]),
+            *(("clock", sentence) for sentence in clock),
             *_places(plan, policy, tree, asked_levels),
         ],
         "What crosses the network": [*_crossing(plan, tree, decisions, hand_over_bytes)],
         "State": [("", _state(policy, final_only=plan.final_only)), *_completeness(plan, policy)],
     }
     return "\n\n".join("\n".join((title, *map(_line, lines))) for title, lines in sections.items()) + "\n"
-
-
-def _ahead(ahead_us: int) -> str:
-    most = format_duration(ahead_us)
-    return f"events more than {most} after the start of their batch do not move the watermark, and are dropped."
 
 
 def _line(line: Line) -> str:

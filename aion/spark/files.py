@@ -194,8 +194,8 @@ class Files:
         return policy
 
     @property
-    def ahead_us(self) -> int | None:
-        return None
+    def clock(self) -> Sequence[str]:
+        return ()
 
     @property
     def before(self) -> Sequence[str]:

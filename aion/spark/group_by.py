@@ -15,18 +15,18 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from aion.base.hashing import hashed_as
 from aion.config import Policy, policy_to_text
 from aion.config.layers import Source as PolicySource
-from aion.errors import ConfigError
+from aion.errors import ConfigError, WatermarkError
 from aion.execute.assembly import prestages
 from aion.spark import starts, upstream
 from aion.spark.processor import ProcessorDefinition
 from aion.spark.root import Root
 from aion.spark.settings import check_name, conf, place_of_state, resolved_policy, shard_count, task_failures
 from aion.spark.shards import shard_column, shard_ids
-from aion.spark.sources import WATERMARK
 from aion.spark.stateful_child import SCHEMA as CHILD
 from aion.spark.stateful_child import SHARD, Announces, StatefulChild
 from aion.spark.stateful_config import Columns, StatefulConfig
 from aion.spark.types import arrow_schema, quoted
+from aion.spark.watermarks import WATERMARK, Rules
 
 METHODS: Mapping[str, Callable[..., DataFrame]] = {
     name: getattr(GroupedData, name) for name in ("transformWithStateInPandas", "transformWithState")
@@ -138,6 +138,12 @@ class Grouped:
             stock = initial._df.groupBy(*initial._columns) if isinstance(initial, Grouped) else initial
             grouped = self._df.groupBy(*self._columns)
             return METHODS[method](grouped, processor, output, output_mode, time_mode, stock, event_time)
+        rules = Rules.of(self._df.schema)
+        if rules is not None and rules.has_heartbeat:
+            raise WatermarkError(
+                f"{method}: idle_after and complete_until of aion.watermark are for aion.windowed, and a processor "
+                "would take their rows for events; use withWatermark"
+            )
         if not self._lossy_upstream and time_mode.lower() != "eventtime":  # with event time, it drops late rows itself
             upstream.check("group_by", self._df)
         spark = self._df.sparkSession

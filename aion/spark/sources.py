@@ -14,17 +14,13 @@ from aion.base.hashing import ShardOfKeys
 from aion.config import Policy
 from aion.core.query.plan import Plan
 from aion.core.query.spec import Spec
-from aion.core.slicing.grid import AHEAD_SLICE
 from aion.errors import SchemaError, WatermarkError
 from aion.spark import upstream
 from aion.spark.blocks import row_type
-from aion.spark.child import Child, ChildWork, sent_columns
+from aion.spark.child import NO_EVENT, Child, ChildWork, sent_columns
 from aion.spark.shards import shard_column
 from aion.spark.types import arrow_schema, quoted
-from aion.spark.watermarks import AHEAD_US, HELPER, TIME
-
-WATERMARK = "spark.watermarkDelayMs"
-"""The key of a column's metadata under which Spark keeps the delay of its watermark."""
+from aion.spark.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
 
 
 class Source(Protocol):
@@ -58,8 +54,8 @@ class Source(Protocol):
         """Returns how the children read the events themselves, in words. None: Spark reads them."""
 
     @property
-    def ahead_us(self) -> int | None:
-        """Returns how far events may be ahead of the clock. None: as far as they like."""
+    def clock(self) -> Sequence[str]:
+        """Returns what moves the watermark besides events, and which events do not, in words."""
 
     @property
     def before(self) -> Sequence[str]:
@@ -83,14 +79,16 @@ class Rows:
         _check_stream(df)
         if not lossy_upstream:
             upstream.check(caller, df)
-        self._helper = next((field for field in df.schema if field.name == HELPER), None)
+        self._rules = Rules.of(df.schema)
+        if self._rules is not None:
+            check_behind(df, self._rules)
         names = df.columns
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise SchemaError(f"windowed: the DataFrame has two columns named {twice[0]!r}; rename one")
         self._df = df
         self.session = df.sparkSession
-        self.schema = arrow_schema(StructType([field for field in df.schema if field is not self._helper]))
+        self.schema = arrow_schema(StructType([field for field in df.schema if field.name not in (HELPER, FLAG)]))
 
     def plan(self, spec: Spec) -> Plan:
         return spec.plan(self.schema)
@@ -103,18 +101,16 @@ class Rows:
         return frozenset(field.name for field in self._df.schema if WATERMARK in field.metadata)
 
     def delay_us(self, time: str) -> int | None:
-        field = self._df.schema[time]
-        if self._helper is not None and self._helper.metadata.get(TIME) == time:
-            field = self._helper
-        delay_ms = field.metadata.get(WATERMARK)
+        on_helper = self._rules is not None and self._rules.time == time
+        delay_ms = self._df.schema[HELPER if on_helper else time].metadata.get(WATERMARK)
         return None if delay_ms is None else int(delay_ms) * 1000
 
     def reading(self, plan: Plan) -> None:
         return None
 
     @property
-    def ahead_us(self) -> int | None:
-        return None if self._helper is None else self._helper.metadata.get(AHEAD_US)
+    def clock(self) -> Sequence[str]:
+        return () if self._rules is None else self._rules.sentences()
 
     @property
     def before(self) -> Sequence[str]:
@@ -136,15 +132,17 @@ class Rows:
             needed.append(shard_column(keys, work.tree.shards).alias("__aion_shard"))
         flag = self._flag(work.plan)
         if flag is not None:
-            needed.append(flag[0].alias("__aion_flag"))
-        child = Child(work, shard_of, flagged=None if flag is None else flag[1])
+            needed.append(flag.cast("tinyint").alias(FLAG))
+        child = Child(work, shard_of, has_flags=flag is not None)
         return self._df.select(*needed).mapInArrow(child, row_type(work.tree, level=0))
 
-    def _flag(self, plan: Plan) -> tuple[Column, int] | None:
-        """Which events no window takes, and the slice that says why."""
-        if self.ahead_us is None:
+    def _flag(self, plan: Plan) -> Column | None:
+        """Which rows no window takes, or are no events. None: all are events, and windows may take them."""
+        if self._rules is None:
             return None
-        return self._df[quoted(plan.time)].isNotNull() & self._df[HELPER].isNull(), AHEAD_SLICE
+        # What has the time of these windows is an event of theirs, though it may have none for the watermark.
+        is_event = ((flag := self._df[FLAG]) == NO_EVENT) & self._df[quoted(plan.time)].isNotNull()
+        return F.when(is_event, F.lit(0)).otherwise(flag)
 
     def _column(self, name: str, plan: Plan) -> Column:
         column = self._df[quoted(name)]

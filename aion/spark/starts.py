@@ -6,6 +6,8 @@ the first batch. It reaches each task as a setting of the query's own session.
 
 Only the driver knows that a query has ended. The state server on the driver's host then releases what the query held.
 State servers on other hosts are not told; they release it after some time without use (docs/operating.md).
+
+A heartbeat in a query asks the driver how far the query is (:mod:`aion.spark.positions`).
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from pyspark import SparkContext, TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
+from aion.core.heartbeat import RUN
 from aion.errors import StateError, WatermarkError
-from aion.spark import progress, upstream
+from aion.spark import positions, progress, upstream
 from state_backends.server.server_folder import note_end, runtime_dir
 
 CHECKPOINT = "spark.sql.streaming.aion.checkpoint"
@@ -56,10 +59,13 @@ class _Starts(StreamingQueryListener):
             query = self._session.streams.get(event.id().toString())
             execution = query._jsq.streamingQuery()
             conf = execution.sparkSessionForStream().conf()
+            plan = execution.analyzedPlan().toString()
             smallest = conf.get("spark.sql.streaming.multipleWatermarkPolicy") == "min"
-            if smallest and upstream.waits_for_itself(execution.analyzedPlan().toString()):
+            if smallest and upstream.waits_for_itself(plan):
                 conf.set(_REFUSED, upstream.WAITS)
             conf.set(CHECKPOINT, execution.resolvedCheckpointRoot())
+            if RUN in plan:
+                positions.add(execution)
         except Exception:
             log.exception("the location of a query's checkpoint could not be found; the tasks of the query will fail")
 

@@ -134,7 +134,7 @@ def explain(df: DataFrame | Files, spec: Spec) -> str:
         asked_levels=levels,
         reading=reading,
         before=source.before,
-        ahead_us=source.ahead_us,
+        clock=source.clock,
         hand_over_bytes=hand_over_bytes(query.plan, query.policy),
     )
 

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import aion
 from aion import aggregates as A
 from aion.errors import ConfigError, SchemaError, WatermarkError
+from tests.server.conftest import wait_until
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
 
 HOUR = 3600
 POLICY = {"lateness": {"initial_bound": "10 minutes", "coverage": None}, "trigger": {"kind": "every_batch"}}
+
+MINUTE = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "aggregates": {"n": A.count()}}
+SECONDS: dict[str, Any] = {**MINUTE, "windows": aion.Tumbling("1 second")}
 
 
 def rows_of(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, Any]:
@@ -94,24 +102,186 @@ def test_without_a_limit_it_is_sparks_own(stream: FileStream) -> None:
     assert df.schema["ts"].metadata == stream.read(EVENTS_DDL).withWatermark("ts", "10 seconds").schema["ts"].metadata
 
 
-def test_wrong_arguments(stream: FileStream) -> None:
+def test_wrong_arguments(stream: FileStream, spark: SparkSession) -> None:
     df = stream.read(EVENTS_DDL)
-    for error, message, call in (
-        (SchemaError, "there is no column 'when'", lambda: aion.watermark(df, "when", "1 second")),
-        (SchemaError, "column 'k' is of type string", lambda: aion.watermark(df, "k", "1 second")),
-        (ConfigError, "max_ahead: '-1 hour' is negative", lambda: aion.watermark(df, "ts", "1 s", max_ahead="-1 hour")),
-        (
-            ConfigError,
-            "max_ahead of 'soon' is not a duration",
-            lambda: aion.watermark(df, "ts", "1 s", max_ahead="soon"),
-        ),
-        (WatermarkError, "a streaming DataFrame is needed", lambda: aion.watermark(None, "ts", "1 s")),  # type: ignore[arg-type]
+    local = df.withColumn("ts", F.col("ts").cast("timestamp_ntz"))
+    files = aion.read_files(spark, str(stream.folder), schema=EVENTS_DDL, watermark=("ts", "1 second"))
+    for error, message, given, arguments in (
+        (SchemaError, "there is no column 'when'", df, {"time": "when"}),
+        (SchemaError, "column 'k' is of type string", df, {"time": "k"}),
+        (ConfigError, "max_ahead: '-1 hour' is negative", df, {"max_ahead": "-1 hour"}),
+        (ConfigError, "max_ahead of 'soon' is not a duration", df, {"max_ahead": "soon"}),
+        (ConfigError, "idle_after: '0 s' is not positive", df, {"idle_after": "0 s"}),
+        (SchemaError, "idle_after: column 'ts' is of type timestamp_ntz", local, {"idle_after": "1 s"}),
+        (ConfigError, "complete_until: 'soon' is neither a time nor a column", df, {"complete_until": "soon"}),
+        (ConfigError, "complete_until: 5 is neither a time nor a column", df, {"complete_until": 5}),
+        (SchemaError, "complete_until: column 'k' is of type string", df, {"complete_until": "k"}),
+        (ConfigError, "every: Spark moves a watermark only between two batches", df, {"every": 1000}),
+        (ConfigError, "partition: Spark has one watermark for all events", df, {"partition": "k"}),
+        (WatermarkError, "a streaming DataFrame is needed", None, {}),
+        (WatermarkError, "read_files returns has a watermark of its own", files, {"max_ahead": "1 s"}),
+        (WatermarkError, "has a watermark already", files.to_df(), {"max_ahead": "1 s"}),
     ):
         with pytest.raises(error, match=message):
-            call()
+            aion.watermark(given, **{"time": "ts", "delay": "1 s", **arguments})  # type: ignore[arg-type]
+
+
+def test_what_may_come_behind(stream: FileStream, spark: SparkSession) -> None:
+    df = aion.watermark(stream.read(EVENTS_DDL), "ts", "1 second", idle_after="1 minute")
+    df.withColumn("v", F.col("v") + 1).createOrReplaceTempView("silent")
+    aion.windowed(spark.table("silent"), **MINUTE)
+    spark.catalog.dropTempView("silent")
+    for behind in (df.where("v > 0"), df.dropna(), df.union(df), df.join(spark.range(1), F.lit(True))):
+        with pytest.raises(WatermarkError, match=r"comes behind aion.watermark.*do it before"):
+            aion.windowed(behind, **MINUTE)
+    with pytest.raises(WatermarkError, match=r"idle_after and complete_until of aion\.watermark are for"):
+        aion.group_by(df, "k").transformWithStateInPandas(Counting(), "k string", "Append", "None")
+
+
+class Counting(StatefulProcessor):
+    def init(self, handle: Any) -> None: ...
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any: ...
+
+    def close(self) -> None: ...
 
 
 def test_names_with_dots(stream: FileStream) -> None:
     df = stream.read(EVENTS_DDL).select(F.col("ts").alias("a.b"), "k")
     marked = aion.watermark(df, "a.b", "1 second", max_ahead="1 hour")
     aion.windowed(marked, time="a.b", windows=aion.Tumbling("1 minute"), aggregates={"n": A.count()})
+
+
+# -- silent sources -------------------------------------------------------------------------------------------
+
+
+def shown(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted((row["k"], row["window_start"].timestamp(), row["n"], row["kind"]) for row in rows)
+
+
+@pytest.fixture
+def started(sink: Sink) -> Iterator[Callable[[DataFrame], StreamingQuery]]:
+    """Starts a query that goes on until the test ends."""
+    queries: list[StreamingQuery] = []
+
+    def start(df: DataFrame) -> StreamingQuery:
+        writer = df.writeStream.format("parquet").option("path", str(sink.folder / "out"))
+        queries.append(writer.option("checkpointLocation", str(sink.folder / "checkpoint")).start())
+        return queries[-1]
+
+    yield start
+    for query in queries:
+        query.stop()
+
+
+def test_windows_of_a_silent_source_close(
+    stream: FileStream, sink: Sink, started: Callable[[DataFrame], StreamingQuery]
+) -> None:
+    """Even after a backfill, which is not made late, though it takes several batches."""
+    old = int(time.time()) - HOUR
+    for second in range(3):
+        stream.put([("a", old + second, 1.0)])
+    df = aion.watermark(stream.read(EVENTS_DDL), "ts", "0 seconds", idle_after="2 seconds", max_ahead="2 minutes")
+    query = started(aion.windowed(df, **SECONDS, policy=POLICY))
+    query.processAllAvailable()
+    now = int(time.time())
+    stream.put([("a", now, 1.0)])
+    truth = [("a", at, 1, "on_time") for at in (old, old + 1, old + 2, now)]
+    wait_until(lambda: shown(sink.rows()) == truth)
+    assert query.isActive
+
+
+def test_a_silent_source_in_runs_that_end(stream: FileStream, sink: Sink) -> None:
+    """Each ends. In the first, no event is close to the clock."""
+    at = int(time.time()) - 600
+    stream.put([("a", at, 1.0), ("a", at + 2, 1.0)])
+    for close, windows in (("1 minute", 1), ("1 hour", 2)):
+        df = aion.watermark(stream.read(EVENTS_DDL), "ts", "0 seconds", idle_after="2 seconds", max_ahead=close)
+        rows = sink.run(aion.windowed(df, **SECONDS, policy=POLICY))
+        assert shown(rows) == [("a", at, 1, "on_time"), ("a", at + 2, 1, "on_time")][:windows]
+    said = " ".join(aion.explain(df, **SECONDS).split())
+    assert "follows the clock, 2 seconds and its delay behind it, once an event was within 1 hour" in said
+
+
+# -- events that are complete ---------------------------------------------------------------------------------
+
+
+def complete(stream: FileStream, until: Any) -> DataFrame:
+    return aion.watermark(stream.read(EVENTS_DDL), "ts", "1 hour", complete_until=until)
+
+
+def test_windows_close_in_the_run_that_has_all_their_events(stream: FileStream, sink: Sink) -> None:
+    """No event of a later batch of the run is late. Another run has a later time."""
+
+    def run(until: Any) -> list[dict[str, Any]]:
+        return sink.run(aion.windowed(complete(stream, until), **MINUTE, policy=POLICY))
+
+    for second in (190, 70, 10, 130, 20, 185):
+        stream.put([("a", second, 1.0)])
+    rows = run("1970-01-01T00:03:00Z")
+    assert shown(rows) == [("a", 0, 2, "on_time"), ("a", 60, 1, "on_time"), ("a", 120, 1, "on_time")]
+    assert [row["late_events"] for row in rows] == [0, 0, 0]
+    assert shown(run(datetime(1970, 1, 1, 0, 4, tzinfo=UTC)))[3:] == [("a", 180, 2, "on_time")]
+    stream.put([("a", 250, 1.0)])
+    assert len(run("1970-01-01 00:04:59.999Z")) == 4, "one millisecond of the window is missing"
+    assert shown(run("1970-01-01 00:05:00+00:00"))[4:] == [("a", 240, 1, "on_time")]
+    said = " ".join(aion.explain(complete(stream, "1970-01-01T00Z"), **MINUTE).split())
+    assert "windows that end at 1970-01-01T00:00:00Z or before close at the end of an availableNow run" in said
+
+
+def test_a_run_without_an_end_is_never_complete(
+    stream: FileStream, started: Callable[[DataFrame], StreamingQuery]
+) -> None:
+    stream.put([("a", 10, 1.0)])
+    query = started(aion.windowed(complete(stream, "1970-01-01T00Z"), **MINUTE, policy=POLICY))
+    with pytest.raises(StreamingQueryException, match=r"complete_until: this run has no end.*availableNow=True"):
+        query.awaitTermination()
+
+
+def test_promises_in_the_data(stream: FileStream, sink: Sink) -> None:
+    """A row that is only a promise is no event; one with an event counts as well."""
+    promise = F.when(F.col("v") > 0, F.timestamp_micros((F.col("v") * 1_000_000).cast("long")))
+    df = aion.watermark(
+        stream.read(EVENTS_DDL).withColumn("until", promise), "ts", "1 hour", complete_until="until", max_ahead="1 day"
+    )
+    stream.put([("a", 10, 0.0), ("a", 70, 0.0), ("a", time.time() + 100 * HOUR, 0.0)])
+    stream.put([("a", 61, 60.0), (None, None, 0.0)])
+    stream.put([("a", 62, 0.0), ("x", None, 120.0)])
+    stream.put([("a", 20, 0.0)])
+    rows = sink.run(aion.windowed(df, **MINUTE, policy=POLICY))
+    assert shown([row for row in rows if row["kind"] != "dropped"]) == [
+        ("a", 0, 1, "on_time"), ("a", 0, 2, "late"), ("a", 60, 3, "on_time"),
+    ]  # fmt: skip
+    assert sorted((row["k"] or "", row["reason"]) for row in rows if row["kind"] == "dropped") == [
+        ("", "the event time is null"), ("a", "the event time is ahead of the clock"),
+    ]  # fmt: skip
+    assert "when until says that events are complete" in " ".join(aion.explain(df, **MINUTE).split())
+
+
+def test_a_batch_that_runs_again_makes_the_same_promise(stream: FileStream, tmp_path: Path) -> None:
+    """Although its run makes another one, and more has come since."""
+    shown_by: dict[int, list[tuple[Any, ...]]] = {}
+    broken = {2}
+
+    def write(panes: DataFrame, batch: int) -> None:
+        rows = [row.asDict() for row in panes.collect()]
+        if batch in broken:
+            raise RuntimeError("the sink is broken")
+        shown_by[batch] = shown(rows)
+
+    def run(until: str) -> None:
+        panes = aion.windowed(complete(stream, until), **MINUTE, policy=POLICY)
+        writer = panes.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    stream.put([("a", 10, 1.0), ("a", 130, 1.0)])
+    with pytest.raises(StreamingQueryException, match="the sink is broken"):
+        run("1970-01-01T00:02:00Z")
+    assert shown_by == {0: [], 1: []}
+    promised = (tmp_path / "checkpoint" / "offsets" / "2").read_text()
+    broken.clear()
+    stream.put([("b", 20, 1.0)])
+    run("1970-01-01T00:00:30Z")
+    assert (tmp_path / "checkpoint" / "offsets" / "2").read_text() == promised
+    assert shown_by[2] == [] and ("a", 0, 1, "on_time") in shown_by[3]
+    assert [row for rows in shown_by.values() for row in rows if row[0] == "b"] == [("b", 0, 1, "late")]
