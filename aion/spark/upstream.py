@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame
 
 from aion.errors import WatermarkError
+from aion.spark.counting import COUNTED
 
 _LINE = re.compile(r"^((?:[:| ]  )*(?:[+:]- )?)(~?)(.*)$")
 _EVENT_TIME = re.compile(r", EventTime(?:Timeout)?\b")
@@ -75,7 +76,7 @@ def check(caller: str, df: DataFrame) -> None:
         )
 
 
-_DROPPED = re.compile(r"Filter NOT \(kind#\d+L? = dropped\)")
+_DROPPED, _OWN = (re.compile(rf"Filter NOT \(kind#\d+ = {kind}\)") for kind in ("dropped", COUNTED))
 _KEEPING = re.compile(r"(?:Project|SubqueryAlias|CollectMetrics)\b")
 
 
@@ -98,7 +99,7 @@ def leaves_out_dropped(operator: str) -> bool:
 
 def keeps_each_row(operator: str) -> bool:
     """Returns whether each pane comes through an operator of a plan, in its order."""
-    return leaves_out_dropped(operator) or _KEEPING.match(operator) is not None
+    return any(known.match(operator) for known in (_DROPPED, _OWN, _KEEPING))
 
 
 def _plan(df: DataFrame) -> str:
