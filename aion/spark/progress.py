@@ -14,9 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from aion.core.operator.actions import PaneKind
-from aion.errors import ServerError
 from aion.spark.counting import COUNTED, COUNTS, STALE
-from state_backends.server.client import StateClient
 
 log = logging.getLogger(__name__)
 _NO_PANES = (PaneKind.DROPPED.value, PaneKind.RETRACTED.value)
@@ -87,6 +85,9 @@ _TOTALS = ("commits", "restores", "counters", "largest_staleness")
 
 def _kept(query: str) -> Mapping[str, Mapping[str, Any]]:
     """What the state server of this host has of a query, by operator."""
+    from aion.errors import ServerError
+    from state_backends.server.client import StateClient  # only here: workers import this module, too
+
     context = SparkContext._active_spark_context
     client = None if context is None else StateClient.find(context.applicationId)
     if client is None:

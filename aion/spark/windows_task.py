@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,11 +15,12 @@ from aion.config import Policy
 from aion.core.ingest.builder import Flagged, ShardBlock
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.fragments import Defragmenter
+from aion.core.operator.lifecycle import EXECUTED
 from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
 from aion.execute.trace import Definition, Recorder
 from aion.execute.windows import Windows
-from aion.spark.counting import CountingWindows
+from aion.spark.counting import COUNTED, COUNTS
 from aion.spark.frames import to_frame
 from aion.spark.hand_over import BatchFolder
 from aion.spark.root_config import RootConfig
@@ -31,6 +33,34 @@ from state_backends.thresholds import threshold
 
 FRAME_ROWS = threshold(1024)
 FRAME_BYTES = threshold(1 << 20, 256)
+
+
+class CountingWindows(Windows):
+    """Windows of a shard that end a batch with rows of numbers.
+
+    A stateful processor in Python can only yield rows. :func:`aion.spark.progress.observed` takes these out again. A
+    shard in which no number has grown yields none, because a frame with a single row has a cost of its own.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._before = self._counts()
+
+    def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
+        yield from super().end_batch(last=last)
+        before, self._before = self._before, self._counts()
+        grown = {name: n - before[name] for name, n in self._before.items() if n > before[name]}
+        if grown:
+            schema, n = self.plan.result_schema, len(grown)
+            columns = {"kind": [COUNTED] * n, "reason": [*grown], "events": [*grown.values()]}
+            yield pa.record_batch([pa.array(columns.get(f.name, [None] * n), f.type) for f in schema], schema=schema)
+
+    def _counts(self) -> dict[str, int]:
+        counters, conformal = self.operator.counters, self._bound.conformal
+        judged = (0, 0) if conformal is None else (conformal.late, conformal.missed)
+        stale = counters.staleness.missed_between_looks + counters.staleness.missed_otherwise
+        executions = [counters.executions[kind] for kind in EXECUTED]
+        return dict(zip(COUNTS, (*executions, stale, *judged), strict=True))
 
 
 class WindowsTenants(Tenants):
