@@ -19,6 +19,7 @@ from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.core.topology import Tree
 from aion.spark.blocks import BlockRows
 from aion.spark.hand_over import HandOverConfig, Sending
+from aion.spark.shards import ids_here
 from aion.spark.worker import begin_task
 from aion.spark.zones import slicing_plan
 from state_backends.store.codec_pool import CodecPool
@@ -52,11 +53,17 @@ class ChildWork:
     def key_types(self) -> list[pa.DataType]:
         return [self.plan.schema.field(name).type for name in self.plan.key]
 
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The ids of the shards. Call it inside a task."""
+        return ids_here(self.name, self.tree.shards)
+
     @contextmanager
-    def begun(self, shard_of: ShardOfKeys | None) -> Iterator[tuple[BlockBuilder, Sending]]:
-        """Begins a task. ``shard_of``: None if the shard of each event comes with it."""
+    def begun(self) -> Iterator[tuple[BlockBuilder, Sending]]:
+        """Begins a task. The builder needs the shards of the events if they cannot be computed here."""
         begin_task()
-        rows = BlockRows(self.tree, level=0, limit_bytes=self.limit_bytes)
+        rows = BlockRows(self.tree, 0, self.limit_bytes, self.shards)
+        shard_of = ShardOfKeys(self.shards) if ShardOfKeys.covers(self.key_types) else None
         with CodecPool(self.settings.threads) as pool, closing(Sending(rows, self.hand_over)) as sending:
             yield BlockBuilder.of(self.task_plan, self.settings, pool, shard_of), sending
 
@@ -67,21 +74,21 @@ class ChildWork:
 
 
 class Child:
-    """The function for ``mapInArrow``. Its input is the columns of :func:`sent_columns`; without ``shard_of``, also the
-    shard id.
+    """The function for ``mapInArrow``. Its input is the columns of :func:`sent_columns`; then the hash of the key, if
+    that cannot be computed here.
 
     ``has_flags``: the last column says which rows no window takes, and which are no events.
     """
 
-    def __init__(self, work: ChildWork, shard_of: ShardOfKeys | None, *, has_flags: bool = False) -> None:
+    def __init__(self, work: ChildWork, *, has_flags: bool = False) -> None:
         self._work = work
-        self._shard_of = shard_of
         self._has_flags = has_flags
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         plan = self._work.plan
         schema, sent = plan.schema, len(sent_columns(plan))
-        with self._work.begun(self._shard_of) as (builder, sending):
+        hashed = None if ShardOfKeys.covers(self._work.key_types) else ShardOfKeys(self._work.shards)
+        with self._work.begun() as (builder, sending):
             order = next_order() if plan.updates is not None else 0
             for batch in together(batches):
                 flagged = None
@@ -98,7 +105,7 @@ class Child:
                     ],
                     schema=schema,
                 )
-                shards = batch.column(sent) if self._shard_of is None else None
+                shards = None if hashed is None else pa.array(hashed.of_hashes(batch.column(sent).to_numpy()))
                 yield from sending.of(builder.add(events, shards, flagged))
             yield from sending.finish(builder.finish())
 

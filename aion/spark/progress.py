@@ -54,11 +54,15 @@ def log_batch(progress: Any) -> None:
             continue
         said = []
         if dropped := row.getAs(DROPPED):
-            said.append(f"dropped {dropped} events (see aion.dropped)")
+            said.append(f"dropped {_counted(dropped, 'event')} (see aion.dropped)")
         if stale := row.getAs(STALE):
-            said.append(f"ended {stale} windows that had been staler than trigger.bound")
+            said.append(f"ended {_counted(stale, 'window')} that had been staler than trigger.bound")
         if said:
             log.info("%s: batch %d %s", name[: -_SUFFIX - 1], progress.batchId(), " and ".join(said))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def progress(query: StreamingQuery) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from aion.errors import SchemaError, WatermarkError
 from aion.spark import upstream
 from aion.spark.blocks import row_type
 from aion.spark.child import NO_EVENT, Child, ChildWork, sent_columns
-from aion.spark.shards import shard_column
+from aion.spark.shards import hash_column
 from aion.spark.types import arrow_schema, quoted
 from aion.spark.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
 
@@ -124,16 +124,13 @@ class Rows:
         types: StructType = self._df.schema
         columns = {name: self._column(name, work.plan) for name in sent_columns(work.plan)}
         needed = [column.alias(f"column{number}") for number, column in enumerate(columns.values())]
-        shard_of = None
-        if ShardOfKeys.covers(work.key_types):
-            shard_of = ShardOfKeys(work.tree.shards)
-        else:
+        if not ShardOfKeys.covers(work.key_types):
             keys = [(columns[name], types[name].dataType) for name in work.plan.key]
-            needed.append(shard_column(keys, work.tree.shards).alias("__aion_shard"))
+            needed.append(hash_column(keys).alias("__aion_hash"))
         flag = self._flag(work.plan)
         if flag is not None:
             needed.append(flag.cast("tinyint").alias(FLAG))
-        child = Child(work, shard_of, has_flags=flag is not None)
+        child = Child(work, has_flags=flag is not None)
         return self._df.select(*needed).mapInArrow(child, row_type(work.tree, level=0))
 
     def _flag(self, plan: Plan) -> Column | None:

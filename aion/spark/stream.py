@@ -26,7 +26,7 @@ from aion.errors import ConfigError, SchemaError
 from aion.execute.assembly import block_settings, check_triggers, hand_over_bytes
 from aion.execute.trace import Definition
 from aion.installation import require_extra
-from aion.spark import starts
+from aion.spark import starting, starts
 from aion.spark.chained import described, source_of
 from aion.spark.child import ChildWork
 from aion.spark.explain import explain_plan
@@ -85,22 +85,20 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     hand_over = _hand_over(plan, resolved, state_dir, spec.name)
     work = ChildWork(plan.sent, block_settings(resolved), tree, limit_bytes, spec.name, hand_over)
     blocks = merged(source.children(work), work)
-    windows = WindowsDefinition(
-        RootConfig(
-            plan=plan,
-            policy=policy_to_text(resolved),
-            name=spec.name,
-            uid=uuid.uuid4().hex,
-            application=spark.sparkContext.applicationId,
-            state_dir=state_dir,
-            ids=tree.shards,
-            key_types=tuple(str(hashed_as(type_)) for type_ in work.key_types),
-            retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
-            watermark_delay_us=source.delay_us(spec.time),
-            rows_first=source.rows_first,
-            task_failures=task_failures(spark),
-            record=None if spec.record is None else str(Path(spec.record).resolve()),
-        )
+    config = RootConfig(
+        plan=plan,
+        policy=policy_to_text(resolved),
+        name=spec.name,
+        uid=uuid.uuid4().hex,
+        application=spark.sparkContext.applicationId,
+        state_dir=state_dir,
+        ids=tree.shards,
+        key_types=tuple(str(hashed_as(type_)) for type_ in work.key_types),
+        retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
+        watermark_delay_us=source.delay_us(spec.time),
+        rows_first=source.rows_first,
+        task_failures=task_failures(spark),
+        record=None if spec.record is None else str(Path(spec.record).resolve()),
     )
     policy = spark.conf.get("spark.aion.policy", "standard") if spec.policy is None else spec.policy
     learns = "" if resolved.lateness.coverage is None else ", until enough is known of their lateness"
@@ -110,8 +108,9 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
         format_duration(resolved.lateness.initial_bound_us), learns,
     )  # fmt: skip
     result = blocks.groupBy("shard").transformWithStateInPandas(
-        Root(windows), from_arrow_schema(plan.result_schema), "Append", "EventTime"
+        Root(WindowsDefinition(config)), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
+    starting.remember(result, starting.Operator(config, plan.definition, resolved.state.shards == "auto"))
     return described(observed(result, spec.name), plan, resolved, spec.name)
 
 

@@ -24,6 +24,7 @@ from aion.spark.counting import COUNTED, COUNTS
 from aion.spark.frames import to_frame
 from aion.spark.hand_over import BatchFolder
 from aion.spark.root_config import RootConfig
+from aion.spark.shards import ids_here
 from aion.spark.tenants import Batch, Tenants
 from aion.spark.zones import record_rules, shard_plan
 from state_backends.format.block import Block
@@ -68,10 +69,11 @@ class WindowsTenants(Tenants):
 
     def __init__(self, config: RootConfig, policy: Policy) -> None:
         self._config, self._policy = config, policy
+        self._shards = len(ids_here(config.name, config.ids))
         plan = config.plan
         self.definition = plan.definition
         self.store = {"windows": plan.windows.values(), "blocking": plan.blocking}
-        together = policy.lateness.per == "query" and len(config.ids) > 1
+        together = policy.lateness.per == "query" and self._shards > 1
         self.asks = {"others": together, "moved": config.record is not None}
         self.rows_first = config.rows_first
         record_rules(plan, config.name)
@@ -88,7 +90,7 @@ class WindowsTenants(Tenants):
             attempt,
             attempt.snapshot,
             make_contents(plan, self._codec, self._policy),
-            shards=len(config.ids),
+            shards=self._shards,
             others=attempt.others,
             learnt=attempt.learnt,
             delay_us=config.watermark_delay_us,
