@@ -1,4 +1,4 @@
-"""The command line: ``aion demo | experiment | explain | inspect | migrate | policy | top | tune``.
+"""The command line: ``aion demo | experiment | explain | inspect | migrate | policy | rescale | top | tune``.
 
 Each command imports what it needs.
 """
@@ -205,6 +205,31 @@ def migrate(
     typer.echo("Start the job on Aion with these settings, and it goes on:")
     typer.echo(f"  checkpointLocation    {new}")
     typer.echo(f"  spark.aion.state.dir  {done.state_dir}")
+
+
+@app.command("rescale")
+def rescale_query(
+    checkpoint: Annotated[str, typer.Argument(help="The checkpoint of a stopped query: path or URI.")],
+    partitions: Annotated[int, typer.Argument(metavar="N", help="How many partitions it gets, up to its shards.")],
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="The state folder of the job: path or URI. Default: aion-state in this folder."
+        ),
+    ] = None,
+    conf: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of the Spark session that does the work.")
+    ] = None,
+) -> None:
+    """Give a stopped query another number of partitions: the tasks that work on its shards. State stays in place."""
+    from aion.spark.rescale import rescale_alone
+
+    done = rescale_alone(checkpoint, partitions, dict(_pairs("--conf", conf)), state_dir=state)
+    shards = ", ".join(f"{name!r} has {count} shards" for name, count in done.shards.items())
+    if done.before == done.after:
+        typer.echo(f"The query has {done.after} partitions already, so nothing was done; {shards}.")
+    else:
+        typer.echo(f"{done.before} -> {done.after} partitions; {shards}. Start the job as before, and it goes on.")
 
 
 def _pairs(option: str, given: list[str] | None) -> list[tuple[str, str]]:

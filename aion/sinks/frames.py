@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import pyarrow as pa
 
 from aion.errors import ConfigError
 from aion.sinks.database import JSON
-from aion.sinks.marks import History
+from aion.sinks.marks import History, Mark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -22,32 +23,33 @@ _JSON = (
 )
 
 
-def history_of(batch: DataFrame) -> History:
-    """Returns the history of the query that runs this batch. Raises ConfigError outside ``foreachBatch``."""
-    from aion.spark.starts import CHECKPOINT
+def mark_of(batch: DataFrame, batch_id: int) -> Mark:
+    """Returns the mark of a batch. Raises ConfigError outside ``foreachBatch``."""
+    from aion.spark.query_settings import CHECKPOINT, RESCALED
 
     session = batch.sparkSession
     query = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if query is None:
         raise ConfigError("a sink must be called by a streaming query: pass it to writeStream.foreachBatch")
-    return History(query, session.conf.get(CHECKPOINT, None) or "")
+    first, last = json.loads(session.conf.get(RESCALED, None) or "[0, -1]")
+    idle = last - first + 1 if batch_id == last + 1 else 0
+    return Mark(History(query, session.conf.get(CHECKPOINT, None) or ""), batch_id, idle)
 
 
-def panes_of(batch: DataFrame, columns: Sequence[str], *, json: bool) -> pa.Table:
+def panes_of(batch: DataFrame, columns: Sequence[str], *, as_json: bool) -> pa.Table:
     """Returns the rows of a batch.
 
-    ``json``: lists, maps and structs become JSON. All rows are computed, because Spark fails a batch if only some rows
-    of it were read.
+    ``as_json``: lists, maps and structs become JSON. All rows are computed, because Spark fails a batch if only some
+    rows of it were read.
     """
     from aion.spark.types import quoted
 
     types = dict(batch.dtypes)
-    selected = [
-        f"to_json({quoted(c)}, {_JSON}) AS {quoted(c)}" if json and types[c].startswith(_NESTED) else quoted(c)
-        for c in columns
-    ]
+    nested = {name for name in columns if as_json and types[name].startswith(_NESTED)}
+    as_texts = {name: f"to_json({quoted(name)}, {_JSON}) AS {quoted(name)}" for name in nested}
+    selected = [as_texts.get(name, quoted(name)) for name in columns]
     rows = batch.selectExpr(*selected).toArrow()
-    fields = [f.with_metadata(JSON) if json and types[f.name].startswith(_NESTED) else f for f in rows.schema]
+    fields = [f.with_metadata(JSON) if f.name in nested else f for f in rows.schema]
     return rows.cast(pa.schema(fields))
 
 

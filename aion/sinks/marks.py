@@ -7,7 +7,7 @@ when a table and a query do not belong together: after a copy of the checkpoint,
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from aion.errors import SinkError
@@ -34,10 +34,11 @@ class History(NamedTuple):
 
 @dataclass(frozen=True)
 class Mark:
-    """The last batch that a table has."""
+    """The last batch that a table has. ``idle``: how many batches before it no sink has seen."""
 
     history: History
     batch: int
+    idle: int = field(default=0, compare=False)
 
     @property
     def name(self) -> str:
@@ -55,7 +56,11 @@ def is_new(table: str, found: Mark | None, empty: bool, now: Mark, adopt: str | 
         return True  # Nothing is there that could be wrong.
     if found == now:
         return False
-    if found is not None and found.history == now.history and now.batch == found.batch + 1:
+    if (
+        found is not None
+        and found.history == now.history
+        and now.batch in (found.batch + 1, found.batch + 1 + now.idle)
+    ):
         return True
     if adopt == (UNMARKED if found is None else found.name):
         return True

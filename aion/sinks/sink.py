@@ -29,11 +29,11 @@ class Sink(ABC):
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Raises SchemaError if the rows do not fit into the table, SinkError if the batch does not follow its last."""
-        from aion.sinks.frames import history_of, panes_of
+        from aion.sinks.frames import mark_of, panes_of
 
-        mark = Mark(history_of(batch), batch_id)
+        mark = mark_of(batch, batch_id)
         identity_of(batch.columns, self.key)
-        self.write(panes_of(batch, written_columns(batch.columns), json=not self.nested), mark)
+        self.write(panes_of(batch, written_columns(batch.columns), as_json=not self.nested), mark)
 
     def write(self, panes: pa.Table, mark: Mark) -> None:
         """Applies the panes of a batch, in one transaction. Raises what a call raises."""

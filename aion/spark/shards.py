@@ -11,10 +11,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DecimalType, FractionalType, IntegralType
 
-STORED = "spark.sql.streaming.aion.shards."
-"""The setting of a query's own session with the number of shards that an operator's state has, if it is another number
-than that of the session. The name of the operator follows.
-"""
+from aion.spark.query_settings import STORED
+
 _MASK = 0xFFFFFFFF
 
 

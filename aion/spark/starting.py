@@ -20,9 +20,9 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from aion.errors import AionError, ConfigError
 from aion.spark.checkpoint_files import CheckpointFiles
+from aion.spark.partitions import rescaled, take_back
+from aion.spark.query_settings import REFUSED, RESCALED, STORED
 from aion.spark.root_config import TaskConfig
-from aion.spark.shards import STORED
-from aion.spark.starts import REFUSED
 from state_backends.files.location import Location, RemoteLocation, locate
 from state_backends.server.attempts import named_twice, used_twice
 from state_backends.versions.lineage import operator_of
@@ -60,12 +60,20 @@ def remember(result: DataFrame, operator: Operator) -> None:
         _operators.popitem(last=False)
 
 
-def look(spark: SparkSession, plan: str, query: str, run: str, checkpoint: str, conf: Any) -> None:
-    """Looks at the operators of a query that starts. ``plan``: as text. ``conf``: of the query's own session."""
+def look(spark: SparkSession, execution: Any, plan: str, run: str, checkpoint: str, conf: Any) -> None:
+    """Looks at the operators of a query that starts. ``execution``: Spark's, and its ``plan`` as text. ``conf``: of the
+    query's own session.
+    """
+    query = execution.id().toString()
     there = [_operators[name] for name in _ROOT.findall(plan) if name in _operators]
     if not there:
         return
-    batches = CheckpointFiles(spark, checkpoint).batches("commits")
+    files = CheckpointFiles(spark, checkpoint)
+    take_back(files)
+    batches = files.batches("commits")
+    if (idle := rescaled(files, batches)) is not None:
+        conf.set(RESCALED, json.dumps(idle))
+        _tell_sink(spark, execution, idle)
     names = [operator.config.name for operator in there]
     try:
         for operator in there:
@@ -80,6 +88,17 @@ def look(spark: SparkSession, plan: str, query: str, run: str, checkpoint: str, 
                 conf.set(STORED + name, str(shards))
     except AionError as error:
         refuse(run, error, conf)
+
+
+def _tell_sink(spark: SparkSession, execution: Any, idle: tuple[int, int]) -> None:
+    """Gives Spark's sink for files the batches that it has not seen, without rows: it cannot be read with a gap."""
+    sink = execution.sink()
+    if sink.getClass().getSimpleName() != "FileStreamSink":
+        return
+    jvm: Any = spark._jvm
+    nothing = spark._jsparkSession.createDataFrame(jvm.java.util.ArrayList(), execution.analyzedPlan().schema())
+    for batch in range(idle[0], idle[1] + 1):
+        sink.addBatch(batch, nothing)
 
 
 def refuse(run: str, error: AionError, conf: Any) -> None:

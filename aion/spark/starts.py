@@ -28,12 +28,9 @@ from aion import errors
 from aion.core.heartbeat import RUN
 from aion.errors import AionError, StateError, WatermarkError
 from aion.spark import positions, progress, upstream
+from aion.spark.query_settings import CHECKPOINT, REFUSED
 from state_backends.server.server_folder import note_end, runtime_dir
 
-CHECKPOINT = "spark.sql.streaming.aion.checkpoint"
-"""The setting of the query's own session that holds the location."""
-REFUSED = "spark.sql.streaming.aion.refused"
-"""The setting of a query's own session that says why it cannot run: the name of an error, and its text."""
 log = logging.getLogger(__name__)
 
 
@@ -69,7 +66,7 @@ class _Starts(StreamingQueryListener):
                 starting.refuse(event.runId().toString(), WatermarkError(upstream.WAITS), conf)
             checkpoint = execution.resolvedCheckpointRoot()
             conf.set(CHECKPOINT, checkpoint)
-            starting.look(self._session, plan, event.id().toString(), event.runId().toString(), checkpoint, conf)
+            starting.look(self._session, execution, plan, event.runId().toString(), checkpoint, conf)
             if RUN in plan:
                 positions.add(execution)
         except Exception:

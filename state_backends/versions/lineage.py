@@ -128,6 +128,18 @@ def operator_of(location: Location, query: str, operator: str, checkpoint: str) 
     return first
 
 
+def operators_of(location: Location, query: str, checkpoint: str) -> dict[str, int]:
+    """Returns the operators of a query that have state, and how many shards each has. Raises StorageError, DiskError,
+    CorruptState, FormatError.
+    """
+    found = {}
+    for name in location.storage((query, "any"), location.live, "look").siblings():
+        operator = operator_of(location, query, name, checkpoint) if is_plain(name) else None
+        if operator is not None:
+            found[name] = int(operator["shards"])
+    return found
+
+
 def read_version(storage: Storage, token: str) -> Manifest:
     """Raises FileNotFoundError, CorruptState, FormatError."""
     where = storage.where(token)

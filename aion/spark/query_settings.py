@@ -1,0 +1,16 @@
+"""The settings of a query's own session by which the driver tells the query's tasks and sinks what it found."""
+
+from __future__ import annotations
+
+CHECKPOINT = "spark.sql.streaming.aion.checkpoint"
+"""The location of the checkpoint."""
+REFUSED = "spark.sql.streaming.aion.refused"
+"""Why the query cannot run: the name of an error, and its text."""
+RESCALED = "spark.sql.streaming.aion.rescaled"
+"""The first and the last batch before the query's first one that only changed the number of partitions. No sink has
+seen these.
+"""
+STORED = "spark.sql.streaming.aion.shards."
+"""The number of shards that an operator's state has, if it is another number than that of the session. The name of the
+operator follows.
+"""
