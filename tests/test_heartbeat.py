@@ -76,15 +76,14 @@ def test_a_silent_query_rests_between_slow_batches() -> None:
     for _ in range(5):
         while not query.batch():
             query.now_us += SECOND // 100
-        assert not query.batch(), "where Spark runs one for the new watermark"
-        query.now_us += query.takes_us
+        assert query.batch() and query.beat.time_us is None, "the windows that are due need another batch"
         assert not query.batch(), "the query rests"
 
 
 def test_a_silent_source_starts_few_batches() -> None:
     query = Query(HeartbeatSettings(idle_us=300 * SECOND, close_us=300 * SECOND), waiting=[NOW]).start(bounded=False)
     number = query.seconds(3600).beat.number
-    assert 100 < number < 130, "about one each thirty seconds"
+    assert 200 < number < 260, "about two each thirty seconds"
 
 
 def test_a_backfill_is_not_made_late() -> None:
@@ -130,7 +129,7 @@ def test_a_promise_comes_after_all_events_of_the_run(events: int) -> None:
     query.start(bounded=True)
     while query.waiting:
         assert query.batch() and query.latest_us < until
-    assert query.all_batches() <= 3
+    assert query.all_batches() <= 4
     assert query.latest_us == until
     again = query.start(bounded=True).beat
     assert query.all_batches() <= 3 and query.beat.time_us is None, "a promise that says nothing new moves nothing"

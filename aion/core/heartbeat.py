@@ -16,7 +16,6 @@ RUN = "aion_heartbeat"
 """The name, in an offset, of the run that decided it. No offset of another source has it."""
 _SHORTEST_PERIOD_US = 1_000_000
 _PERIODS = 10
-_SLOW_US = 10_000_000
 
 
 class Beat(NamedTuple):
@@ -97,13 +96,14 @@ class Heartbeat:
         if last.run != self._run:
             # From now on the query can be found by this run.
             return last._replace(run=self._run, number=last.number + 1, time_us=None)
+        if last.time_us is not None:
+            # The next batch has the new watermark, and closes windows. Spark can be set to run none without a source.
+            return self._after(last, last.caught_up, None)
         if self._is_over:
             return last
         if self._ends_us is None:
             if self._rests_until_us is None:
-                # A batch has moved the watermark. Spark runs another one for that, which takes about as long.
-                both_us = 0 if asked_us is None else 2 * (now_us - asked_us)
-                self._rests_until_us = now_us + max(self._settings.period_us, min(both_us, _SLOW_US))
+                self._rests_until_us = now_us + self._settings.period_us
             if now_us < self._rests_until_us:
                 return last
             self._rests_until_us = now_us + self._settings.period_us
