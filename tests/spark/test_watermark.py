@@ -106,6 +106,18 @@ def test_wrong_arguments(stream: FileStream, spark: SparkSession) -> None:
             aion.watermark(given, **{"time": "ts", "delay": "1 s", **arguments})  # type: ignore[arg-type]
 
 
+def test_a_time_without_a_zone_is_of_the_sessions_zone(spark: SparkSession, stream: FileStream) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        df = stream.read(EVENTS_DDL)
+        for until in ("1969-12-31 19:01", datetime(1969, 12, 31, 19, 1), "1970-01-01T01:01+01:00"):
+            marked = aion.watermark(df, "ts", "1 second", complete_until=until)
+            assert "end at 1970-01-01T00:01:00Z or before" in " ".join(aion.explain(marked, **MINUTE).split())
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
 def test_what_may_come_behind(stream: FileStream, spark: SparkSession) -> None:
     df = aion.watermark(stream.read(EVENTS_DDL), "ts", "1 second", idle_after="1 minute")
     df.withColumn("v", F.col("v") + 1).createOrReplaceTempView("silent")
@@ -215,7 +227,9 @@ def test_windows_close_in_the_run_though_spark_runs_no_batch_without_data(
     stream.put([("a", 10, 1.0)])
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     try:
-        rows = sink.run(aion.windowed(complete(stream, datetime(1970, 1, 1, 0, 1)), **MINUTE, policy=POLICY))
+        rows = sink.run(
+            aion.windowed(complete(stream, datetime(1970, 1, 1, 0, 1, tzinfo=UTC)), **MINUTE, policy=POLICY)
+        )
     finally:
         spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
     assert shown(rows) == [("a", 0, 1, "on_time")]
