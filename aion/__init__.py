@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from aion.spark.group_by import group_by
     from aion.spark.migrate import migrate
     from aion.spark.patch import unconfigure
+    from aion.spark.progress import progress
     from aion.spark.read_state import read_state, restoring
     from aion.spark.session import configure
     from aion.spark.stream import dropped, explain, panes, windowed
@@ -55,6 +56,7 @@ __all__ = [
     "metrics",
     "migrate",
     "panes",
+    "progress",
     "read_files",
     "read_state",
     "restoring",
@@ -73,6 +75,7 @@ _LAZY = {
     "group_by": "aion.spark.group_by",
     "migrate": "aion.spark.migrate",
     "panes": "aion.spark.stream",
+    "progress": "aion.spark.progress",
     "read_files": "aion.spark.files",
     "read_state": "aion.spark.read_state",
     "restoring": "aion.spark.read_state",

@@ -1,4 +1,4 @@
-"""The command line: ``aion demo | experiment | inspect | migrate | policy | top | tune``.
+"""The command line: ``aion demo | experiment | explain | inspect | migrate | policy | top | tune``.
 
 Each command imports what it needs.
 """
@@ -84,6 +84,28 @@ def demo(
     require_extra("demo", "the demo")
     require_extra("experiments", "the demo's figure")
     raise typer.Exit(import_module("experiments.demo").run(flights=flights, out=out))
+
+
+@app.command("explain")
+def explain_batches(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="QUERY | STATE_DIR",
+            help="The state folder (spark.aion.state.dir): path or URI. Or the id of a query, or an operator's name.",
+        ),
+    ],
+    state: Annotated[
+        str | None,
+        typer.Option(metavar="STATE_DIR", help="For a query: the state folder. Default: aion-state in this folder."),
+    ] = None,
+    batches: Annotated[int, typer.Option(min=1, help="How many of the last batches to show.")] = 10,
+) -> None:
+    """Say what the last batches did, and why: executions, dropped events, bounds. Exit code 1: damaged."""
+    from aion.tools.explain import explain
+
+    if not explain(what, state_dir=state, batches=batches):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -285,10 +285,11 @@ def test_slow_libraries_are_not_loaded_until_they_are_asked_for() -> None:
     assert (done.stdout.strip(), done.stderr) == ("none", "")
 
 
-def test_the_process_that_only_asks_for_the_roots_state_loads_nothing_that_works() -> None:
-    """Spark starts it with every query, and waits for it."""
+def test_children_and_the_process_that_only_asks_for_the_roots_state_load_nothing_that_works() -> None:
+    """Spark starts the latter with every query, and waits for it."""
     heavy = {"aion.spark.work", "aion.spark.stream", "aion.config", "aion.execute.executor", "pandas", "pydantic"}
-    program = f"import sys, aion.spark.root, aion.spark.windows; print(sorted({heavy} & sys.modules.keys()))"
+    modules = "aion.spark.root, aion.spark.windows, aion.spark.child"
+    program = f"import sys, {modules}; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 

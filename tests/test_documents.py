@@ -227,6 +227,7 @@ RUN: dict[tuple[str, ...], tuple[str, ...]] = {
     ("policy", "show"): (),
     ("policy", "schema"): (),
     ("policy", "docs"): (),
+    ("explain",): (),
     ("inspect",): (),
     ("top",): (),
     ("tune",): ("--evaluations", "5", "--machine", "machine.json"),

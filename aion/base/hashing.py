@@ -216,7 +216,11 @@ class ShardOfKeys:
         return self._of(columns)
 
     def _of(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int32]:
-        return self._ids[xxhash64([column.cast(hashed_as(column.type)) for column in columns]) % len(self._ids)]
+        return self.of_hashes(xxhash64([column.cast(hashed_as(column.type)) for column in columns]))
+
+    def of_hashes(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """The same from the hashes of the keys."""
+        return self._ids[hashes % len(self._ids)]
 
     @staticmethod
     def covers(types: Sequence[pa.DataType]) -> bool:

@@ -125,12 +125,15 @@ class Tree:
         """Returns the node that a task of a level belongs to. A child is its own node."""
         return task % self.children if level == 0 else task // self.tasks_per_node(level)
 
-    def parents(self, level: int, task: int) -> dict[int, int]:
-        """Returns, for each shard, the task of the next level to which a task of ``level`` sends the shard's blocks."""
+    def parents(self, level: int, task: int, shards: Sequence[int] | None = None) -> dict[int, int]:
+        """Returns, for each shard, the task of the next level to which a task of ``level`` sends the shard's blocks.
+
+        ``shards``: if there are others than those with which the levels were planned.
+        """
         above = level + 1
         per_node = self.tasks_per_node(above)
         parent = self.node(level, task) // self.fan_in
-        return {shard: parent * per_node + i % per_node for i, shard in enumerate(self.shards)}
+        return {shard: parent * per_node + i % per_node for i, shard in enumerate(shards or self.shards)}
 
 
 def levels_for(asked: int, decisions: Sequence[MergingDecision]) -> int:

@@ -12,19 +12,24 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from aion.aggregates.values import combined
 from aion.base.numbers import sum_of
 from aion.base.time import format_instant
 from aion.core.ingest.encoding import decode, is_mapped, is_quick
 from aion.core.ingest.key_ranges import Keys, row_hashes
 from aion.core.operator.actions import Execution, PaneKind, WindowRef
+from aion.core.operator.arrival import UNTIMED
 from aion.core.operator.keyed.orders import ExecuteKeyed
 from aion.core.query.plan import Key, Plan, Window
+from aion.core.query.updates import DROPPED, visible
+from aion.core.slicing.grid import DROPPED_SLICE
 from aion.errors import ApplyError
-from aion.execute.grouping import Piece, keys_of
+from aion.execute.grouping import Group, Piece, keys_of
 from aion.execute.held_rows import HeldRows, stretches
 from aion.execute.keyed_panes import locate
 from aion.execute.rows import WindowColumns, pane_rows
-from aion.execute.spilling import MEMORY_LIMIT_BYTES, group_by_key
+from aion.execute.spilling import MEMORY_LIMIT_BYTES, group_by_key, parts_by_key
+from aion.execute.updates import Newest, with_seq
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
 from state_backends.thresholds import threshold
@@ -110,15 +115,49 @@ def apply_window(
                 Piece(d.batch, d.seq > execute.changed_since, d.seq >= execute.late_from, d.mapped) for d in decoded
             )
             with closing(group_by_key(plan.key, pieces, memory_limit_bytes, spill_folder)) as groups:
-                for group in groups:
-                    rows = _call(plan, group.key, window, group.parts)
-                    counts = group.events, group.late_events
-                    shown = _Shown(group.key, execute.window, execute.closes_us, execute.pane, *counts)
-                    collected.add(shown, rows, again=group.seen)
-                    del group, rows  # otherwise they keep this key's events while the next key's are read
-                    if collected.is_full:
-                        yield collected.take()
+                yield from _apply_groups(plan, execute, groups, collected)
     yield from collected.rest()
+
+
+def newest_panes(
+    plan: Plan,
+    execute: Execution,
+    blocks: Iterable[StoredBlock],
+    pool: CodecPool | None = None,
+    keys: Keys | None = None,
+    *,
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    spill_folder: str | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The same if events replace earlier ones: the function or the aggregates see the newest ones.
+
+    A key without any is retracted if the execution before had events of it. Without key columns, all events of the
+    window are in memory at once, and so are those of each key.
+    """
+    assert plan.updates is not None
+    collected = _Collected(plan, execute.kind)
+    with closing(decode_all(plan, blocks, pool, keys)) as decoded:
+        pieces = (Piece(with_seq(d.batch, d.seq), True, False, d.mapped) for d in decoded)
+        with closing(parts_by_key(plan.key, pieces, memory_limit_bytes, spill_folder)) as parts:
+            for newest in (Newest.of(plan, execute, part.batches) for part in parts if part.batches):
+                if plan.updates.layout is not None:
+                    yield from newest.panes(plan, execute)
+                else:
+                    yield from _apply_groups(plan, execute, newest.groups(plan), collected)
+    yield from collected.rest()
+
+
+def _apply_groups(
+    plan: Plan, execute: Execution, groups: Iterator[Group], collected: _Collected
+) -> Iterator[pa.RecordBatch]:
+    window = Window(execute.window.start_us, execute.window.end_us, plan.names[execute.window.definition])
+    for group in groups:
+        rows = _call(plan, group.key, window, group.parts) if group.events else []
+        shown = _Shown(group.key, execute.window, execute.closes_us, execute.pane, group.events, group.late_events)
+        collected.add(shown, rows, again=group.seen)
+        del group, rows  # otherwise they keep this key's events while the next key's are read
+        if collected.is_full:
+            yield collected.take()
 
 
 def apply_keyed(plan: Plan, order: ExecuteKeyed, held: HeldRows, limit_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -156,7 +195,11 @@ def dropped_events(
     Row ``rows[i]`` of the batch came too late for window ``which[i]`` by ``lateness_us[i]``. ``lateness_us``: None for
     events without a time in range. They have no window.
     """
-    texts = pa.array([orjson.dumps(row, default=_plain).decode() for row in _plain_rows(batch)], pa.string())
+    if plan.updates is not None and reason == UNTIMED[DROPPED_SLICE]:
+        texts = combined(batch.column(DROPPED))
+    else:
+        shown = _plain_rows(batch.select(visible(plan)))
+        texts = pa.array([orjson.dumps(row, default=_plain).decode() for row in shown], pa.string())
     n, at = len(rows), pa.array(rows)
     return pane_rows(
         plan,

@@ -18,7 +18,7 @@ from aion.core.ingest.key_ranges import Keys, key_names, row_hashes
 from aion.core.operator.actions import EmitDropped, EmitUntimed, Execute, SliceFacts
 from aion.core.query.plan import Plan
 from aion.core.slicing.tree import Aggregation
-from aion.execute.applying import Decoded, Seen, apply_window, decode_all
+from aion.execute.applying import Decoded, Seen, apply_window, decode_all, newest_panes
 from aion.execute.block_compactor import BlockCompactor, Owners, compaction_bytes
 from aion.execute.combining import Loaded, tagged
 from aion.execute.dropping import dropped, untimed
@@ -162,7 +162,8 @@ class RowContents:
     def panes(self, order: Execute, blocks: Iterator[StoredBlock], keys: Keys | None) -> Iterator[pa.RecordBatch]:
         if self._plan.layout is None:
             (execution,) = order
-            yield from apply_window(
+            compute = apply_window if self._plan.updates is None else newest_panes
+            yield from compute(
                 self._plan,
                 execution,
                 blocks,

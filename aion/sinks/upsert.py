@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from aion.errors import ConfigError
+from aion.sinks.changes import replace_and_record
 from aion.sinks.database import TableName, is_empty, locked_mark, prepare, set_mark
 from aion.sinks.marks import Mark, is_new
 from aion.sinks.rows import Change
@@ -12,7 +14,14 @@ from aion.sinks.sink import Sink, names
 from aion.sinks.uris import kind_of
 
 
-def upsert(uri: str, table: str, key: str | Sequence[str] | None = None, *, adopt: str | None = None) -> Upsert:
+def upsert(
+    uri: str,
+    table: str,
+    key: str | Sequence[str] | None = None,
+    *,
+    adopt: str | None = None,
+    changes: str | None = None,
+) -> Upsert:
     """Returns a function for ``foreachBatch`` that keeps the newest result of each window in a table.
 
     ``uri``: ``sqlite:///PATH``, ``postgresql://USER@HOST/DATABASE`` or ``duckdb:///PATH``. ``table``: its name, or
@@ -21,11 +30,17 @@ def upsert(uri: str, table: str, key: str | Sequence[str] | None = None, *, adop
     are deleted, and dropped rows are left out.
 
     A batch is one transaction, and changes nothing if it is run again. A batch that does not follow the one that the
-    table has is refused, and the error says which value of ``adopt`` lets the query continue (docs/sinks.md). Raises
-    ConfigError or MissingExtra.
+    table has is refused, and the error says which value of ``adopt`` lets the query continue (docs/sinks.md).
+
+    ``changes``: the name of another table, which gets a row for each row of the table that a batch adds, changes or
+    deletes, with the values before (``old_...``) and after it. It is written in the same transaction.
+
+    Raises ConfigError or MissingExtra.
     """
-    TableName.of(table)
-    return Upsert(table, names(key), adopt, kind_of(uri).resolve(uri))
+    named = [TableName.of(name) for name in (table, changes) if name is not None]
+    if len(set(named)) < len(named):
+        raise ConfigError(f"changes: {changes!r} is the table itself; name another one")
+    return Upsert(table, names(key), adopt, kind_of(uri).resolve(uri), changes)
 
 
 @dataclass(frozen=True)
@@ -33,6 +48,7 @@ class Upsert(Sink):
     """Writes to a database."""
 
     uri: str = field(repr=False)  # a password may be in it
+    changes: str | None = None
 
     @property
     def nested(self) -> bool:
@@ -45,5 +61,8 @@ class Upsert(Sink):
             prepare(database, table, change)
             if not is_new(self.table, before, is_empty(database, table), mark, self.adopt):
                 return
-            database.replace(table, change)
+            if self.changes is None:
+                database.replace(table, change)
+            else:
+                replace_and_record(database, table, change, TableName.of(self.changes), mark.batch)
             set_mark(database, table, mark, before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -26,13 +26,13 @@ def row_type(tree: Tree, level: int) -> str:
 class BlockRows:
     """Makes the rows that leave one task of a level. Level 0 is the children. Must be created inside the task.
 
-    A row holds at most ``limit_bytes`` of a block: see :mod:`aion.core.ingest.fragments`.
+    A row holds at most ``limit_bytes`` of a block: see :mod:`aion.core.ingest.fragments`. ``shards``: the ids.
     """
 
-    def __init__(self, tree: Tree, level: int, limit_bytes: int) -> None:
+    def __init__(self, tree: Tree, level: int, limit_bytes: int, shards: Sequence[int]) -> None:
         context = TaskContext.get()
         assert context is not None
-        self._parents = tree.parents(level, context.partitionId()) if level < tree.levels else None
+        self._parents = tree.parents(level, context.partitionId(), shards) if level < tree.levels else None
         self.schema = _TO_ROOT if self._parents is None else _TO_LEVEL
         # No other attempt of any task of this application has the same number.
         self._fragmenter = Fragmenter(context.taskAttemptId(), limit_bytes)

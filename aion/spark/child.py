@@ -6,22 +6,28 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
+from pyspark import TaskContext
 
 from aion.base.hashing import ShardOfKeys
-from aion.core.ingest.builder import BlockBuilder, Flags
+from aion.core.ingest.builder import BlockBuilder, Flagged
 from aion.core.ingest.encoding import BlockSettings
 from aion.core.query.plan import Plan
+from aion.core.query.updates import ORDER
+from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.core.topology import Tree
 from aion.spark.blocks import BlockRows
 from aion.spark.hand_over import HandOverConfig, Sending
+from aion.spark.shards import ids_here
 from aion.spark.worker import begin_task
 from aion.spark.zones import slicing_plan
 from state_backends.store.codec_pool import CodecPool
 from state_backends.thresholds import threshold
 
-AHEAD, NO_EVENT = 1, 2
-"""Flags of rows. 0: neither."""
+AHEAD, NO_EVENT, DROPPED_BEFORE = 1, 2, 3
+"""Flags of rows: the time is ahead of the clock; it is no event; earlier windows dropped it. 0: none of these."""
+_SLICES = {AHEAD: AHEAD_SLICE, DROPPED_BEFORE: DROPPED_SLICE}
 
 # Each pass over a batch has a fixed cost, and Spark's batches are small because their rows may be wide.
 _ROWS_AT_ONCE = threshold(1 << 16)
@@ -47,11 +53,17 @@ class ChildWork:
     def key_types(self) -> list[pa.DataType]:
         return [self.plan.schema.field(name).type for name in self.plan.key]
 
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The ids of the shards. Call it inside a task."""
+        return ids_here(self.name, self.tree.shards)
+
     @contextmanager
-    def begun(self, shard_of: ShardOfKeys | None) -> Iterator[tuple[BlockBuilder, Sending]]:
-        """Begins a task. ``shard_of``: None if the shard of each event comes with it."""
+    def begun(self) -> Iterator[tuple[BlockBuilder, Sending]]:
+        """Begins a task. The builder needs the shards of the events if they cannot be computed here."""
         begin_task()
-        rows = BlockRows(self.tree, level=0, limit_bytes=self.limit_bytes)
+        rows = BlockRows(self.tree, 0, self.limit_bytes, self.shards)
+        shard_of = ShardOfKeys(self.shards) if ShardOfKeys.covers(self.key_types) else None
         with CodecPool(self.settings.threads) as pool, closing(Sending(rows, self.hand_over)) as sending:
             yield BlockBuilder.of(self.task_plan, self.settings, pool, shard_of), sending
 
@@ -62,33 +74,56 @@ class ChildWork:
 
 
 class Child:
-    """The function for ``mapInArrow``. Its input is the plan's columns; without ``shard_of``, also the shard id.
+    """The function for ``mapInArrow``. Its input is the columns of :func:`sent_columns`; then the hash of the key, if
+    that cannot be computed here.
 
-    ``has_flags``: the last column says which rows are ``AHEAD`` of the clock, and which are ``NO_EVENT``.
+    ``has_flags``: the last column says which rows no window takes, and which are no events.
     """
 
-    def __init__(self, work: ChildWork, shard_of: ShardOfKeys | None, *, has_flags: bool = False) -> None:
+    def __init__(self, work: ChildWork, *, has_flags: bool = False) -> None:
         self._work = work
-        self._shard_of = shard_of
         self._has_flags = has_flags
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        schema = self._work.plan.schema
-        with self._work.begun(self._shard_of) as (builder, sending):
+        plan = self._work.plan
+        schema, sent = plan.schema, len(sent_columns(plan))
+        hashed = None if ShardOfKeys.covers(self._work.key_types) else ShardOfKeys(self._work.shards)
+        with self._work.begun() as (builder, sending):
+            order = next_order() if plan.updates is not None else 0
             for batch in together(batches):
-                ahead = None
+                flagged = None
                 if self._has_flags:
-                    batch, ahead = _without_flags(batch)
+                    batch, flagged = _without_flags(batch)
+                columns = batch.columns[:sent]
+                if plan.updates is not None:
+                    columns.append(pa.array(np.arange(order, order + batch.num_rows)))
+                    order += batch.num_rows
                 events = pa.RecordBatch.from_arrays(
                     [
                         column if column.type == field.type else column.cast(field.type)
-                        for column, field in zip(batch.columns, schema, strict=False)
+                        for column, field in zip(columns, schema, strict=True)
                     ],
                     schema=schema,
                 )
-                shards = batch.column(len(schema)) if self._shard_of is None else None
-                yield from sending.of(builder.add(events, shards, ahead))
+                shards = None if hashed is None else pa.array(hashed.of_hashes(batch.column(sent).to_numpy()))
+                yield from sending.of(builder.add(events, shards, flagged))
             yield from sending.finish(builder.finish())
+
+
+def sent_columns(plan: Plan) -> list[str]:
+    """Returns the columns of events that Spark sends to a child, which adds the order of arrival if it matters."""
+    return [name for name in plan.schema.names if plan.updates is None or name != ORDER]
+
+
+def next_order() -> int:
+    """Returns a number for the first event of a task that is larger than those of earlier batches.
+
+    Panes of one key and window come in one task of a batch, since their shard does. So the numbers of other tasks may
+    be the same.
+    """
+    context = TaskContext.get()
+    assert context is not None
+    return int(context.getLocalProperty("streaming.sql.batchId") or "0") << 32
 
 
 def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -111,15 +146,14 @@ def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield _joined(waiting)
 
 
-def _without_flags(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Flags | None]:
-    """Returns the rows that are events, and which of them are ahead of the clock. None: none of them is."""
+def _without_flags(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Flagged | None]:
+    """Returns the rows that are events, and which of them no window takes. None: none of them. All have one reason."""
     flags = batch.column(batch.num_columns - 1).to_numpy()
     if not flags.any():
         return batch, None
-    if (is_event := flags != NO_EVENT).all():
-        return batch, flags == AHEAD
-    flags = flags[is_event]
-    return batch.filter(pa.array(is_event)), flags == AHEAD if flags.any() else None
+    if not (is_event := flags != NO_EVENT).all():
+        batch, flags = batch.filter(pa.array(is_event)), flags[is_event]
+    return batch, Flagged(flags > 0, _SLICES[int(flags.max())]) if flags.any() else None
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -14,6 +14,7 @@ from aion.config.sections import TriggerPolicy
 from aion.config.values import format_bytes
 from aion.core.calendars import Steps
 from aion.core.query.plan import Plan
+from aion.core.query.updates import visible
 from aion.core.slicing.grid import SliceGrid
 from aion.core.topology import MergingDecision, Strategy, Tree
 from aion.core.windows import Aligned, Calendar, Definition, Periodic, PerRecord, Session
@@ -34,14 +35,14 @@ def explain_plan(
     *,
     asked_levels: int,
     reading: str | None = None,
-    lossy: Sequence[str] = (),
+    before: Sequence[str] = (),
     clock: Sequence[str] = (),
     hand_over_bytes: int | None = None,
 ) -> str:
     """Says the text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer.
 
-    ``reading``: how the children read events themselves. None: Spark reads them. ``lossy``: what drops late rows
-    before they get here. ``clock``: what moves the watermark besides events, and which events do not.
+    ``reading``: how the children read events themselves. None: Spark reads them. ``before``: what comes before, in
+    words. ``clock``: what moves the watermark besides events, and which events do not.
     ``hand_over_bytes``: from how many bytes on they hand events over in files (docs/hand-over.md). None: they never
     do.
     """
@@ -52,13 +53,10 @@ def explain_plan(
             *_timing(plan, policy),
             *_slices(plan.windows),
         ],
-        "Aggregates" if plan.layout is not None else "Function": [*_aggregates(plan)],
+        "Aggregates" if plan.apply is None else "Function": [*_aggregates(plan)],
         "What runs where": [
             *([("files", reading)] if reading else []),
-            *(
-                ("before", f"{name} drops rows that are later than the watermark, before they get here")
-                for name in lossy
-            ),
+            *(("before", words) for words in before),
             *(("clock", sentence) for sentence in clock),
             *_places(plan, policy, tree, asked_levels),
         ],
@@ -155,6 +153,11 @@ def _each(steps: Steps) -> str:
 
 
 def _aggregates(plan: Plan) -> Iterator[Line]:
+    if plan.updates is not None and plan.updates.layout is not None:
+        yield from (("", f"{bound.name} = {bound.aggregate}.") for bound in plan.updates.layout.bound)
+        yield "", "They are computed from the newest events of a key and window, so they have no partials."
+        return
+    assert plan.layout is not None or plan.apply is not None
     if plan.layout is None:
         returns = ", ".join(plan.outputs.names)
         yield "", f"apply returns {returns}. It is a function of all events of a key and window, so it has no partials."
@@ -191,7 +194,7 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterat
     if asked_levels > tree.levels:
         yield "levels", f"{asked_levels} in the policy, none used: no two partitions have parts of the same window."
     work = (
-        "keeps the blocks of its keys and calls the function for each key and window"
+        f"keeps the blocks of its keys and {'calls the function' if plan.apply else 'computes'} for each key and window"
         if plan.layout is None
         else "keeps the blocks of its keys, merges them by window and lowers them to results"
     )
@@ -230,8 +233,9 @@ def _crossing(
 ) -> Iterator[Line]:
     central = [name for name, decision in decisions.items() if decision.strategy is Strategy.CENTRAL]
     if plan.sent.layout is None or central:
-        whose = "the function" if plan.layout is None else "the root" if plan.unique else ", ".join(central)
-        yield "events", f"the columns {_columns(plan.schema.names)} of every event, once each, for {whose}."
+        whose = "the root" if plan.sent.layout is None else ", ".join(central)
+        whose = whose if plan.apply is None else "the function"
+        yield "events", f"the columns {_columns(visible(plan))} of every event, once each, for {whose}."
     if hand_over_bytes is not None:
         least = format_bytes(hand_over_bytes)
         yield (

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from aion.base.hashing import ShardOfKeys
 from aion.core.ingest.conforming import Conforming
 from aion.core.ingest.file_parts import Part
 from aion.errors import AionError, SchemaError, TransformError
@@ -216,7 +215,7 @@ class FileChild:
         counts = dict.fromkeys(COUNTS, 0)
         latest: pa.Scalar = pa.scalar(None, self._scan.schema.field(self._watermark).type)
         names = self._work.plan.schema.names
-        with self._work.begun(ShardOfKeys(self._work.tree.shards)) as (builder, sending):
+        with self._work.begun() as (builder, sending):
             for events in together(self._scan.events(parts, counts)):
                 # Before any block of these events leaves.
                 newest = pc.max(events.column(self._watermark))

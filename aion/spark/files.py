@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -16,7 +16,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from aion.base.hashing import ShardOfKeys
+from aion.config import Policy
 from aion.core.query.plan import Plan
+from aion.core.query.spec import Spec
 from aion.errors import ConfigError, SchemaError
 from aion.execute.file_formats import Format
 from aion.execute.file_reading import FileReader
@@ -183,13 +185,25 @@ class Files:
         column, delay_us = self._watermark
         return _counted(rows, name).withWatermark(quoted(column), _spark_delay(delay_us))
 
+    rows_first: ClassVar[bool] = False
+
+    def plan(self, spec: Spec) -> Plan:
+        return spec.plan(self.schema)
+
+    def policy(self, spec: Spec, policy: Policy) -> Policy:
+        return policy
+
     @property
     def clock(self) -> Sequence[str]:
         return ()
 
     @property
-    def lossy(self) -> Sequence[str]:
+    def before(self) -> Sequence[str]:
         return ()  # only conditions come before it
+
+    @property
+    def marked(self) -> frozenset[str]:
+        return frozenset(self._watermark[:1])
 
     def delay_us(self, time: str) -> int | None:
         """Returns the delay of the watermark in microseconds. None if the watermark is on another column than

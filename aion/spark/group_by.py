@@ -17,11 +17,11 @@ from aion.config import Policy, policy_to_text
 from aion.config.layers import Source as PolicySource
 from aion.errors import ConfigError, WatermarkError
 from aion.execute.assembly import prestages
-from aion.spark import starts, upstream
+from aion.spark import starting, starts, upstream
 from aion.spark.processor import ProcessorDefinition
 from aion.spark.root import Root
 from aion.spark.settings import check_name, conf, place_of_state, resolved_policy, shard_count, task_failures
-from aion.spark.shards import shard_column, shard_ids
+from aion.spark.shards import hash_column, shard_column, shard_ids
 from aion.spark.stateful_child import SCHEMA as CHILD
 from aion.spark.stateful_child import SHARD, Announces, StatefulChild
 from aion.spark.stateful_config import Columns, StatefulConfig
@@ -151,8 +151,9 @@ class Grouped:
         starts.watch(spark)
         ids = tuple(shard_ids(shard_count(spark, policy)))
         packs = not pandas  # frames are made of rows by Spark itself, which then also drops late rows
-        rows = keyed(self._df, self._columns, ids, timed=packs and time_mode.lower() == "eventtime")
-        first = None if initial is None else keyed(*_frame_and_columns(initial), ids, timed=False)
+        placed = None if packs else ids
+        rows = keyed(self._df, self._columns, placed, timed=packs and time_mode.lower() == "eventtime")
+        first = None if initial is None else keyed(*_frame_and_columns(initial), placed, timed=False)
         config = stateful_config(
             spark, policy, self._name, ids, rows, None if first is None else first.columns, pandas, time_mode
         )
@@ -160,11 +161,15 @@ class Grouped:
         if packs:
             announces = Announces(config.application, self._name, config.policy, rows.key, rows.columns.key)
             child = StatefulChild(
-                ids if config.event_time is not None else (), announces if prestages(policy) else None
+                self._name,
+                ids,
+                tells_each=config.event_time is not None,
+                announces=announces if prestages(policy) else None,
             )
             grouped = grouped.mapInArrow(child, CHILD)
-            initial_rows = None if initial_rows is None else initial_rows.mapInArrow(StatefulChild(()), CHILD)
-        return METHODS[method](
+            if initial_rows is not None:
+                initial_rows = initial_rows.mapInArrow(StatefulChild(self._name, ids), CHILD)
+        result = METHODS[method](
             grouped.groupBy(SHARD),
             Root(ProcessorDefinition(config, processor)),
             output,
@@ -173,6 +178,9 @@ class Grouped:
             None if initial_rows is None else initial_rows.groupBy(SHARD),
             event_time,
         )
+        follows = packs and policy.state.shards == "auto"
+        starting.remember(result, starting.Operator(config, config.definition, follows))
+        return result
 
 
 def stateful_config(
@@ -206,7 +214,7 @@ def stateful_config(
 
 
 class Keyed(NamedTuple):
-    """A DataFrame with the shard of each row, as its last column.
+    """A DataFrame with the shard of each row, or with the hash of its key, as its last column.
 
     ``key``: the type of its keys, with the names that the user knows. ``time``: a column with the event time in µs.
     None: it was not asked for, or the DataFrame has no watermark.
@@ -218,8 +226,11 @@ class Keyed(NamedTuple):
     time: str | None
 
 
-def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int], *, timed: bool) -> Keyed:
-    """Adds the shard of each row by the columns ``by``. ``timed``: whether the event time is asked for."""
+def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int] | None, *, timed: bool) -> Keyed:
+    """Adds the shard of each row by the columns ``by``, or the hash if ``ids`` is None.
+
+    ``timed``: whether the event time is asked for.
+    """
     own, fields, names = {}, [], []
     for number, column in enumerate(by):
         (field,) = df.select(column).schema
@@ -241,7 +252,8 @@ def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int], *, time
         end = f"{quoted(time.name)}.end" if isinstance(time.dataType, StructType) else quoted(time.name)
         last.append(F.unix_micros(F.col(end).cast("timestamp")).alias(_TIME))
     wider = df.select(*first, "*", *last) if first or last else df
-    shard = shard_column([(F.col(quoted(n)), f.dataType) for n, f in zip(names, fields, strict=True)], ids)
+    keys = [(F.col(quoted(n)), f.dataType) for n, f in zip(names, fields, strict=True)]
+    shard = hash_column(keys) if ids is None else shard_column(keys, ids)
     known = (*(name for _, name in own.values()), *df.columns)
     columns = Columns(tuple(wider.columns.index(name) for name in names), known, len(own))
     return Keyed(wider.withColumn(SHARD, shard), StructType(fields), columns, None if time is None else _TIME)

@@ -25,7 +25,7 @@ class Merging:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         begin_task()
         work = self._work
-        rows = BlockRows(work.tree, self._level, work.limit_bytes)
+        rows = BlockRows(work.tree, self._level, work.limit_bytes, work.shards)
         with CodecPool(work.settings.threads) as pool:
             merger = BlockMerger(BlockBuilder.of(work.task_plan, work.settings, pool))
             for shard, block, _ in blocks_of(batches):

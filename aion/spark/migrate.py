@@ -145,7 +145,7 @@ def _seed(
     """
     starts.watch(session)
     ids = tuple(shard_ids(shard_count(session, policy)))
-    rows = keyed(stock.state(operator), [key_column(n) for n in range(len(operator.key))], ids, timed=False)
+    rows = keyed(stock.state(operator), [key_column(n) for n in range(len(operator.key))], None, timed=False)
     rows = rows._replace(key=operator.key)
     config = stateful_config(session, policy, name, ids, rows, None, operator.pandas, operator.time_mode)
     # In event time, rows reach Aion's root packed, if the processor gets rows; then the root looks for late ones.
@@ -159,7 +159,7 @@ def _seed(
         "nothing int",
         operator.output_mode,
         operator.time_mode,
-        rows.df.mapInArrow(StatefulChild(()), CHILD).groupBy(SHARD),
+        rows.df.mapInArrow(StatefulChild(name, ids), CHILD).groupBy(SHARD),
     )
     query = (
         result.writeStream.format("noop")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -53,7 +52,7 @@ class ProcessorTenants(Tenants):
         restored: Sequence[Declaration] | None,
     ) -> None:
         self.store, self.asks = {}, {}
-        self.definition = {"kind": "stateful", "key": json.loads(config.key.json())["fields"]}
+        self.definition = config.definition
         self._config = config
         self._processor = processor
         self._restored = restored

@@ -1,19 +1,25 @@
-"""What the progress of a query says about its windows, and the log of a batch that dropped events."""
+"""What the progress of a query says about its windows, and the log of a batch that dropped events or missed a bound."""
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
 
 from aion.core.operator.actions import PaneKind
+from aion.spark.counting import COUNTED, COUNTS, STALE
 
 log = logging.getLogger(__name__)
 _NO_PANES = (PaneKind.DROPPED.value, PaneKind.RETRACTED.value)
 DROPPED = "dropped_events"
+_SUFFIX = 6
 
 
 def observed(result: DataFrame, name: str) -> DataFrame:
@@ -24,27 +30,76 @@ def observed(result: DataFrame, name: str) -> DataFrame:
     """
     kind = F.col("kind")
     return result.observe(
-        f"{name}-{uuid.uuid4().hex[:6]}",
-        _sum(~kind.isin(*_NO_PANES), F.lit(1)).alias("panes"),
+        f"{name}-{uuid.uuid4().hex[:_SUFFIX]}",
+        _sum(~kind.isin(*_NO_PANES, COUNTED), F.lit(1)).alias("panes"),
         _sum(kind == PaneKind.LATE.value, F.lit(1)).alias("late_panes"),
         _sum(kind == PaneKind.RETRACTED.value, F.lit(1)).alias("retracted"),
         _sum(kind == PaneKind.DROPPED.value, F.col("events")).alias(DROPPED),
-    )
+        *(_sum((kind == COUNTED) & (F.col("reason") == count), F.col("events")).alias(count) for count in COUNTS),
+    ).where(kind != COUNTED)
 
 
 def _sum(which: Column, what: Column) -> Column:
     return F.coalesce(F.sum(F.when(which, what)), F.lit(0))
 
 
-def log_drops(progress: Any) -> None:
-    """Logs how many events each operator dropped in a batch, if any. ``progress``: of Spark's JVM."""
+def log_batch(progress: Any) -> None:
+    """Logs what each operator dropped in a batch, and which bound it missed, if any. ``progress``: of Spark's JVM."""
     metrics = progress.observedMetrics()
     names = metrics.keySet().iterator()
     while names.hasNext():
         name = names.next()
         row = metrics.get(name)
-        fields = row.schema().fieldNames()
-        if DROPPED in list(fields):
-            dropped = row.getAs(DROPPED)
-            if dropped:
-                log.info("%s: batch %d dropped %d events; see aion.dropped", name, progress.batchId(), dropped)
+        if STALE not in list(row.schema().fieldNames()):
+            continue
+        said = []
+        if dropped := row.getAs(DROPPED):
+            said.append(f"dropped {_counted(dropped, 'event')} (see aion.dropped)")
+        if stale := row.getAs(STALE):
+            said.append(f"ended {_counted(stale, 'window')} that had been staler than trigger.bound")
+        if said:
+            log.info("%s: batch %d %s", name[: -_SUFFIX - 1], progress.batchId(), " and ".join(said))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def progress(query: StreamingQuery) -> dict[str, dict[str, Any]]:
+    """Returns the numbers of each operator of a query, by the operator's name.
+
+    ``batch``: the last batch that Spark has reported, with what Spark's progress has of it. The others are of the state
+    server on the driver's host, now: ``windows``, ``memory_bytes`` and ``disk_bytes`` (what is in both counts in both),
+    ``shards``, the bounds of new windows (``bounds_us``), and the ``coverage`` of bounds. They are missing if there is
+    no server on this host. See docs/metrics.md.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for report in query.recentProgress:
+        read = json.loads(report.json)
+        for name, counts in read.get("observedMetrics", {}).items():
+            if STALE in counts:
+                found[name[: -_SUFFIX - 1]] = {"batch": read["batchId"], **counts}
+    for name, state in _kept(str(query.id)).items():
+        found.setdefault(name, {}).update({key: value for key, value in state.items() if key not in _TOTALS})
+    return found
+
+
+_TOTALS = ("commits", "restores", "counters", "largest_staleness")
+
+
+def _kept(query: str) -> Mapping[str, Mapping[str, Any]]:
+    """What the state server of this host has of a query, by operator."""
+    from aion.errors import ServerError
+    from state_backends.server.client import StateClient  # only here: workers import this module, too
+
+    context = SparkContext._active_spark_context
+    client = None if context is None else StateClient.find(context.applicationId)
+    if client is None:
+        return {}
+    try:
+        kept: Mapping[str, Mapping[str, Any]] = client.stats()["queries"].get(query, {})
+        return kept
+    except ServerError:
+        return {}
+    finally:
+        client.close()

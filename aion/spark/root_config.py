@@ -36,5 +36,7 @@ class RootConfig(TaskConfig):
     plan: Plan
     watermark_delay_us: int | None
     """The delay given to withWatermark. None if the watermark is on another column than the event time."""
+    rows_first: bool = False
+    """Whether the rows of a batch come before its watermark moves."""
     record: str | None = None
     """The folder for a trace of the input. None: no trace."""

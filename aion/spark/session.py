@@ -26,6 +26,7 @@ from aion.config import (
 from aion.config.layers import Source
 from aion.config.model import leaves
 from aion.errors import ConfigError, MissingJava
+from aion.spark.quiet import quiet
 from aion.spark.settings import REQUIRED
 
 # Settings that suit Aion better than Spark's defaults. The user's own values are kept.
@@ -110,6 +111,7 @@ class _Builder(SparkSession.Builder):
 
 
 def _prepared(session: SparkSession) -> SparkSession:
+    quiet(session)
     existing = session.conf.getAll
     local = PREFERRED_IF_LOCAL if session.sparkContext.master.startswith("local") else {}
     for key, value in {**PREFERRED, **local, **_batches(existing)}.items():

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import lru_cache
 
+from pyspark import TaskContext
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DecimalType, FractionalType, IntegralType
 
+STORED = "spark.sql.streaming.aion.shards."
+"""The setting of a query's own session with the number of shards that an operator's state has, if it is another number
+than that of the session. The name of the operator follows.
+"""
 _MASK = 0xFFFFFFFF
 
 
@@ -28,6 +34,23 @@ def shard_ids(shards: int) -> list[int]:
     raise AssertionError("Murmur3 reaches every partition")
 
 
+def ids_here(operator: str, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the ids of an operator's shards in a task of the query. ``ids``: as they were when it was planned."""
+    context = TaskContext.get()
+    stored = None if context is None else context.getLocalProperty(STORED + operator)
+    return ids if stored is None else _ids(int(stored))
+
+
+@lru_cache(maxsize=16)
+def _ids(shards: int) -> tuple[int, ...]:
+    return tuple(shard_ids(shards))
+
+
+def hash_column(keys: Sequence[tuple[Column, DataType]]) -> Column:
+    """Returns the hash of a row's key, bigint. Modulo the number of shards, it is an index into their ids."""
+    return F.xxhash64(*map(_hashable, keys)) if keys else F.lit(0).cast("bigint")
+
+
 def shard_column(keys: Sequence[tuple[Column, DataType]], ids: Sequence[int]) -> Column:
     """Returns the shard id of a row, from the hash of its key. Without a key, all rows go to one shard.
 
@@ -35,7 +58,7 @@ def shard_column(keys: Sequence[tuple[Column, DataType]], ids: Sequence[int]) ->
     """
     if not keys or len(ids) == 1:
         return F.lit(ids[0]).cast("int")
-    index = F.pmod(F.xxhash64(*map(_hashable, keys)), F.lit(len(ids))) + 1
+    index = F.pmod(hash_column(keys), F.lit(len(ids))) + 1
     return F.element_at(F.array(*(F.lit(i).cast("int") for i in ids)), index.cast("int"))
 
 

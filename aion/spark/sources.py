@@ -11,12 +11,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType, StringType, StructType
 
 from aion.base.hashing import ShardOfKeys
+from aion.config import Policy
 from aion.core.query.plan import Plan
+from aion.core.query.spec import Spec
 from aion.errors import SchemaError, WatermarkError
 from aion.spark import upstream
 from aion.spark.blocks import row_type
-from aion.spark.child import NO_EVENT, Child, ChildWork
-from aion.spark.shards import shard_column
+from aion.spark.child import NO_EVENT, Child, ChildWork, sent_columns
+from aion.spark.shards import hash_column
 from aion.spark.types import arrow_schema, quoted
 from aion.spark.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
 
@@ -31,6 +33,20 @@ class Source(Protocol):
     def schema(self) -> pa.Schema:
         """The columns of the events."""
 
+    @property
+    def rows_first(self) -> bool:
+        """Returns whether the events of a batch belong before its watermark."""
+
+    def plan(self, spec: Spec) -> Plan:
+        """Returns the plan for these events. Raises SchemaError, WindowError, ConfigError."""
+
+    def policy(self, spec: Spec, policy: Policy) -> Policy:
+        """Returns the policy of a call, with what the events require. Raises ConfigError."""
+
+    @property
+    def marked(self) -> frozenset[str]:
+        """The columns that have a watermark."""
+
     def delay_us(self, time: str) -> int | None:
         """Returns the delay of the watermark. None if the watermark is on another column than ``time``."""
 
@@ -42,8 +58,8 @@ class Source(Protocol):
         """Returns what moves the watermark besides events, and which events do not, in words."""
 
     @property
-    def lossy(self) -> Sequence[str]:
-        """Returns what drops late rows before they get here, in words."""
+    def before(self) -> Sequence[str]:
+        """Returns what comes before and matters, in words."""
 
     def children(self, work: ChildWork) -> DataFrame:
         """Returns the rows of blocks (:mod:`aion.spark.blocks`) that the children make of the events, with the
@@ -56,6 +72,8 @@ class Rows:
 
     ``caller``: who needs it. ``lossy_upstream``: late rows may be lost before they are in it.
     """
+
+    rows_first = False
 
     def __init__(self, df: DataFrame, caller: str, *, lossy_upstream: bool) -> None:
         _check_stream(df)
@@ -72,6 +90,16 @@ class Rows:
         self.session = df.sparkSession
         self.schema = arrow_schema(StructType([field for field in df.schema if field.name not in (HELPER, FLAG)]))
 
+    def plan(self, spec: Spec) -> Plan:
+        return spec.plan(self.schema)
+
+    def policy(self, spec: Spec, policy: Policy) -> Policy:
+        return policy
+
+    @property
+    def marked(self) -> frozenset[str]:
+        return frozenset(field.name for field in self._df.schema if WATERMARK in field.metadata)
+
     def delay_us(self, time: str) -> int | None:
         on_helper = self._rules is not None and self._rules.time == time
         delay_ms = self._df.schema[HELPER if on_helper else time].metadata.get(WATERMARK)
@@ -85,26 +113,33 @@ class Rows:
         return () if self._rules is None else self._rules.sentences()
 
     @property
-    def lossy(self) -> Sequence[str]:
-        return upstream.lossy(self._df)
+    def before(self) -> Sequence[str]:
+        return [
+            f"{name} drops rows that are later than the watermark, before they get here"
+            for name in upstream.lossy(self._df)
+        ]
 
     def children(self, work: ChildWork) -> DataFrame:
         """Only the columns that are needed are sent to Python, under names that pyspark need not quote."""
         types: StructType = self._df.schema
-        columns = {name: self._column(name, work.plan) for name in work.plan.schema.names}
+        columns = {name: self._column(name, work.plan) for name in sent_columns(work.plan)}
         needed = [column.alias(f"column{number}") for number, column in enumerate(columns.values())]
-        shard_of = None
-        if ShardOfKeys.covers(work.key_types):
-            shard_of = ShardOfKeys(work.tree.shards)
-        else:
+        if not ShardOfKeys.covers(work.key_types):
             keys = [(columns[name], types[name].dataType) for name in work.plan.key]
-            needed.append(shard_column(keys, work.tree.shards).alias("__aion_shard"))
-        if self._rules is not None:
-            # What has the time of these windows is an event of theirs, though it may have none for the watermark.
-            is_event = ((flag := self._df[FLAG]) == NO_EVENT) & self._df[quoted(work.plan.time)].isNotNull()
-            needed.append(F.when(is_event, F.lit(0)).otherwise(flag).cast("tinyint").alias(FLAG))
-        child = Child(work, shard_of, has_flags=self._rules is not None)
+            needed.append(hash_column(keys).alias("__aion_hash"))
+        flag = self._flag(work.plan)
+        if flag is not None:
+            needed.append(flag.cast("tinyint").alias(FLAG))
+        child = Child(work, has_flags=flag is not None)
         return self._df.select(*needed).mapInArrow(child, row_type(work.tree, level=0))
+
+    def _flag(self, plan: Plan) -> Column | None:
+        """Which rows no window takes, or are no events. None: all are events, and windows may take them."""
+        if self._rules is None:
+            return None
+        # What has the time of these windows is an event of theirs, though it may have none for the watermark.
+        is_event = ((flag := self._df[FLAG]) == NO_EVENT) & self._df[quoted(plan.time)].isNotNull()
+        return F.when(is_event, F.lit(0)).otherwise(flag)
 
     def _column(self, name: str, plan: Plan) -> Column:
         column = self._df[quoted(name)]
@@ -131,15 +166,14 @@ def _check_stream(df: DataFrame) -> None:
             "windowed: the DataFrame is not a stream; read it with spark.readStream, "
             "or use aion.LocalOperator for a finite table"
         )
-    if not any(WATERMARK in field.metadata for field in df.schema):
+    if not any(WATERMARK in field.metadata for field in df.schema) and not upstream.has_windows(df):
         raise WatermarkError(
             "windowed: the DataFrame has no watermark, so no window would ever run; call e.g. "
             ".withWatermark('ts', '20 seconds') before windowed, and keep that column in the DataFrame"
         )
-    if upstream.has_windows(df):
+    if any(WATERMARK in field.metadata for field in df.schema) and upstream.has_windows(df):
         raise WatermarkError(
             "windowed: the DataFrame has results of another aion.windowed and a watermark of its own. Spark uses the "
-            "smallest watermark of a query, so each would wait for the other, and nothing would come out. Write the "
-            "panes of the first to a table in foreachBatch, and start from there: docs/experiments.md, 'Windows after "
-            "windows'"
+            "smallest watermark of a query, so each would wait for the other, and nothing would come out. Leave this "
+            "withWatermark out: panes bring the watermark of the windows before (docs/windows.md, 'Windows of windows')"
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import logging
 from functools import cached_property
 from typing import Any
@@ -23,15 +24,16 @@ from pyspark import SparkContext, TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
+from aion import errors
 from aion.core.heartbeat import RUN
-from aion.errors import StateError, WatermarkError
+from aion.errors import AionError, StateError, WatermarkError
 from aion.spark import positions, progress, upstream
 from state_backends.server.server_folder import note_end, runtime_dir
 
 CHECKPOINT = "spark.sql.streaming.aion.checkpoint"
 """The setting of the query's own session that holds the location."""
-_REFUSED = "spark.sql.streaming.aion.refused"
-"""The setting that says why the query cannot run."""
+REFUSED = "spark.sql.streaming.aion.refused"
+"""The setting of a query's own session that says why it cannot run: the name of an error, and its text."""
 log = logging.getLogger(__name__)
 
 
@@ -55,6 +57,8 @@ class _Starts(StreamingQueryListener):
         return SparkContext._jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(self)
 
     def onQueryStarted(self, event: Any) -> None:
+        from aion.spark import starting  # only here: workers import this module, too
+
         try:
             query = self._session.streams.get(event.id().toString())
             execution = query._jsq.streamingQuery()
@@ -62,8 +66,10 @@ class _Starts(StreamingQueryListener):
             plan = execution.analyzedPlan().toString()
             smallest = conf.get("spark.sql.streaming.multipleWatermarkPolicy") == "min"
             if smallest and upstream.waits_for_itself(plan):
-                conf.set(_REFUSED, upstream.WAITS)
-            conf.set(CHECKPOINT, execution.resolvedCheckpointRoot())
+                starting.refuse(event.runId().toString(), WatermarkError(upstream.WAITS), conf)
+            checkpoint = execution.resolvedCheckpointRoot()
+            conf.set(CHECKPOINT, checkpoint)
+            starting.look(self._session, plan, event.id().toString(), event.runId().toString(), checkpoint, conf)
             if RUN in plan:
                 positions.add(execution)
         except Exception:
@@ -72,7 +78,7 @@ class _Starts(StreamingQueryListener):
     def onQueryProgress(self, event: Any) -> None:
         if progress.log.isEnabledFor(logging.INFO):  # it asks the JVM several times
             try:
-                progress.log_drops(event.progress())
+                progress.log_batch(event.progress())
             except Exception:
                 log.exception("the progress of a query could not be read")
 
@@ -97,6 +103,9 @@ _watched: WeakKeyDictionary[SparkSession, _Starts] = WeakKeyDictionary()
 def watch(spark: SparkSession) -> None:
     """Makes the location of the checkpoint known to the tasks of all queries that start in this session from now on."""
     if spark not in _watched:
+        from aion.spark import starting
+
+        starting.install()
         _watched[spark] = listener = _Starts(spark)
         spark.streams.addListener(listener)
         atexit.register(listener.leave)
@@ -105,10 +114,11 @@ def watch(spark: SparkSession) -> None:
 def checkpoint_of(context: TaskContext) -> str:
     """Returns the qualified location of the checkpoint of a task's query.
 
-    Raises StateError if it is not known, and WatermarkError if the query would wait for ever.
+    Raises StateError if it is not known, and another AionError if the driver has found that the query cannot run.
     """
-    if (refused := context.getLocalProperty(_REFUSED)) is not None:
-        raise WatermarkError(refused)
+    if (refused := context.getLocalProperty(REFUSED)) is not None:
+        name, text = json.loads(refused)
+        raise getattr(errors, name, AionError)(text)
     found = context.getLocalProperty(CHECKPOINT)
     if found is None:
         raise StateError(

@@ -22,8 +22,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
+from aion.base.hashing import ShardOfKeys
 from aion.config import policy_from_text
 from aion.errors import ServerError
+from aion.spark.shards import ids_here
 from aion.spark.task import client_of, query_of
 from aion.spark.worker import begin_task
 from aion.stateful.keys import Keys, distinct_keys
@@ -51,24 +53,30 @@ class Announces:
 
 
 class StatefulChild:
-    """A function for ``mapInArrow``. The last column is the shard.
+    """A function for ``mapInArrow``. The last column is the hash of the key.
 
-    ``empty``: the shards that get an empty row. ``announces``: None: the child says nothing about keys.
+    ``operator``, ``ids``: its name, and the ids of its shards when it was planned. ``tells_each``: whether each shard
+    gets an empty row. ``announces``: None: the child says nothing about keys.
     """
 
-    def __init__(self, empty: Sequence[int], announces: Announces | None = None) -> None:
-        self._empty = tuple(empty)
+    def __init__(
+        self, operator: str, ids: tuple[int, ...], *, tells_each: bool = False, announces: Announces | None = None
+    ) -> None:
+        self._operator, self._ids = operator, ids
+        self._tells_each = tells_each
         self._announces = announces
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         begin_task()
         context = TaskContext.get()
+        ids = ids_here(self._operator, self._ids)
+        shard_of = ShardOfKeys(ids)
         announced = None if self._announces is None or context is None else _Announced(self._announces, context)
         waiting: defaultdict[int, list[pa.RecordBatch]] = defaultdict(list)
         sizes: defaultdict[int, int] = defaultdict(int)
         packed: list[tuple[int, bytes]] = []
         for batch in batches:
-            for shard, part in _by_shard(batch):
+            for shard, part in _by_shard(batch, shard_of):
                 waiting[shard].append(part)
                 sizes[shard] += part.nbytes
                 if announced is not None:
@@ -80,8 +88,8 @@ class StatefulChild:
                 yield packed_rows(packed)
                 packed = []
         packed += ((shard, data) for shard, parts in waiting.items() for data in pack(parts))
-        if context is None or context.partitionId() == 0:
-            packed += ((shard, b"") for shard in self._empty)
+        if self._tells_each and (context is None or context.partitionId() == 0):
+            packed += ((shard, b"") for shard in ids)
         if packed:
             yield packed_rows(packed)
 
@@ -130,10 +138,10 @@ def unpack(packed: Sequence[bytes]) -> pa.Table:
     return pa.concat_tables([pa.ipc.open_stream(data).read_all() for data in packed])
 
 
-def _by_shard(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _by_shard(batch: pa.RecordBatch, shard_of: ShardOfKeys) -> Iterator[tuple[int, pa.RecordBatch]]:
     if not batch.num_rows:
         return
-    shards = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+    shards = shard_of.of_hashes(batch.column(batch.num_columns - 1).to_numpy())
     rows = batch.select(range(batch.num_columns - 1))
     order = np.argsort(shards, kind="stable")
     ordered = shards[order]

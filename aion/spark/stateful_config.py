@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql.types import StructType
 
@@ -37,3 +38,8 @@ class StatefulConfig(TaskConfig):
     """As Spark spells it, in lower case."""
     event_time: str | None
     """The column by whose times rows are dropped as late. None: no row is, or Spark drops them itself."""
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What versions of the operator have in common."""
+        return {"kind": "stateful", "key": json.loads(self.key.json())["fields"]}

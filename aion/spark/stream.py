@@ -26,7 +26,8 @@ from aion.errors import ConfigError, SchemaError
 from aion.execute.assembly import block_settings, check_triggers, hand_over_bytes
 from aion.execute.trace import Definition
 from aion.installation import require_extra
-from aion.spark import starts
+from aion.spark import starting, starts
+from aion.spark.chained import described, source_of
 from aion.spark.child import ChildWork
 from aion.spark.explain import explain_plan
 from aion.spark.files import Files
@@ -44,7 +45,7 @@ from aion.spark.settings import (
     task_failures,
 )
 from aion.spark.shards import shard_ids
-from aion.spark.sources import Rows, Source
+from aion.spark.sources import Source
 from aion.spark.types import arrow_schema
 from aion.spark.windows import WindowsDefinition
 
@@ -74,7 +75,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     earlier ones. Spark's progress of a batch has their numbers in ``observedMetrics`` (docs/operating.md). Raises
     WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
     """
-    source = _source("windowed", df, spec)
+    source = source_of("windowed", df, spec)
     spark = source.session
     query = _resolve(source, spec)
     plan, resolved, tree = query.plan, query.policy, query.tree
@@ -84,21 +85,20 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     hand_over = _hand_over(plan, resolved, state_dir, spec.name)
     work = ChildWork(plan.sent, block_settings(resolved), tree, limit_bytes, spec.name, hand_over)
     blocks = merged(source.children(work), work)
-    windows = WindowsDefinition(
-        RootConfig(
-            plan=plan,
-            policy=policy_to_text(resolved),
-            name=spec.name,
-            uid=uuid.uuid4().hex,
-            application=spark.sparkContext.applicationId,
-            state_dir=state_dir,
-            ids=tree.shards,
-            key_types=tuple(str(hashed_as(type_)) for type_ in work.key_types),
-            retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
-            watermark_delay_us=source.delay_us(spec.time),
-            task_failures=task_failures(spark),
-            record=None if spec.record is None else str(Path(spec.record).resolve()),
-        )
+    config = RootConfig(
+        plan=plan,
+        policy=policy_to_text(resolved),
+        name=spec.name,
+        uid=uuid.uuid4().hex,
+        application=spark.sparkContext.applicationId,
+        state_dir=state_dir,
+        ids=tree.shards,
+        key_types=tuple(str(hashed_as(type_)) for type_ in work.key_types),
+        retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
+        watermark_delay_us=source.delay_us(spec.time),
+        rows_first=source.rows_first,
+        task_failures=task_failures(spark),
+        record=None if spec.record is None else str(Path(spec.record).resolve()),
     )
     policy = spark.conf.get("spark.aion.policy", "standard") if spec.policy is None else spec.policy
     learns = "" if resolved.lateness.coverage is None else ", until enough is known of their lateness"
@@ -108,9 +108,10 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
         format_duration(resolved.lateness.initial_bound_us), learns,
     )  # fmt: skip
     result = blocks.groupBy("shard").transformWithStateInPandas(
-        Root(windows), from_arrow_schema(plan.result_schema), "Append", "EventTime"
+        Root(WindowsDefinition(config)), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
-    return observed(result, spec.name)
+    starting.remember(result, starting.Operator(config, plan.definition, resolved.state.shards == "auto"))
+    return described(observed(result, spec.name), plan, resolved, spec.name)
 
 
 @of_spec
@@ -120,7 +121,7 @@ def explain(df: DataFrame | Files, spec: Spec) -> str:
     Starts nothing. Raises the same errors as :func:`windowed`, but for those that depend on where state is kept and on
     how keys are hashed.
     """
-    source = _source("explain", df, spec)
+    source = source_of("explain", df, spec)
     query = _resolve(source, spec)
     levels = query.policy.distribution.merge_levels
     reading = source.reading(query.plan)
@@ -131,7 +132,7 @@ def explain(df: DataFrame | Files, spec: Spec) -> str:
         query.decisions,
         asked_levels=levels,
         reading=reading,
-        lossy=source.lossy,
+        before=source.before,
         clock=source.clock,
         hand_over_bytes=hand_over_bytes(query.plan, query.policy),
     )
@@ -147,19 +148,18 @@ class _Query:
     decisions: dict[str, MergingDecision]
 
 
-def _source(caller: str, stream: DataFrame | Files, spec: Spec) -> Source:
-    return stream if isinstance(stream, Files) else Rows(stream, caller, lossy_upstream=spec.lossy_upstream)
-
-
 def _resolve(source: Source, spec: Spec) -> _Query:
     if isinstance(spec.schema, StructType):
         spec = replace(spec, schema=arrow_schema(spec.schema))
-    plan = spec.plan(source.schema)
+    if spec.apply is not None and spec.columns is None and (beside := source.marked - {spec.time}):
+        # Spark needs it up to here, so a user cannot drop it. It would be kept with each event.
+        spec = replace(spec, columns=[name for name in source.schema.names if name not in beside])
+    plan = source.plan(spec)
     check_triggers(spec)
     _check_case(source.session, plan)
     if spec.record is not None:
         Definition.of(plan, commits=True)  # raises now if these windows cannot be recorded
-    resolved = resolved_policy(source.session, spec.policy, spec.policy_overrides)
+    resolved = source.policy(spec, resolved_policy(source.session, spec.policy, spec.policy_overrides))
     if resolved.metrics.port is not None:
         require_extra("metrics", "metrics.port")
     check_name(spec.name)

@@ -48,6 +48,7 @@ class Tenants:
 
     ``store``, ``asks``: arguments of ``store_config`` and of ``RemoteAttempt``'s ``open``. ``deleted``: the state
     variables that the definition deletes in all shards. ``undone``: those that it defined and deleted again.
+    ``rows_first``: the rows of a batch come before its watermark moves.
     """
 
     definition: dict[str, Any]
@@ -55,6 +56,7 @@ class Tenants:
     asks: dict[str, bool]
     deleted: frozenset[str] = frozenset()
     undone: frozenset[str] = frozenset()
+    rows_first: bool = False
 
     def open(self, attempt: RemoteAttempt, batch: Batch) -> tuple[Tenant, Callable[[Iterable[Any]], Iterable[Any]]]:
         """Makes the tenant of a shard, at the version that the attempt has opened.

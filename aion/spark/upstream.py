@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame
 
 from aion.errors import WatermarkError
+from aion.spark.counting import COUNTED
 
 _LINE = re.compile(r"^((?:[:| ]  )*(?:[+:]- )?)(~?)(.*)$")
 _EVENT_TIME = re.compile(r", EventTime(?:Timeout)?\b")
@@ -49,9 +50,10 @@ def waits_for_itself(plan: str) -> bool:
 
 WAITS = (
     "this query has a second withWatermark behind aion.windowed. Spark uses the smallest watermark of a query, so the "
-    "windows wait for a watermark that waits for their panes, and nothing would come out. Write the panes to a table "
-    "with aion.sinks.upsert and read them in another query; or use emit='final' and an aggregation without a watermark "
-    "in update mode (docs/comparison.md)"
+    "windows wait for a watermark that waits for their panes, and nothing would come out. Give the panes to another "
+    "aion.windowed, without a watermark (docs/windows.md, 'Windows of windows'); or write them to a table with "
+    "aion.sinks.upsert and read them in another query; or use emit='final' and an aggregation without a watermark in "
+    "update mode (docs/comparison.md)"
 )
 
 
@@ -72,6 +74,32 @@ def check(caller: str, df: DataFrame) -> None:
             "watermark behind it; or give lossy_upstream=True if these events may be lost (docs/operating.md, 'What "
             "comes before')"
         )
+
+
+_DROPPED, _OWN = (re.compile(rf"Filter NOT \(kind#\d+ = {kind}\)") for kind in ("dropped", COUNTED))
+_KEEPING = re.compile(r"(?:Project|SubqueryAlias|CollectMetrics)\b")
+
+
+def before_windows(df: DataFrame) -> list[str] | None:
+    """Returns the operators between a DataFrame and the windows whose panes it has. None: other rows come in there."""
+    between: list[str] = []
+    for node in (all_ := _nodes(_plan(df))):
+        if _is_root(node):
+            return between
+        if len(node.below) != 1:
+            return None
+        between.append(node.text)
+    raise AssertionError(f"there are no windows in {all_}")
+
+
+def leaves_out_dropped(operator: str) -> bool:
+    """Returns whether an operator of a plan leaves out the dropped rows of a result, as :func:`aion.panes` does."""
+    return _DROPPED.match(operator) is not None
+
+
+def keeps_each_row(operator: str) -> bool:
+    """Returns whether each pane comes through an operator of a plan, in its order."""
+    return any(known.match(operator) for known in (_DROPPED, _OWN, _KEEPING))
 
 
 def _plan(df: DataFrame) -> str:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from aion.config import Policy
-from aion.core.ingest.builder import ShardBlock
+from aion.core.ingest.builder import Flagged, ShardBlock
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.fragments import Defragmenter
-from aion.core.slicing.grid import AHEAD_SLICE
+from aion.core.operator.lifecycle import EXECUTED
+from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
 from aion.execute.trace import Definition, Recorder
 from aion.execute.windows import Windows
+from aion.spark.counting import COUNTED, COUNTS
 from aion.spark.frames import to_frame
 from aion.spark.hand_over import BatchFolder
 from aion.spark.root_config import RootConfig
+from aion.spark.shards import ids_here
 from aion.spark.tenants import Batch, Tenants
 from aion.spark.zones import record_rules, shard_plan
 from state_backends.format.block import Block
@@ -31,16 +36,46 @@ FRAME_ROWS = threshold(1024)
 FRAME_BYTES = threshold(1 << 20, 256)
 
 
+class CountingWindows(Windows):
+    """Windows of a shard that end a batch with rows of numbers.
+
+    A stateful processor in Python can only yield rows. :func:`aion.spark.progress.observed` takes these out again. A
+    shard in which no number has grown yields none, because a frame with a single row has a cost of its own.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._before = self._counts()
+
+    def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
+        yield from super().end_batch(last=last)
+        before, self._before = self._before, self._counts()
+        grown = {name: n - before[name] for name, n in self._before.items() if n > before[name]}
+        if grown:
+            schema, n = self.plan.result_schema, len(grown)
+            columns = {"kind": [COUNTED] * n, "reason": [*grown], "events": [*grown.values()]}
+            yield pa.record_batch([pa.array(columns.get(f.name, [None] * n), f.type) for f in schema], schema=schema)
+
+    def _counts(self) -> dict[str, int]:
+        counters, conformal = self.operator.counters, self._bound.conformal
+        judged = (0, 0) if conformal is None else (conformal.late, conformal.missed)
+        stale = counters.staleness.missed_between_looks + counters.staleness.missed_otherwise
+        executions = [counters.executions[kind] for kind in EXECUTED]
+        return dict(zip(COUNTS, (*executions, stale, *judged), strict=True))
+
+
 class WindowsTenants(Tenants):
     """See :class:`aion.spark.tenants.Tenants`."""
 
     def __init__(self, config: RootConfig, policy: Policy) -> None:
         self._config, self._policy = config, policy
+        self._shards = len(ids_here(config.name, config.ids))
         plan = config.plan
         self.definition = plan.definition
         self.store = {"windows": plan.windows.values(), "blocking": plan.blocking}
-        together = policy.lateness.per == "query" and len(config.ids) > 1
+        together = policy.lateness.per == "query" and self._shards > 1
         self.asks = {"others": together, "moved": config.record is not None}
+        self.rows_first = config.rows_first
         record_rules(plan, config.name)
         self._codec = CodecPool(policy.io.codec_threads)
 
@@ -49,13 +84,13 @@ class WindowsTenants(Tenants):
     ) -> tuple[Windows, Callable[[Iterable[pd.DataFrame]], Iterator[list[Block]]]]:
         config = self._config
         plan = shard_plan(config.plan, attempt.snapshot, config.name)
-        windows = Windows(
+        windows = CountingWindows(
             plan,
             self._policy,
             attempt,
             attempt.snapshot,
             make_contents(plan, self._codec, self._policy),
-            shards=len(config.ids),
+            shards=self._shards,
             others=attempt.others,
             learnt=attempt.learnt,
             delay_us=config.watermark_delay_us,
@@ -84,14 +119,13 @@ class WindowsTenants(Tenants):
             """Takes the sent blocks apart, and makes blocks of the events that have not come before."""
             builder = make_builder(plan, self._policy, self._codec, None)
             for sent in blocks(rows):
-                for ahead in (False, True):
-                    own = [block for block in sent if (block.header.slice_us == AHEAD_SLICE) == ahead]
-                    if own:
-                        events = pa.concat_batches([decode(block, plan.sent.block_schema) for block in own])
-                        fresh = events if ahead else windows.fresh(events)
-                        n = fresh.num_rows
-                        shards = pa.array(np.full(n, batch.shard, np.int32))
-                        yield from _listed(builder.add(fresh, shards, np.ones(n, np.bool_) if ahead else None))
+                for why, some in groupby(sorted(sent, key=_why), _why):
+                    events = pa.concat_batches([decode(block, plan.sent.block_schema) for block in some])
+                    fresh = events if why else windows.fresh(events)
+                    n = fresh.num_rows
+                    shards = pa.array(np.full(n, batch.shard, np.int32))
+                    flagged = Flagged(np.ones(n, np.bool_), why) if why else None
+                    yield from _listed(builder.add(fresh, shards, flagged))
             yield from _listed(builder.finish())
 
         return windows, of_events if plan.unique else blocks
@@ -114,6 +148,11 @@ class WindowsTenants(Tenants):
 
     def close(self) -> None:
         self._codec.close()
+
+
+def _why(block: Block) -> int:
+    """The slice that says why no window takes the events. 0: windows may take them."""
+    return block.header.slice_us if block.header.slice_us in (DROPPED_SLICE, AHEAD_SLICE) else 0
 
 
 def _listed(made: Iterable[ShardBlock]) -> Iterator[list[Block]]:

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from aion.config import policy_from_text
 from aion.execute.assembly import store_config
-from aion.spark.shards import partition_of
+from aion.spark.shards import ids_here, partition_of
 from aion.spark.starts import checkpoint_of
 from aion.spark.task import client_of, query_of
 from aion.spark.tenants import Batch, TenantDefinition, Tenants
@@ -31,6 +31,7 @@ class Task:
     def __init__(self, definition: TenantDefinition, handle: StatefulProcessorHandle) -> None:
         begin_task()
         self._config = config = definition.config
+        self._ids = ids_here(config.name, config.ids)
         self._policy = policy_from_text(config.policy)
         context = TaskContext.get()
         assert context is not None
@@ -54,9 +55,9 @@ class Task:
                 query=self._query,
                 operator=config.name,
                 shard=batch.shard,
-                shards=len(config.ids),
+                shards=len(self._ids),
                 definition=self.tenants.definition,
-                ids=config.ids,
+                ids=self._ids,
                 key_types=config.key_types,
                 checkpoint=self._checkpoint,
             ),
@@ -78,9 +79,9 @@ class Task:
         It is not if the result is part of a union: then Spark numbers the partitions of the whole union.
         """
         if not self._partitions:
-            return [list(self._config.ids)]
+            return [list(self._ids)]
         found = defaultdict(list)
-        for shard in self._config.ids:
+        for shard in self._ids:
             found[(partition_of(shard, self._partitions) - self._place[1]) % self._partitions].append(shard)
         return [found[distance] for distance in sorted(found)]
 
@@ -126,9 +127,12 @@ class Work:
             pass
 
     def _results(self, rows: Iterable[Any]) -> Iterator[Any]:
-        yield from self._begin()
+        if not self._tenants.rows_first:
+            yield from self._begin()
         for arrived in self._converted(rows):
             yield from self.tenant.arrive(arrived)
+        if self._tenants.rows_first:
+            yield from self._begin()
         yield from self.tenant.end_batch()
 
     def _begin(self) -> Iterator[Any]:

@@ -1,1 +1,1 @@
-"""What a user runs beside a query: ``inspect``, ``top``, and ``tune``."""
+"""What a user runs beside a query: ``explain``, ``inspect``, ``top``, and ``tune``."""

@@ -9,15 +9,19 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 import pyarrow.fs as pafs
 
+from state_backends.files.faults import disk_errors
 from state_backends.files.handed_remote import HandedPlace
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
-from state_backends.files.storage import LocalStorage, Storage, local_path
+from state_backends.files.storage import LocalStorage, Storage, local_path, make_folder
 from state_backends.format.errors import StorageError
+
+_PROBE = ".aion-probe-"
 
 
 class Location(Protocol):
@@ -38,6 +42,9 @@ class Location(Protocol):
     def filesystem(self) -> tuple[Any, str]:
         """pyarrow's file system, and the folder in it. Raises StorageError naming the URI."""
 
+    def check_writable(self) -> None:
+        """Writes a small file and deletes it. Raises StorageError or DiskError."""
+
     def close(self) -> None:
         """Frees what it uses. Call it when no shard is open any more."""
 
@@ -55,6 +62,12 @@ class LocalLocation:
 
     def filesystem(self) -> tuple[Any, str]:
         return pafs.LocalFileSystem(), str(self.folder.absolute())
+
+    def check_writable(self) -> None:
+        with disk_errors("writing state", self.folder):
+            make_folder(self.folder)
+            with tempfile.TemporaryFile(prefix=_PROBE, dir=self.folder) as file:
+                file.write(b"probe")
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -75,6 +88,12 @@ class RemoteLocation:
 
     def filesystem(self) -> tuple[Any, str]:
         return self.remote.connect()
+
+    def check_writable(self) -> None:
+        _, folder = self.remote.connect()
+        name = f"{_PROBE}{uuid4().hex}"
+        self.remote.put_once(f"{folder}/{name}", b"probe", f"{self.remote.uri.rstrip('/')}/{name}")
+        self.remote.delete([f"{folder}/{name}"])
 
     def close(self) -> None:
         self.remote.close()

@@ -72,23 +72,13 @@ class Attempts:
                 raise RequestError(f"open: attempt {attempt} works on another shard")
             owner = self._owners.get(key[:2])
             stateful = identity.definition.get("kind") == "stateful"
-            call = "aion.group_by" if stateful else "aion.windowed"
             if owner is not None and owner[0] == run and owner[1] != uid:
-                raise ServerError(
-                    f"two operators of this query are both named {identity.operator!r}; "
-                    f"give each its own: {call}(..., name='...')"
-                )
+                raise ServerError(named_twice(identity.operator, stateful=stateful))
             self._owners[key[:2]] = (run, uid)
             if place is not None:
                 known_run, known = self._places.get(key, (run, place))
                 if known_run == run and known[0] == place[0] and known[1] != place[1]:
-                    both = "use the batch" if stateful else "call aion.panes and aion.dropped"
-                    raise ServerError(
-                        f"the result of the operator {identity.operator!r} is used twice in this query, so its state "
-                        "would be written twice. Use it once, and take it apart in foreachBatch: after "
-                        f"batch.persist(), {both} there as often as you like. Or make it twice, each with a state of "
-                        f"its own: {call}(..., name='...')"
-                    )
+                    raise ServerError(used_twice(identity.operator, stateful=stateful))
                 self._places[key] = run, place
         return key
 
@@ -136,3 +126,22 @@ class Attempts:
                 self._places.pop(key, None)
             operators = {key[:2] for key in remaining}
             self._owners = {operator: owner for operator, owner in self._owners.items() if operator in operators}
+
+
+def named_twice(operator: str, *, stateful: bool) -> str:
+    """Says that a query has two operators of this name."""
+    return f"two operators of this query are both named {operator!r}; give each its own: {_call(stateful)}"
+
+
+def used_twice(operator: str, *, stateful: bool) -> str:
+    """Says that a query uses the result of an operator twice."""
+    both = "use the batch" if stateful else "call aion.panes and aion.dropped"
+    return (
+        f"the result of the operator {operator!r} is used twice in this query, so its state would be written twice. "
+        f"Use it once, and take it apart in foreachBatch: after batch.persist(), {both} there as often as you like. Or "
+        f"make it twice, each with a state of its own: {_call(stateful)}"
+    )
+
+
+def _call(stateful: bool) -> str:
+    return f"{'aion.group_by' if stateful else 'aion.windowed'}(..., name='...')"

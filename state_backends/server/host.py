@@ -285,9 +285,13 @@ class Host:
             totals.add(shard.stats())
         operators: dict[str, Any] = {}
         rebuilds = 0
-        for (_, operator, _), (shard, _) in shards:
+        for (query, operator, _), (shard, _) in shards:
             rebuilds += shard.rebuilds
-            totals.add(shard.stats())
+            stats = shard.stats()
+            totals.add(stats)
+            of_operator = queries[query][operator]
+            of_operator["memory_bytes"] += stats.m_bucket_bytes + stats.value_bytes
+            of_operator["disk_bytes"] += stats.p_bucket_bytes + stats.run_bytes
             if shard.snapshot is not None:
                 _add(operators.setdefault(operator, {}), shard.snapshot["counters"])
         return {

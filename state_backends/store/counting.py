@@ -43,7 +43,8 @@ class Committed:
             snapshots = by_operator.get(operator, [])
             now = current([snapshot for snapshot in snapshots if snapshot is not None])
             counted = {**_zero(), **self._operators.get(operator, {}), **now, "shards": len(snapshots)}
-            queries.setdefault(query, {})[name] = {**counted, "counters": _copy(counted["counters"])}
+            places = {"memory_bytes": 0, "disk_bytes": 0}  # for the host to add up
+            queries.setdefault(query, {})[name] = {**counted, **places, "counters": _copy(counted["counters"])}
         return queries
 
     def _of(self, operator: Operator) -> dict[str, Any]:

@@ -306,6 +306,28 @@ class StateFolder:
         finding.orphans = sorted(set(there) - named)
         return finding
 
+    def recent(self, shard: tuple[str, str, str], most: int) -> list[Version]:
+        """Reads the newest version of a shard and those that it was made from, up to ``most``, oldest first.
+
+        Reads manifests only. Attempts that Spark gave up are not among them, except in the newest batch. A version
+        whose manifest is damaged is among them, and the next one that can be read.
+        """
+        folder = f"{self._base}/{'/'.join(shard)}"
+        listed = [n.removesuffix(MANIFEST) for n, _ in self._list(f"{folder}/manifests") if n.endswith(MANIFEST)]
+        found: list[Version] = []
+        while listed and len(found) < most:
+            version = self._version(shard, folder, listed.pop())
+            # If the query is running, retention may have deleted it since it was listed.
+            if version.manifest is not None or self._exists(f"{folder}/manifests/{version.token}{MANIFEST}"):
+                found.append(version)
+            if version.manifest is not None:
+                parent = version.manifest.parent
+                listed = [token for token in listed if parent is not None and token <= parent]
+        return found[::-1]
+
+    def _exists(self, path: str) -> bool:
+        return bool(self._fs.get_file_info(path).type is pafs.FileType.File)
+
     def set_aside(self, finding: ShardFinding) -> list[str]:
         """Renames damaged files and manifests to ``*.damaged``. Returns the new names."""
         folder = f"{self._base}/{finding.query}/{finding.operator}/{finding.shard}"

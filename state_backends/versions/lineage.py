@@ -114,6 +114,20 @@ def home_of(location: Location, identity: Identity, cache: Path) -> Home:
     return later
 
 
+def operator_of(location: Location, query: str, operator: str, checkpoint: str) -> dict[str, Any] | None:
+    """Returns what ``operator.json`` says of the lineage of a checkpoint, or else of the original. None: nothing is
+    there. Raises CorruptState, FormatError, StorageError, DiskError.
+    """
+    first = None
+    for own in ((), (folder_of(checkpoint),)):
+        data = location.storage((query, operator, *own, f"{_SHARD}00000"), location.live, "look").owner()
+        found = None if data is None else load_operator(data, f"{OPERATOR} of operator {operator!r}")
+        if found is not None and found["checkpoint"] == checkpoint:
+            return found
+        first = first or found
+    return first
+
+
 def read_version(storage: Storage, token: str) -> Manifest:
     """Raises FileNotFoundError, CorruptState, FormatError."""
     where = storage.where(token)

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 import aion
+from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.query.plan import make_plan
-from aion.errors import ApplyError
+from aion.errors import ApplyError, ConfigError, SchemaError
 from aion.execute.assembly import make_operator
 from aion.execute.executor import Executor
 from state_backends.format.block import Block
@@ -51,6 +52,40 @@ def test_what_a_function_may_return(returned: Any, wanted: list[Any]) -> None:
     rows = one_window(applying(lambda key, window, batches: returned))
     assert [row["n"] for row in rows] == wanted
     assert all((row["events"], row["kind"]) == (2, "on_time") for row in rows)
+
+
+def names_of(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+    return {"names": ",".join(next(events).schema.names)}
+
+
+@pytest.mark.parametrize(
+    ("definition", "names"),
+    [
+        ({}, "ts,k,a,b"),
+        ({"columns": "b"}, "ts,k,b"),
+        ({"columns": ["b", "a"], "key": None}, "ts,a,b"),
+        ({"columns": []}, "ts,k"),
+        ({"columns": ["a"], "unique": "b"}, "ts,k,a,b"),
+        ({"columns": [], "windows": aion.Punctuated("flag")}, "ts,k,flag"),
+    ],
+)
+def test_which_columns_a_function_gets(definition: dict[str, Any], names: str) -> None:
+    usual: dict[str, Any] = {"windows": aion.Tumbling("1 minute"), "key": "k"}
+    operator = aion.LocalOperator(time="ts", apply=names_of, schema="names string", **{**usual, **definition})
+    flag = {"flag": [False, True]} if "windows" in definition else {}
+    shown = one_window(operator, k=[1, 1], a=[1, 2], b=[3, 4], **flag)
+    assert shown[0]["names"] == names
+
+
+def test_columns_that_cannot_be_given() -> None:
+    usual: dict[str, Any] = {"windows": aion.Tumbling("1 minute"), "time": "ts"}
+    applied: dict[str, Any] = {**usual, "apply": names_of, "schema": "names string"}
+    with aion.LocalOperator(**applied, columns="c") as operator, pytest.raises(SchemaError, match="no column 'c'"):
+        operator.process(pa.table({"ts": at(1)}))
+    with pytest.raises(SchemaError, match="columns: 7 is neither"):
+        aion.Spec(**applied, columns=7)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="columns= belongs to apply="):
+        aion.Spec(**usual, aggregates={"n": A.count()}, columns="a")
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def test_the_example_of_the_page_on_metrics(alone: SparkSession, capsys: pytest.
     run = run_python("docs/metrics.md", {}, Path("unused"), {})
     query, metrics = run["query"], run["metrics"]
     progress = query.recentProgress
-    assert len(capsys.readouterr().out.splitlines()) == len(progress) + 1 >= 5
+    assert len(capsys.readouterr().out.splitlines()) == len(progress) + 2 >= 6
     observed: Counter[str] = Counter()
     for batch in progress:
         observed.update(batch["observedMetrics"]["panes"].asDict())

@@ -56,7 +56,7 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
     """The sink has committed when its batch fails, so Spark runs the batch again."""
     kinds = [kind for kind in KINDS if kind != "postgresql" or postgresql is not None]
     places = [place(kind, tmp_path, postgresql) for kind in kinds]
-    tables = [aion.sinks.upsert(each.uri, "visits") for each in places]
+    tables = [aion.sinks.upsert(each.uri, "visits", changes="visits_changes") for each in places]
     failed = set[int]()
 
     def write(batch: DataFrame, batch_id: int) -> None:
@@ -82,6 +82,12 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
         assert each.rows("visits", "k", "n") == [("a", "4"), (None, "2")], each.kind
         json = {"sqlite": "\"values\" ->> '$[3]'", "postgresql": '"values" -> 3', "duckdb": '"values"[4]'}
         assert each.rows("visits", f"({json[each.kind]})", "k") == [("2.0", "a"), (None, None)], each.kind
+        # Each change is there once, though each batch up to the failures was run twice.
+        assert each.rows("visits_changes", "change", "k", "n", "old_n") == [
+            ("delete", "a", None, "1"), ("delete", "a", None, "2"), ("delete", None, None, "1"),
+            ("insert", "a", "1", None), ("insert", "a", "2", None), ("insert", "a", "4", None),
+            ("insert", None, "1", None), ("insert", None, "2", None),
+        ], each.kind  # fmt: skip
     if postgresql is None:
         pytest.skip(WITHOUT_SERVER)
 

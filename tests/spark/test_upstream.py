@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -131,7 +130,7 @@ def test_a_second_watermark_behind_windows_is_an_error(stream: FileStream, sink:
     stream.put([("a", 1000, 1.0)])
     panes = aion.panes(aion.windowed(events(stream), **WINDOWS))
     hours = timed(panes.withColumn("ts", F.col("window_end"))).groupBy(F.window("ts", "1 hour")).agg(F.sum("n"))
-    with pytest.raises(StreamingQueryException, match=r"a second withWatermark behind aion\.windowed"):
+    with pytest.raises(WatermarkError, match=r"a second withWatermark behind aion\.windowed"):
         sink.run(hours)
 
 

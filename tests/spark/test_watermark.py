@@ -76,6 +76,26 @@ def test_fast_clocks(stream: FileStream, sink: Sink, content: str, windows: str)
     )
 
 
+def names_of(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+    return {"names": ",".join(next(events).schema.names)}
+
+
+def test_a_column_that_only_has_the_watermark_is_not_among_the_events(
+    spark: SparkSession, stream: FileStream, tmp_path: Path
+) -> None:
+    stream.put([("a", 10, 1.0)])
+    stream.put([("a", 500, 1.0)])
+    df = stream.read(EVENTS_DDL).withColumn("at", F.timestamp_seconds(F.unix_seconds("ts") + 1))
+    definition: dict[str, Any] = {"key": "k", "time": "at", "windows": aion.Tumbling("1 minute"), "policy": POLICY}
+    seen = []
+    for name, asked in {"usual": {}, "asked": {"columns": ["v", "ts"]}}.items():
+        applied = {**definition, **asked, "apply": names_of, "schema": "names string", "name": name}
+        (tmp_path / name).mkdir()
+        rows = Sink(spark, tmp_path / name).run(aion.windowed(df.withWatermark("ts", "0 seconds"), **applied))
+        seen += [row["names"] for row in rows if row["kind"] == "on_time"]
+    assert seen == ["k,v,at", "k,ts,v,at"]
+
+
 def test_without_a_limit_it_is_sparks_own(stream: FileStream) -> None:
     df = aion.watermark(stream.read(EVENTS_DDL), "ts", "10 seconds")
     assert df.columns == ["k", "ts", "v"]

@@ -24,7 +24,7 @@ from aion.core.ingest.key_ranges import row_hashes
 from aion.core.ingest.sorting import codes_of, ranks_of, sorted_by
 from aion.core.query.plan import SLICE, Plan
 from aion.core.slicing.edges import EdgeSet
-from aion.core.slicing.grid import AHEAD_SLICE, BEYOND_SLICE, NO_SLICE, is_timed
+from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, is_timed
 from state_backends.format.block import Block, BlockKind, Codec, Compacted, Compression
 from state_backends.thresholds import threshold
 
@@ -54,6 +54,13 @@ class ShardBlock(NamedTuple):
     shard: int
     block: Block
     keys: Range | None = None
+
+
+class Flagged(NamedTuple):
+    """A mask of events that no window takes, and the slice that says why."""
+
+    which: Flags
+    slice_us: int
 
 
 class _Piece(NamedTuple):
@@ -126,23 +133,23 @@ class BlockBuilder:
         )
 
     def add(
-        self, batch: pa.RecordBatch, shards: pa.Array | None = None, ahead: Flags | None = None
+        self, batch: pa.RecordBatch, shards: pa.Array | None = None, flagged: Flagged | None = None
     ) -> Iterator[ShardBlock]:
-        """``ahead``: a mask of the events whose time is ahead of the clock. No window takes them."""
         if batch.num_rows == 0:
             return
         if batch.num_rows > 1 and batch.get_total_buffer_size() > self.buffer_bytes < batch.nbytes:
             # With what waits, its texts might be more than an array holds.
             step = max(batch.num_rows * self.buffer_bytes // batch.nbytes, 1)
             for begin in range(0, batch.num_rows, step):
-                some, flags = (None if part is None else part[begin : begin + step] for part in (shards, ahead))
-                yield from self.add(batch[begin : begin + step], some, flags)
+                some = slice(begin, begin + step)
+                flags = None if flagged is None else flagged._replace(which=flagged.which[some])
+                yield from self.add(batch[some], None if shards is None else shards[some], flags)
             return
         if self._event_rows is not None:
             # An event without a time in range is dropped and counted once, with the partials. Leave it out here.
             timed = pc.and_kleene(*_within(batch.column(self.plan.time))).fill_null(False)
-            if ahead is not None:
-                timed = pc.and_not(timed, pa.array(ahead))
+            if flagged is not None:
+                timed = pc.and_not(timed, pa.array(flagged.which))
             if timed.true_count == batch.num_rows:  # a filter copies
                 yield from self._event_rows.add(batch, shards)
             else:
@@ -150,13 +157,13 @@ class BlockBuilder:
         batch = self.plan.computed(self._one_zero(batch))
         times = batch.column(self.plan.time)
         if self.plan.layout is None:
-            slices = coded(self.plan.grid.edges, times, ahead)
+            slices = coded(self.plan.grid.edges, times, flagged)
             if shards is None:
                 shards = self._shards([batch.column(name) for name in self.plan.key], batch.num_rows)
             names = [_SHARD, _SLICE, *batch.schema.names]
             yield from self._keep(pa.table([shards, slices.values.take(pa.array(slices.codes)), *batch.columns], names))
         else:
-            slices = coded(self.plan.cell_edges, times, ahead)
+            slices = coded(self.plan.cell_edges, times, flagged)
             for rows in self._stretches(batch):
                 part = None if shards is None else shards[rows]
                 yield from self._collect(self._lift(batch[rows], part, slices[rows]))
@@ -428,11 +435,10 @@ def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.
     return parts
 
 
-def coded(edges: EdgeSet, times: pa.Array, ahead: Flags | None = None) -> Coded:
+def coded(edges: EdgeSet, times: pa.Array, flagged: Flagged | None = None) -> Coded:
     """The slice of each event, as codes: it starts at the last edge at or before the event.
 
-    Events without a time get NO_SLICE, those with a time out of range get BEYOND_SLICE, and those of ``ahead``
-    AHEAD_SLICE.
+    Events without a time get NO_SLICE, those with a time out of range get BEYOND_SLICE, and flagged ones their own.
     """
     values = times.cast(pa.int64())
     is_null = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
@@ -441,7 +447,7 @@ def coded(edges: EdgeSet, times: pa.Array, ahead: Flags | None = None) -> Coded:
     extent = (int(micros.min()), int(micros.max())) if len(micros) else (0, 0)
     if extent[0] < EARLIEST_US or extent[1] > LATEST_US:
         is_beyond = (micros < EARLIEST_US) | (micros > LATEST_US)
-    named = (ahead, AHEAD_SLICE), (is_beyond, BEYOND_SLICE), (is_null, NO_SLICE)
+    named = (is_beyond, BEYOND_SLICE), (is_null, NO_SLICE), flagged or (None, NO_SLICE)
     outside = [(flags, name) for flags, name in named if flags is not None]
     if outside:
         inside = ~np.logical_or.reduce([flags for flags, _ in outside])

@@ -82,6 +82,18 @@ def identity(unique: str | Sequence[str] | None, keys: Sequence[str], schema: pa
     return tuple(dict.fromkeys((*names, *keys)))
 
 
+def asked_columns(asked: str | Sequence[str] | None, needed: Iterable[str], schema: pa.Schema) -> pa.Schema:
+    """Returns the columns that are kept for ``apply``. ``asked``: by the user; None: all. Raises SchemaError."""
+    if asked is None:
+        return schema
+    names = column_names(asked, "columns", "'speed'")
+    for name in names:
+        if name not in schema.names:
+            raise SchemaError(f"columns: there is no column {name!r}; the columns are {', '.join(schema.names)}")
+    kept = {*names, *needed}
+    return pa.schema([field for field in schema if field.name in kept])
+
+
 def check_columns(schema: pa.Schema, keys: Sequence[str], time: str) -> None:
     for what, name in [("time", time), *(("key", k) for k in keys)]:
         if name not in schema.names:

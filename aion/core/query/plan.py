@@ -19,7 +19,15 @@ from aion.aggregates.partial import Extreme, Partial
 from aion.aggregates.values import combined
 from aion.base.schema import parse_schema
 from aion.core.gaps import gaps_us, is_gap
-from aion.core.query.columns import check_columns, check_names, check_zone, identity, key_names, result_schema
+from aion.core.query.columns import (
+    asked_columns,
+    check_columns,
+    check_names,
+    check_zone,
+    identity,
+    key_names,
+    result_schema,
+)
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
 from aion.core.windows import (
@@ -55,6 +63,17 @@ class Window(NamedTuple):
     name: str
 
 
+class Updates(NamedTuple):
+    """How events replace earlier ones (:mod:`aion.core.query.updates`).
+
+    ``identity``: the columns whose values they share. ``layout``: of the aggregates, which are computed from the newest
+    events. None for an ``apply`` function.
+    """
+
+    identity: tuple[str, ...]
+    layout: agg.Layout | None
+
+
 Key = tuple[Any, ...]
 # A mapping, an iterable of mappings, or a RecordBatch or Table.
 ApplyResult: TypeAlias = Any
@@ -73,7 +92,8 @@ class Plan:
     blocks are for, by number. None: all. ``name_offset_us``: a segment's name minus its start
     (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). ``final_only``: each window runs once, when its bound has passed.
     ``completeness``: whether rows say how complete they are. ``unique``: the columns that identify an event, so that
-    it counts once (:mod:`aion.core.operator.unique`); empty: all events count.
+    it counts once (:mod:`aion.core.operator.unique`); empty: all events count. ``updates``: how events replace earlier
+    ones. None: they do not.
     """
 
     key: tuple[str, ...]
@@ -90,6 +110,7 @@ class Plan:
     final_only: bool = False
     completeness: bool = False
     unique: tuple[str, ...] = ()
+    updates: Updates | None = None
 
     def with_windows(self, changed: Mapping[int, Definition]) -> Plan:
         """Returns the same plan, but these definitions, by number, are others of the same kind."""
@@ -255,6 +276,7 @@ class Plan:
             "partials": self.layout.spec() if self.layout else [],
             **({"emit": FINAL} if self.final_only else {}),
             **({"unique": list(self.unique)} if self.unique else {}),
+            **({"updates": list(self.updates.identity)} if self.updates is not None else {}),
             **({"event_rows": self.event_rows.definition} if self.event_rows is not None else {}),
         }
 
@@ -272,13 +294,15 @@ def make_plan(
     final_only: bool = False,
     completeness: bool = False,
     unique: str | Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
 ) -> Plan:
     """Checks a definition against the input's schema.
 
     ``blocking``: whether ``apply`` needs all events before it can begin (paper 3.3). Aggregates never block: partials
     are decoded while others are still read. ``completeness``: whether the result has the columns
-    :data:`aion.core.query.columns.COMPLETENESS_COLUMNS`. ``unique``: see :class:`Plan`. ``schema`` must have the time
-    as ``timestamp[us]``. Raises SchemaError, WindowError or ConfigError.
+    :data:`aion.core.query.columns.COMPLETENESS_COLUMNS`. ``unique``: see :class:`Plan`. ``columns``: those that
+    ``apply`` gets besides what is needed anyway; None: all. ``schema`` must have the time as ``timestamp[us]``. Raises
+    SchemaError, WindowError or ConfigError.
     """
     keys = key_names(key)
     check_columns(schema, keys, time)
@@ -289,9 +313,9 @@ def make_plan(
     if aggregates is None:
         result = pa.schema(names)
         check_names(keys, result.names, completeness=completeness)
-        _deciding(definitions, schema)
+        needed = (*keys, time, *_deciding(definitions, schema), *recognised)
         return Plan(
-            keys, time, definitions, schema, None, apply, result, blocking,
+            keys, time, definitions, asked_columns(columns, needed, schema), None, apply, result, blocking,
             final_only=final_only, completeness=completeness, unique=recognised,
         )  # fmt: skip
     bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from aion.aggregates import Aggregate
 from aion.base.time import format_early
-from aion.core.query.columns import key_names, result_schema
+from aion.core.query.columns import column_names, key_names, result_schema
 from aion.core.query.plan import EMITS, FINAL, ApplyFunction, Plan, make_plan, output_fields
 from aion.core.timing import DurationOrZero
-from aion.core.windows import Definitions, PerRecord, named
+from aion.core.windows import Definition, Definitions, PerRecord, named
 from aion.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
     aggregates: Mapping[str, Aggregate] | None
     apply: ApplyFunction | None
     schema: str | pa.Schema | StructType | None
+    columns: str | Sequence[str] | None
     blocking: bool
     emit: Literal["all", "final"]
     lateness: DurationOrZero | None
@@ -76,19 +77,20 @@ class Spec:
     ``windows``: one definition, several, or a mapping of names to definitions. ``time``: the column of event times.
     ``key``: one column or several; without it all events are one group. Give either ``aggregates`` (result column ->
     :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events), with the ``schema`` of its result.
-    ``events``: record batches with all columns of the input, also the key and the times.
-    ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the function
-    starts before the whole window is staged. ``emit``: ``"all"`` panes of a window, or ``"final"``: one pane for each
-    window and key, when its bound has passed and nothing can change it any more. ``lateness``: how long each window is
-    kept after its end, e.g. ``"2 hours"``; without it, the policy learns that from the data. ``trigger``: when a window
-    with late events runs again: a kind, e.g. ``"every_batch"``, or the keys of ``trigger`` of the policy, e.g.
-    ``{"kind": "interval", "interval": "5 minutes"}``. A definition's own outrank both. ``completeness=True`` adds
-    ``completeness`` and ``completeness_low`` to the result: the estimated share that a row holds of the events that
-    its key's window will have in the end, and a lower bound on it that holds with the policy's
-    ``lateness.confidence`` (docs/lateness.md). ``unique``: columns that identify an event, together with its key and
-    its time; an event that a source delivers more than once then counts once (docs/recipes.md). ``policy``: a
-    preset, a path or a mapping; on Spark it overrides the session's. ``record``: a folder for a trace of arrivals,
-    without payload, for ``aion tune`` (docs/tuning.md). On Spark it is a folder on each executor's host.
+    ``events``: record batches with the key, the time, and the ``columns`` of the input, in the input's order; also
+    those that windows and ``unique`` need. Default: all columns, but on Spark not one that has the watermark and is not
+    the time. ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the
+    function starts before the whole window is staged. ``emit``: ``"all"`` panes of a window, or ``"final"``: one pane
+    for each window and key, when its bound has passed and nothing can change it any more. ``lateness``: how long each
+    window is kept after its end, e.g. ``"2 hours"``; without it, the policy learns that from the data. ``trigger``:
+    when a window with late events runs again: a kind, e.g. ``"every_batch"``, or the keys of ``trigger`` of the policy,
+    e.g. ``{"kind": "interval", "interval": "5 minutes"}``. A definition's own outrank both. ``completeness=True`` adds
+    ``completeness`` and ``completeness_low`` to the result: the estimated share that a row holds of the events that its
+    key's window will have in the end, and a lower bound on it that holds with the policy's ``lateness.confidence``
+    (docs/lateness.md). ``unique``: columns that identify an event, together with its key and its time; an event that a
+    source delivers more than once then counts once (docs/recipes.md). ``policy``: a preset, a path or a mapping; on
+    Spark it overrides the session's. ``record``: a folder for a trace of arrivals, without payload, for ``aion tune``
+    (docs/tuning.md). On Spark it is a folder on each executor's host.
 
     The other fields only matter on Spark. ``merge_levels`` and ``fan_in`` override ``distribution`` of the policy: the
     levels between source partitions and shards that merge blocks. ``keys_disjoint=True`` declares that all events of a
@@ -105,6 +107,7 @@ class Spec:
     aggregates: Mapping[str, Aggregate] | None = None
     apply: ApplyFunction | None = None
     schema: str | pa.Schema | StructType | None = None
+    columns: str | Sequence[str] | None = None
     blocking: bool = True
     emit: Literal["all", "final"] = "all"
     lateness: DurationOrZero | None = None
@@ -143,7 +146,16 @@ class Spec:
         if not isinstance(self.time, str):
             raise SchemaError(f"time: {self.time!r} is not the name of a column; give e.g. time='ts'")
         key_names(self.key)
+        if self.columns is not None:
+            column_names(self.columns, "columns", "'speed'")
+            if self.apply is None:
+                raise ConfigError("columns= belongs to apply=; aggregates read the columns that they name")
         self.unbound_outputs()
+
+    @property
+    def definitions(self) -> dict[str, Definition]:
+        """The definitions of windows, by their names."""
+        return named(self.windows)
 
     @property
     def policy_overrides(self) -> dict[str, object]:
@@ -167,6 +179,7 @@ class Spec:
             aggregates=self.aggregates,
             apply=self.apply,
             outputs=self.schema,
+            columns=self.columns,
             blocking=self.blocking,
             final_only=self.emit == FINAL,
             completeness=self.completeness,

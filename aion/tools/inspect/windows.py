@@ -22,13 +22,13 @@ def show_windows(console: Console, findings: Sequence[ShardFinding], most: int) 
     """Prints for each operator the bound of new windows, and the ``most`` windows that end first, over all shards."""
     for operator in sorted({f.operator for f in findings}):
         of_operator = [f for f in findings if f.operator == operator and f.newest and f.newest.manifest]
-        _show_bounds(console, operator, of_operator)
+        show_bounds(console, operator, of_operator)
         _show_keyed(console, operator, of_operator, most)
         if most:
             _show_operator(console, operator, of_operator, most)
 
 
-def _show_bounds(console: Console, operator: str, findings: Sequence[ShardFinding]) -> None:
+def show_bounds(console: Console, operator: str, findings: Sequence[ShardFinding]) -> None:
     """Prints the bound of new windows, the reason for it, and the coverage that bounds had.
 
     Shards with the same text are printed together.

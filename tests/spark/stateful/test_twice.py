@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import aion
+from aion.errors import ConfigError
 from tests.spark.conftest import FileStream
 from tests.spark.stateful import processors as p
 from tests.spark.stateful.rig import Case, Output, compare, grouped_by_spark, run, to_the_end
@@ -34,7 +34,7 @@ def test_it_is_refused_and_what_the_error_says_to_do_gives_the_rows_of_stock_spa
 
     stream.put(CASE.batches[0])
     once = counted("counts")
-    with pytest.raises(StreamingQueryException, match="the operator 'counts' is used twice in this query"):
+    with pytest.raises(ConfigError, match="the operator 'counts' is used twice in this query"):
         to_the_end(split(once, once), tmp_path / "refused", CASE, {})
     stream.put(CASE.batches[1])
     made_twice: Output = {}

@@ -1,0 +1,144 @@
+"""What the driver looks at when a query starts, before its first batch: the place of the state, and what is there.
+
+Spark tells listeners that a query starts, and waits for them, but takes no error from them. So ``start`` of pyspark's
+writer is replaced (:func:`install`): when Spark's own returns, it raises what was found, and has stopped the query.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter
+
+from aion.errors import AionError, ConfigError
+from aion.spark.checkpoint_files import CheckpointFiles
+from aion.spark.root_config import TaskConfig
+from aion.spark.shards import STORED
+from aion.spark.starts import REFUSED
+from state_backends.files.location import Location, RemoteLocation, locate
+from state_backends.server.attempts import named_twice, used_twice
+from state_backends.versions.lineage import operator_of
+from state_backends.versions.manifest import Identity, check_operator
+
+_ROOT = re.compile(r"TransformWithStateInPySpark (\S+\(.*?\)#\d+)")
+_METHODS = ("start", "toTable")
+_MOST = 1000
+log = logging.getLogger(__name__)
+
+
+class Operator(NamedTuple):
+    """An operator that a query may have. ``definition``: what its versions have in common.
+
+    ``follows``: whether it takes the number of shards that its state has. Otherwise that must be the session's.
+    """
+
+    config: TaskConfig
+    definition: dict[str, Any]
+    follows: bool
+
+
+_operators: OrderedDict[str, Operator] = OrderedDict()
+"""By how Spark's plans call their roots, which is another name for each call."""
+_refused: dict[str, AionError] = {}
+"""Why queries cannot run, by their runs."""
+
+
+def remember(result: DataFrame, operator: Operator) -> None:
+    """Notes the operator whose result this is, so that queries with it can be looked at when they start."""
+    found = _ROOT.search(str(result._jdf.queryExecution().analyzed().toString()))
+    assert found is not None, "the result of a root has it in its plan"
+    _operators[found[1]] = operator
+    if len(_operators) > _MOST:
+        _operators.popitem(last=False)
+
+
+def look(spark: SparkSession, plan: str, query: str, run: str, checkpoint: str, conf: Any) -> None:
+    """Looks at the operators of a query that starts. ``plan``: as text. ``conf``: of the query's own session."""
+    there = [_operators[name] for name in _ROOT.findall(plan) if name in _operators]
+    if not there:
+        return
+    batches = CheckpointFiles(spark, checkpoint).batches("commits")
+    names = [operator.config.name for operator in there]
+    try:
+        for operator in there:
+            name = operator.config.name
+            if names.count(name) > 1:
+                twice = (
+                    used_twice if len({id(other) for other in there if other.config.name == name}) == 1 else named_twice
+                )
+                raise ConfigError(twice(name, stateful=operator.definition.get("kind") == "stateful"))
+            shards = _shards(spark, operator, query, checkpoint, begun=bool(batches))
+            if shards is not None:
+                conf.set(STORED + name, str(shards))
+    except AionError as error:
+        refuse(run, error, conf)
+
+
+def refuse(run: str, error: AionError, conf: Any) -> None:
+    """Notes that a query cannot run, for ``start`` and for its tasks, which may begin before that returns."""
+    conf.set(REFUSED, json.dumps([type(error).__name__, str(error)]))
+    _refused[run] = error
+
+
+def _shards(spark: SparkSession, operator: Operator, query: str, checkpoint: str, *, begun: bool) -> int | None:
+    """Returns the number of shards of the state, if it is not the one that was planned. Raises AionError."""
+    config = operator.config
+    location = locate(config.state_dir)
+    try:
+        # Executors may mount a folder that the driver has not.
+        if isinstance(location, RemoteLocation) or spark.sparkContext.master.startswith("local"):
+            location.check_writable()
+        return _compared(operator, location, query, checkpoint) if begun else None
+    finally:
+        with contextlib.suppress(Exception):
+            location.close()
+
+
+def _compared(operator: Operator, location: Location, query: str, checkpoint: str) -> int | None:
+    config = operator.config
+    found = operator_of(location, query, config.name, checkpoint)
+    if found is None:
+        return None  # the tasks say which version they miss
+    stored = list(found.get("ids") or config.ids)
+    identity = Identity(
+        query=query,
+        operator=config.name,
+        shard=0,
+        shards=len(stored) if operator.follows else len(config.ids),
+        definition=operator.definition,
+        ids=tuple(stored) if operator.follows else config.ids,
+        key_types=config.key_types,
+        checkpoint=checkpoint,
+    )
+    check_operator(found, identity, f"the state of operator {config.name!r}")
+    return len(stored) if len(stored) != len(config.ids) else None
+
+
+def install() -> None:
+    """Replaces ``start`` and ``toTable`` of pyspark's writer. Does nothing if that is done."""
+    for name in _METHODS:
+        stock = getattr(DataStreamWriter, name)
+        if not hasattr(stock, "__wrapped_by_aion__"):
+            setattr(DataStreamWriter, name, _raising(stock))
+
+
+def _raising(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def start(self: DataStreamWriter, *arguments: Any, **named: Any) -> Any:
+        query = stock(self, *arguments, **named)
+        error = _refused.pop(str(query.runId), None)
+        if error is not None:
+            query.stop()
+            raise error
+        return query
+
+    start.__wrapped_by_aion__ = True  # type: ignore[attr-defined]
+    return start
