@@ -62,7 +62,7 @@ class HeartbeatSettings:
 
     @property
     def period_us(self) -> int:
-        """How long the heartbeat waits between two batches that it starts."""
+        """How long the heartbeat waits after a batch. A silent query rests between batches, however long they take."""
         return max(_SHORTEST_PERIOD_US, (self.idle_us or 0) // _PERIODS)
 
 
@@ -74,15 +74,20 @@ class Heartbeat:
         self._settings = settings
         self._ends_us: int | None = None
         self._is_over = False
-        self._looked_us: int | None = None
         self._others: tuple[str, ...] | None = None
+        self._rests_until_us: int | None = 0
+        self._asked_us: int | None = None
 
     def end_at(self, now_us: int) -> None:
         """Says that the run ends when it has read what the sources have now."""
         self._ends_us = now_us
 
     def next(self, last: Beat, now_us: int, look: Callable[[], Position]) -> Beat:
-        """Returns the offset up to which the next batch goes, after ``last``. The same one does not make a batch."""
+        """Returns the offset up to which the next batch goes, after ``last``. The same one does not make a batch.
+
+        Spark asks all sources at the same time, after a batch or when there was none.
+        """
+        asked_us, self._asked_us = self._asked_us, now_us
         if self._ends_us is None and self._settings.until_us is not None:
             raise ConfigError(
                 "complete_until: this run has no end, so its data are never complete; start the query with "
@@ -91,19 +96,25 @@ class Heartbeat:
         if last.run != self._run:
             # From now on the query can be found by this run.
             return last._replace(run=self._run, number=last.number + 1, time_us=None)
+        if last.time_us is not None:
+            # The next batch has the new watermark, and closes windows. Spark can be set to run none without a source.
+            return self._after(last, last.caught_up, None)
         if self._is_over:
             return last
-        before_us, others = self._looked_us, self._others
-        if self._ends_us is None and before_us is not None and now_us - before_us < self._settings.period_us:
-            return last
+        if self._ends_us is None:
+            if self._rests_until_us is None:
+                self._rests_until_us = now_us + self._settings.period_us
+            if now_us < self._rests_until_us:
+                return last
+            self._rests_until_us = now_us + self._settings.period_us
         position = look()
-        self._looked_us, self._others = now_us, position.others
+        others, self._others = self._others, position.others
         caught_up = last.caught_up or self._is_close(position.latest_us, now_us)
-        # At the look before, every source was asked for more. If none was read since then, none had more.
-        if before_us is None or others != position.others:
+        # If no other source was read since the look before, none had more when they were asked before this.
+        if asked_us is None or others != position.others:
             wanted = self._ends_us is not None or caught_up != last.caught_up
             return self._after(last, caught_up, None) if wanted else last
-        time_us = self._time_us(before_us if self._ends_us is None else self._ends_us, caught_up=caught_up)
+        time_us = self._time_us(asked_us if self._ends_us is None else self._ends_us, caught_up=caught_up)
         self._is_over = self._ends_us is not None
         if time_us is not None and (position.latest_us is None or time_us > position.latest_us):
             return self._after(last, caught_up, time_us)
@@ -122,4 +133,6 @@ class Heartbeat:
         return max(times, default=None)
 
     def _after(self, last: Beat, caught_up: bool, time_us: int | None) -> Beat:
+        if time_us is not None:
+            self._rests_until_us = None
         return Beat(self._run, last.number + 1, caught_up, time_us)

@@ -11,6 +11,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from pyspark.sql.types import StructType
 
 from aion.core.heartbeat import RUN, Beat, Heartbeat, HeartbeatSettings, Position
 from aion.errors import StateError
+from state_backends.server.server_folder import private
 
 AT = "at"
 _ROWS = pa.schema([(AT, pa.timestamp("us", "UTC"))])
@@ -77,7 +79,8 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield pa.RecordBatch.from_arrays([pa.array([partition.time_us], _ROWS.field(AT).type)], schema=_ROWS)
 
     def _position(self) -> Position:
-        """Asks the driver how far this query is. Raises StateError."""
+        """Asks the driver how far this query is. Raises StateError and ServerError."""
+        private(Path(self._driver).parent)  # nobody else can have put a socket there
         try:
             with socket.socket(socket.AF_UNIX) as driver:
                 driver.settimeout(_ANSWER_SECONDS)

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import DataType, StructType, TimestampType
 
 from aion.base.time import duration_us, format_duration, format_instant, instant_us
 from aion.core.heartbeat import RUN
@@ -76,7 +76,7 @@ def watermark(
             "watermark: the DataFrame has a watermark already, and Spark would use the smaller one; leave out "
             "withWatermark, or for files read them with spark.readStream, not with aion.read_files"
         )
-    rows, column, type_ = df, F.col(quoted(time)), df.schema[time].dataType
+    rows, column = df, F.col(quoted(time))
     as_spark_reads_it = df.select(column.alias(HELPER)).withWatermark(HELPER, delay).schema[HELPER].metadata
     delay_us = int(as_spark_reads_it[WATERMARK]) * 1000
     # Spark takes the time at which a batch began for the current one, and keeps it in the batch's offsets.
@@ -86,9 +86,9 @@ def watermark(
     times = [F.when(~is_ahead, column)]
     if rules.has_heartbeat:
         rows = _with_heartbeat(df, rules, delay_us)
-        times.append(F.col(_BEAT).cast(type_))
+        times.append(F.col(_BEAT))
     if rules.promise is not None:
-        times.append(F.col(quoted(rules.promise)).cast(type_) + _interval(delay_us))
+        times.append(F.col(quoted(rules.promise)) + _interval(delay_us))
     latest = times[0] if len(times) == 1 else F.greatest(*times)
     helper = latest.alias(HELPER, metadata=rules.metadata())
     flag = F.when(is_ahead, AHEAD).when(column.isNull() & latest.isNotNull(), NO_EVENT).otherwise(0).cast("tinyint")
@@ -119,11 +119,6 @@ class Rules:
         idle_us = None if idle_after is None else duration_us(idle_after, what="idle_after")
         if idle_us is not None and idle_us <= 0:
             raise ConfigError(f"idle_after: {idle_after!r} is not positive; give e.g. '5 minutes'")
-        if idle_us is not None and isinstance(df.schema[time].dataType, TimestampNTZType):
-            raise SchemaError(
-                f"idle_after: column {time!r} is of type timestamp_ntz, which cannot be compared with the clock; cast "
-                "it to timestamp"
-            )
         close_us = (idle_us or 0) if ahead_us is None else ahead_us
         until = None if complete_until is None else _until(df, complete_until)
         return cls(time, ahead_us, idle_us, close_us, until)
@@ -194,12 +189,14 @@ def _refuse(every: object, partition: object) -> None:
     if every is not None:
         raise ConfigError(
             "every: Spark moves a watermark only between two batches, whatever they contain; leave it out, and limit "
-            "the events of a batch at the source, e.g. by maxOffsetsPerTrigger of Kafka (docs/recipes.md, 'Bad clocks')"
+            "the events of a batch at the source, e.g. by maxOffsetsPerTrigger of Kafka (docs/lateness.md, 'What moves "
+            "the watermark')"
         )
     if partition is not None:
         raise ConfigError(
             "partition: Spark has one watermark for all events of a query, and keeps none for each device; leave it "
-            "out, and set lateness= to how long the slowest one may be behind (docs/recipes.md, 'Bad clocks')"
+            "out, and set lateness= to how long the slowest one may be behind (docs/lateness.md, 'What moves the "
+            "watermark')"
         )
 
 
@@ -215,8 +212,8 @@ def _check(df: DataFrame, time: str) -> None:
 
 
 def _check_timestamp(what: str, name: str, type_: DataType) -> None:
-    if not isinstance(type_, TimestampType | TimestampNTZType):
-        raise SchemaError(f"{what}: column {name!r} is of type {type_.simpleString()}; a timestamp is needed")
+    if not isinstance(type_, TimestampType):
+        raise SchemaError(f"{what}: column {name!r} is of type {type_.simpleString()}; Spark needs a timestamp")
 
 
 def _until(df: DataFrame, given: object) -> int | str:

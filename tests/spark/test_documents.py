@@ -30,6 +30,7 @@ from aion import aggregates as A
 from aion.config import SPARK_PREFIX
 from tests import documents
 from tests.documents import SAID, run_python
+from tests.server.conftest import wait_until
 from tests.spark.truths import START, Event, equal, newest, positions, seconds, tolls, visits, write
 
 pytestmark = pytest.mark.timeout(900)  # on a loaded machine
@@ -98,7 +99,6 @@ class Stage:
     spark: SparkSession
     stream: DataFrame
     events: list[Event]
-    once: list[Event]
     folder: Path
     names: Names
 
@@ -108,14 +108,6 @@ class Stage:
         stream: DataFrame = self.names[name]
         stream.writeStream.format("memory").queryName(table).trigger(availableNow=True).start().awaitTermination()
         return self.spark.table(table)
-
-
-@dataclass(frozen=True)
-class Page:
-    """``begin``: when the page has run; ``check``: when everything came, and all queries have ended."""
-
-    check: Callable[[Stage], None]
-    begin: Callable[[Stage], None] = lambda stage: None
 
 
 def check_readme(stage: Stage) -> None:
@@ -169,12 +161,6 @@ def check_levels(stage: Stage) -> None:
     equal(newest(stage.rows("panes"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
 
 
-def check_operating(stage: Stage) -> None:
-    different = {(e["ts"], e["segment"], e["user"]): e for e in reversed(stage.events[:-1])}
-    equal(newest(stage.rows("once"), "cars", "speed"), tolls(list(different.values()), 60, 60))
-    equal(newest(stage.rows("sober"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
-
-
 def check_files(stage: Stage) -> None:
     # The event that ends all windows has no speed, so `where` leaves it out, and it does not move the watermark.
     events = [e for e in stage.events if e["speed"] > 0]
@@ -199,29 +185,14 @@ def check_policies(stage: Stage) -> None:
     assert local.policy.memory.budget == 1 << 30
 
 
-def begin_lateness(stage: Stage) -> None:
-    """Half of the events: their windows end by the heartbeat alone. Something always comes, so this query is ended."""
-    truth = tolls(stage.once, 60, 60)
-    panes = aion.windowed(stage.names["awake"], **THE_REST)
-    query = panes.writeStream.format("memory").queryName("awake").start()
-    deadline = time.monotonic() + 600
-    while stage.spark.table("awake").count() < len(truth) and query.isActive and time.monotonic() < deadline:
-        query.awaitTermination(1)
-    query.stop()
-    assert query.exception() is None
-    equal(newest(stage.spark.table("awake"), "cars", "speed"), truth)
-
-
-SHARED: dict[str, Page] = {
-    "README.md": Page(check_readme),
-    "docs/windows.md": Page(check_windows),
-    "docs/sinks.md": Page(check_sinks),
-    "docs/operating.md": Page(check_operating),
-    "docs/distribution.md": Page(check_levels),
-    "docs/files.md": Page(check_files),
-    "docs/tuning.md": Page(check_tuning),
-    "docs/policies.md": Page(check_policies),
-    "docs/lateness.md": Page(lambda stage: None, begin_lateness),
+SHARED: dict[str, Callable[[Stage], None]] = {
+    "README.md": check_readme,
+    "docs/windows.md": check_windows,
+    "docs/sinks.md": check_sinks,
+    "docs/distribution.md": check_levels,
+    "docs/files.md": check_files,
+    "docs/tuning.md": check_tuning,
+    "docs/policies.md": check_policies,
 }
 ELSEWHERE = {"docs/metrics.md", "docs/recipes.md", "docs/stateful.md", "docs/store.md"}
 
@@ -243,27 +214,23 @@ def test_what_pages_say_of_a_stream(
     stages = positions()
     folder = tmp_path / "positions"
     write(folder, stages[0], POSITIONS)
-    write(tmp_path / "once", stages[0], POSITIONS)
     stream = alone.readStream.schema(DDL).parquet(str(folder))
     given = {"aion": aion, "A": A, "spark": alone, "builder": SparkSession.builder, "events": stream}
-    told: list[tuple[Page, Stage]] = []
-    for page, what in SHARED.items():
+    told: list[tuple[Callable[[Stage], None], Stage]] = []
+    for page, check in SHARED.items():
         own = tmp_path / page.replace("/", "-")
         own.mkdir()
         (own / "positions").symlink_to(folder)
         (own / "my.yaml").write_text("memory:\n  budget: 1GiB\n")
         monkeypatch.chdir(own)
-        if page == "docs/lateness.md":
-            given["events"] = alone.readStream.schema(DDL).parquet(str(tmp_path / "once"))
         # The README says all that it needs; the others go on from there.
         names = run_python(page, {} if page == "README.md" else given, own, THE_REST)
-        stage = Stage(alone, stream, [e for events in stages for e in events], stages[0], own, names)
+        stage = Stage(alone, stream, [e for events in stages for e in events], own, names)
         settle(alone)  # a query begins with a Python of its own: not many at once
-        told.append((what, stage))
+        told.append((check, stage))
         for one in names[SAID]:
             if isinstance(one, aion.LocalOperator):
                 closing_later.callback(one.close)
-        what.begin(stage)
     monkeypatch.chdir(tmp_path)
     settle(alone)
     for events in stages[1:]:
@@ -271,8 +238,8 @@ def test_what_pages_say_of_a_stream(
         settle(alone)
     for query in alone.streams.active:
         query.stop()
-    for what, stage in told:
-        what.check(stage)
+    for check, stage in told:
+        check(stage)
 
 
 def settle(spark: SparkSession) -> None:
@@ -316,6 +283,9 @@ USAGE = pa.schema([("customer", pa.string()), ("used_at", TS), ("cents", pa.int6
 READINGS = pa.schema([("device", pa.string()), ("at", TS), ("celsius", pa.float64()), ("tick", TS)])
 CLICKS = pa.schema([("user", pa.string()), ("at", TS), ("page", pa.string())])
 PAYMENTS = pa.schema([("shop", pa.string()), ("at", TS), ("cents", pa.int64())])
+METERS = pa.schema([("meter", pa.string()), ("at", TS), ("watts", pa.float64())])
+SALES = pa.schema([("shop", pa.string()), ("at", TS), ("sale", pa.string()), ("cents", pa.int64())])
+TRIPS = pa.schema([("city", pa.string()), ("at", TS), ("km", pa.float64())])
 GONE = 40 * DAY  # later than any bound
 
 
@@ -473,17 +443,94 @@ def check_alerts(spark: SparkSession, folder: Path) -> None:
     assert all(row.completeness_low >= 0.9 for row in alerts)
 
 
+def readings_of_meters(now: int) -> list[Event]:
+    """All that there is, an hour of it from a clock that is an hour ahead."""
+    rng = random.Random(13)
+
+    def sent(meter: str, ahead_s: int) -> list[Event]:
+        return [{"meter": meter, "at": now + ahead_s - t, "watts": rng.randrange(400) / 4} for t in range(1, 30, 2)]
+
+    return [*sent("a", 0), *sent("b", 0), *sent("fast", HOUR)]
+
+
+def check_meters(spark: SparkSession, given: list[Event], folder: Path) -> None:
+    truth: dict[Any, list[float]] = defaultdict(list)
+    for e in given:
+        if e["meter"] != "fast":
+            truth[e["meter"], e["at"] // 10 * 10].append(e["watts"])
+
+    def rows(table: str) -> dict[Any, Any]:
+        with closing(sqlite3.connect(folder / "meters.db")) as db:
+            found = db.execute(f"SELECT meter, window_start, watts, readings FROM {table}").fetchall()
+        return {(meter, instant(begin)): values for meter, begin, *values in found}
+
+    for table in ("by_clocks", "by_arrival"):
+        wait_until(lambda table=table: len(rows(table)) == len(truth), 120)  # type: ignore[misc]
+        equal(rows(table), {place: [sum(them) / len(them), len(them)] for place, them in truth.items()})
+    wrong = spark.read.parquet(str(folder / "wrong")).groupBy("meter", "reason").agg(F.sum("events").alias("n"))
+    assert [tuple(row) for row in wrong.collect()] == [("fast", "the event time is ahead of the clock", 15)]
+
+
+def sales() -> list[list[Event]]:
+    """The terminals of shop b send all of it twice, some of it late, and most of it in another batch."""
+    rng = random.Random(17)
+    once = [
+        {
+            "shop": rng.choice("ab"),
+            "at": MIDNIGHT + rng.randrange(6 * HOUR),
+            "sale": str(n),
+            "cents": rng.randrange(999),
+        }
+        for n in range(80)
+    ]
+    again = [e for e in once if e["shop"] == "b"]
+    last = {"shop": "end", "at": MIDNIGHT + 20 * HOUR, "sale": "end", "cents": 0}
+    return [[*once[:50], *again[:5]], [*once[50:], last], again]
+
+
+def check_sales(folder: Path) -> None:
+    truth: dict[Any, list[int]] = defaultdict(lambda: [0, 0])
+    for e in {e["sale"]: e for batch in sales() for e in batch if e["shop"] != "end"}.values():
+        total = truth[e["shop"], e["at"] // HOUR * HOUR]
+        total[:] = total[0] + e["cents"], total[1] + 1
+    with closing(sqlite3.connect(folder / "sales.db")) as db:
+        found = db.execute("SELECT shop, window_start, cents, sales FROM hours WHERE shop <> 'end'").fetchall()
+    assert {(shop, instant(begin)): values for shop, begin, *values in found} == truth
+
+
+def check_trips(given: list[Event], folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "trips.db")) as db:
+        found = db.execute("SELECT city, window_start, kind, km, trips FROM days ORDER BY window_start").fetchall()
+    kinds = ["on_time", "on_time", "early"]
+    days = sorted({e["at"] // DAY * DAY for e in given})
+    assert [(city, instant(begin), *values) for city, begin, *values in found] == [
+        ("x", begin, kind, 3.0, 3) for begin, kind in zip(days, kinds, strict=True)
+    ]
+
+
 @pytest.mark.proof
 def test_the_recipes(alone: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand, on small streams; and what their sinks hold is what a plain computation over all events says."""
     monkeypatch.chdir(tmp_path)
     streams = {"usage": (usage(), USAGE), "readings": (readings(), READINGS), "clicks": (clicks(), CLICKS)}
     streams["payments"] = (payments(), PAYMENTS)
+    streams["sales"] = (sales(), SALES)
     for name, (batches, schema) in streams.items():
         write(tmp_path / name, batches[0], schema)
+    now = int(time.time())
+    meters = readings_of_meters(now)
+    write(tmp_path / "meters", meters, METERS)
+    trips = [
+        {"city": "x", "at": now // DAY * DAY + n * HOUR, "km": 1.0}
+        for day in (0, -24, -48)
+        for n in range(day, day + 3)
+    ]
+    write(tmp_path / "trips", trips, TRIPS)
     names = run_python("docs/recipes.md", {}, tmp_path, {})
     settle(alone)
-    assert len(alone.streams.active) == len(streams)
+    assert len(alone.streams.active) == len(streams) + 2
+    check_meters(alone, meters, tmp_path)
+    check_trips(trips, tmp_path)
     for number in range(1, max(len(batches) for batches, _ in streams.values())):
         for name, (batches, schema) in streams.items():
             if number < len(batches):
@@ -495,3 +542,4 @@ def test_the_recipes(alone: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
     check_readings(alone, names["newest"], tmp_path)
     check_clicks(tmp_path)
     check_alerts(alone, tmp_path)
+    check_sales(tmp_path)

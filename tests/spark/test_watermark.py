@@ -112,7 +112,7 @@ def test_wrong_arguments(stream: FileStream, spark: SparkSession) -> None:
         (ConfigError, "max_ahead: '-1 hour' is negative", df, {"max_ahead": "-1 hour"}),
         (ConfigError, "max_ahead of 'soon' is not a duration", df, {"max_ahead": "soon"}),
         (ConfigError, "idle_after: '0 s' is not positive", df, {"idle_after": "0 s"}),
-        (SchemaError, "idle_after: column 'ts' is of type timestamp_ntz", local, {"idle_after": "1 s"}),
+        (SchemaError, "watermark: column 'ts' is of type timestamp_ntz; Spark needs a timestamp", local, {}),
         (ConfigError, "complete_until: 'soon' is neither a time nor a column", df, {"complete_until": "soon"}),
         (ConfigError, "complete_until: 5 is neither a time nor a column", df, {"complete_until": 5}),
         (SchemaError, "complete_until: column 'k' is of type string", df, {"complete_until": "k"}),
@@ -124,6 +124,18 @@ def test_wrong_arguments(stream: FileStream, spark: SparkSession) -> None:
     ):
         with pytest.raises(error, match=message):
             aion.watermark(given, **{"time": "ts", "delay": "1 s", **arguments})  # type: ignore[arg-type]
+
+
+def test_a_time_without_a_zone_is_of_the_sessions_zone(spark: SparkSession, stream: FileStream) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        df = stream.read(EVENTS_DDL)
+        for until in ("1969-12-31 19:01", datetime(1969, 12, 31, 19, 1), "1970-01-01T01:01+01:00"):
+            marked = aion.watermark(df, "ts", "1 second", complete_until=until)
+            assert "end at 1970-01-01T00:01:00Z or before" in " ".join(aion.explain(marked, **MINUTE).split())
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
 
 
 def test_what_may_come_behind(stream: FileStream, spark: SparkSession) -> None:
@@ -227,6 +239,20 @@ def test_windows_close_in_the_run_that_has_all_their_events(stream: FileStream, 
     assert shown(run("1970-01-01 00:05:00+00:00"))[4:] == [("a", 240, 1, "on_time")]
     said = " ".join(aion.explain(complete(stream, "1970-01-01T00Z"), **MINUTE).split())
     assert "windows that end at 1970-01-01T00:00:00Z or before close at the end of an availableNow run" in said
+
+
+def test_windows_close_in_the_run_though_spark_runs_no_batch_without_data(
+    spark: SparkSession, stream: FileStream, sink: Sink
+) -> None:
+    stream.put([("a", 10, 1.0)])
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    try:
+        rows = sink.run(
+            aion.windowed(complete(stream, datetime(1970, 1, 1, 0, 1, tzinfo=UTC)), **MINUTE, policy=POLICY)
+        )
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
+    assert shown(rows) == [("a", 0, 1, "on_time")]
 
 
 def test_a_run_without_an_end_is_never_complete(

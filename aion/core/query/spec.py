@@ -88,7 +88,7 @@ class Spec:
     ``completeness`` and ``completeness_low`` to the result: the estimated share that a row holds of the events that its
     key's window will have in the end, and a lower bound on it that holds with the policy's ``lateness.confidence``
     (docs/lateness.md). ``unique``: columns that identify an event, together with its key and its time; an event that a
-    source delivers more than once then counts once (docs/operating.md). ``policy``: a preset, a path or a mapping; on
+    source delivers more than once then counts once (docs/recipes.md). ``policy``: a preset, a path or a mapping; on
     Spark it overrides the session's. ``record``: a folder for a trace of arrivals, without payload, for ``aion tune``
     (docs/tuning.md). On Spark it is a folder on each executor's host.
 
