@@ -245,7 +245,7 @@ RUN: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
 }
 
-ON_SPARK = {("demo",), ("migrate",)}
+ON_SPARK = {("demo",), ("migrate",), ("rescale",)}
 """Commands that the tests of Spark run."""
 
 
