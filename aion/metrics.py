@@ -71,9 +71,11 @@ class StateMetrics:
 
 def state(spark: SparkSession) -> StateMetrics | None:
     """Returns the metrics of this host's state server, or None if there is no server."""
-    if not hasattr(spark, "sparkContext"):
+    from aion.spark.sessions import application, is_session
+
+    if not is_session(spark):
         raise TypeError(f"metrics.state: a SparkSession is needed, not {spark!r}")
-    client = StateClient.find(spark.sparkContext.applicationId)
+    client = StateClient.find(application(spark))
     if client is None:
         return None
     try:

@@ -14,7 +14,7 @@ from aion.sinks.database import JSON
 from aion.sinks.marks import History, Mark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _NESTED = ("array<", "map<", "struct<")
 _JSON = (
@@ -28,12 +28,34 @@ def mark_of(batch: DataFrame, batch_id: int) -> Mark:
     from aion.spark.query_settings import CHECKPOINT, RESCALED
 
     session = batch.sparkSession
-    query = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    checkpoint = session.conf.get(CHECKPOINT, None) or ""
+    query = _query(session, checkpoint)
     if query is None:
         raise ConfigError("a sink must be called by a streaming query: pass it to writeStream.foreachBatch")
     first, last = json.loads(session.conf.get(RESCALED, None) or "[0, -1]")
     idle = last - first + 1 if batch_id == last + 1 else 0
-    return Mark(History(query, session.conf.get(CHECKPOINT, None) or ""), batch_id, idle)
+    return Mark(History(query, checkpoint), batch_id, idle)
+
+
+_queries: dict[tuple[str, str], str] = {}
+"""By the session of a query, and its checkpoint: its id."""
+
+
+def _query(session: SparkSession, checkpoint: str) -> str | None:
+    """Returns the id of the query that runs a batch. With Spark Connect, only its checkpoint says it."""
+    from aion.spark.checkpoint_files import RemoteFiles
+    from aion.spark.query_settings import TEMPORARY
+    from aion.spark.sessions import is_remote
+
+    if not is_remote(session):
+        found: str | None = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+        return found
+    if checkpoint == TEMPORARY:
+        raise ConfigError("a sink needs the checkpoint of its query: set the option checkpointLocation of the writer")
+    here = session.session_id, checkpoint
+    if checkpoint and here not in _queries:
+        _queries[here] = RemoteFiles(session, checkpoint).query
+    return _queries.get(here)
 
 
 def panes_of(batch: DataFrame, columns: Sequence[str], *, as_json: bool) -> pa.Table:

@@ -5,54 +5,37 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
 from aion.errors import ConfigError
+from aion.spark.sessions import is_session, not_found, qualified, refuse
 
 Entry = list[str]
 """The lines of an entry of the logs ``offsets`` and ``commits``. The first one is a version."""
 
 
-class CheckpointFiles:
-    """The folder of a checkpoint. Names are relative to it, with ``/`` between their parts."""
+class ReadableFiles:
+    """The folder of a checkpoint, to be read. Names are relative to it, with ``/`` between their parts."""
 
-    def __init__(self, spark: SparkSession, location: str) -> None:
-        if not isinstance(spark, SparkSession):
-            raise TypeError(f"a SparkSession is needed, not {spark!r}")
-        if not isinstance(location, str) or not location.strip():
-            raise ConfigError(f"checkpoint: {location!r} is not the location of a checkpoint; give a path or a URI")
-        jvm: Any = spark._jvm
-        self._hadoop = jvm.org.apache.hadoop.fs
-        self._conf = spark._jsparkSession.sessionState().newHadoopConf()
-        path = self._hadoop.Path(location)
-        self._files = path.getFileSystem(self._conf)
-        self._root = self._files.makeQualified(path)
-        self.location = str(self._root.toString())
-        """As Spark writes it: with its scheme."""
-
-    def exists(self, name: str = "") -> bool:
-        return bool(self._files.exists(self._path(name)))
-
-    def is_folder(self, name: str) -> bool:
-        return bool(self._files.getFileStatus(self._path(name)).isDirectory())
+    location: str
+    """As Spark writes it: with its scheme."""
 
     def names(self, folder: str = "") -> list[str]:
         """Returns what is in a folder, without checksums and other hidden files. Empty if there is no such folder."""
-        if not self.exists(folder):
-            return []
-        found = [status.getPath().getName() for status in self._files.listStatus(self._path(folder))]
-        return sorted(name for name in found if not name.startswith("."))
+        raise NotImplementedError
+
+    def read(self, name: str) -> str:
+        raise NotImplementedError
+
+    @property
+    def query(self) -> str:
+        """The id of the query."""
+        return str(json.loads(self.read("metadata"))["id"])
 
     def batches(self, log: str) -> list[int]:
         """Returns the batches that a log has entries of, in their order."""
         return sorted(int(name) for name in self.names(log) if name.isdecimal())
-
-    def read(self, name: str) -> str:
-        stream = self._files.open(self._path(name))
-        try:
-            return bytes(stream.readAllBytes()).decode()
-        finally:
-            stream.close()
 
     def entry(self, log: str, batch: int) -> Entry:
         return self.read(f"{log}/{batch}").split("\n")
@@ -61,6 +44,67 @@ class CheckpointFiles:
         """Returns the second line of an entry, which says when the batch was, and under which settings."""
         found: dict[str, Any] = json.loads(self.entry(log, batch)[1])
         return found
+
+
+class RemoteFiles(ReadableFiles):
+    """The same for Spark Connect: Spark's readers of files read them."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        self._spark = spark
+        self.location = qualified(spark, location)
+
+    def names(self, folder: str = "") -> list[str]:
+        try:
+            found = self._files(folder).select("path").collect()
+        except PySparkException as error:
+            if not_found(error) is None:
+                raise
+            return []
+        return sorted(str(path).rpartition("/")[2] for (path,) in found)
+
+    def read(self, name: str) -> str:
+        (row,) = self._files(name).select("content").collect()
+        return bytes(row[0]).decode()
+
+    def _files(self, name: str) -> DataFrame:
+        return self._spark.read.format("binaryFile").load(f"{self.location}/{name}")
+
+
+class CheckpointFiles(ReadableFiles):
+    """The same for a session with a JVM, which can also change them."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        if not is_session(spark):
+            raise TypeError(f"a SparkSession is needed, not {spark!r}")
+        if not isinstance(location, str) or not location.strip():
+            raise ConfigError(f"checkpoint: {location!r} is not the location of a checkpoint; give a path or a URI")
+        refuse(spark, "what reads or changes the checkpoint of a stopped query", "do it in a session without .remote")
+        jvm: Any = spark._jvm
+        self._hadoop = jvm.org.apache.hadoop.fs
+        self._conf = spark._jsparkSession.sessionState().newHadoopConf()
+        path = self._hadoop.Path(location)
+        self._files = path.getFileSystem(self._conf)
+        self._root = self._files.makeQualified(path)
+        self.location = str(self._root.toString())
+
+    def exists(self, name: str = "") -> bool:
+        return bool(self._files.exists(self._path(name)))
+
+    def is_folder(self, name: str) -> bool:
+        return bool(self._files.getFileStatus(self._path(name)).isDirectory())
+
+    def names(self, folder: str = "") -> list[str]:
+        if not self.exists(folder):
+            return []
+        found = [status.getPath().getName() for status in self._files.listStatus(self._path(folder))]
+        return sorted(name for name in found if not name.startswith("."))
+
+    def read(self, name: str) -> str:
+        stream = self._files.open(self._path(name))
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
 
     def write(self, name: str, text: str) -> None:
         stream = self._files.create(self._path(name), True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from inspect import signature
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameReader, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType, VariantType
 
@@ -19,6 +22,7 @@ from aion.core.ingest.conforming import nullable
 from aion.errors import ConfigError, SchemaError
 from aion.execute.file_formats import Format
 from aion.spark.file_child import Transform, transformed
+from aion.spark.sessions import is_remote, qualified
 from aion.spark.types import arrow_schema
 
 _SOURCE_OPTIONS = (
@@ -142,7 +146,9 @@ def other_options(spark: SparkSession, options: Mapping[str, object] | None, for
 
 
 def _check_values(spark: SparkSession, format_: str, options: Mapping[str, str]) -> None:
-    """Spark would look at their values only when the first batch runs. Raises ConfigError."""
+    """Spark would look at their values only when the first batch runs. That of a server does. Raises ConfigError."""
+    if is_remote(spark):
+        return
     jvm: Any = spark.sparkContext._jvm
     formats = jvm.org.apache.spark.sql.execution.datasources
     reader = formats.csv.CSVFileFormat() if format_ == "csv" else formats.json.JsonFileFormat()
@@ -157,7 +163,13 @@ def _check_values(spark: SparkSession, format_: str, options: Mapping[str, str])
 
 
 def _text_options(spark: SparkSession, format_: str) -> list[str]:
-    """Returns the names of the options that Spark's reader has. One changes the schema, which is given here."""
+    """Returns the names of the options that Spark's reader has. One changes the schema, which is given here.
+
+    With Spark Connect, these are the ones that pyspark knows.
+    """
+    if is_remote(spark):
+        known = signature(DataFrameReader.csv if format_ == "csv" else DataFrameReader.json).parameters
+        return sorted({*known, *_TEXT_SOURCE_OPTIONS} - {"self", "path", "schema"})
     jvm: Any = spark.sparkContext._jvm
     catalyst = jvm.org.apache.spark.sql.catalyst
     options = catalyst.csv.CSVOptions if format_ == "csv" else catalyst.json.JSONOptions
@@ -208,14 +220,6 @@ def _computes(where: Any, table: pa.Table) -> bool:
     return True
 
 
-def qualified(spark: SparkSession, path: str) -> str:
-    """Returns a path as Spark writes it in the paths of files: with its scheme, and without a slash at the end."""
-    jvm: Any = spark.sparkContext._jvm
-    hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
-    place = jvm.org.apache.hadoop.fs.Path(path)
-    return str(place.getFileSystem(hadoop).makeQualified(place).toString())
-
-
 def base_of(spark: SparkSession, path: str) -> str:
     """Returns the folder of ``path``. Of a glob, what comes before its first star."""
     plain = path
@@ -228,13 +232,27 @@ def base_of(spark: SparkSession, path: str) -> str:
 
 def zone_of(spark: SparkSession) -> str:
     """Returns the session's time zone by a name that Arrow knows, too. Java also has names such as ``GMT+2`` and
-    ``PST``.
+    ``PST``, which only a JVM can translate. Raises ConfigError.
     """
-    jvm: Any = spark.sparkContext._jvm
     name = spark.conf.get("spark.sql.session.timeZone")
+    if is_remote(spark):
+        return _known_zone(str(name))
+    jvm: Any = spark.sparkContext._jvm
     zone: Any = jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils.getZoneId(name)
     plain = str(zone.normalized().getId())
     return "UTC" if plain == "Z" else plain
+
+
+def _known_zone(name: str) -> str:
+    if re.fullmatch(r"[+-]\d\d:\d\d", name):
+        return name
+    try:
+        return ZoneInfo(name).key
+    except (ZoneInfoNotFoundError, ValueError):
+        raise ConfigError(
+            f"spark.sql.session.timeZone is {name!r}; with Spark Connect, read_files needs a region or an offset; "
+            "set e.g. 'Europe/Berlin', 'UTC' or '+02:00'"
+        ) from None
 
 
 def is_case_sensitive(spark: SparkSession) -> bool:

@@ -34,7 +34,6 @@ from aion.spark.file_arguments import (
     is_case_sensitive,
     other_options,
     path_of,
-    qualified,
     source_options,
     watermark_of,
     zone_of,
@@ -50,6 +49,7 @@ from aion.spark.file_child import (
     Skipping,
     Transform,
 )
+from aion.spark.sessions import is_session, parallelism, qualified
 from aion.spark.settings import check_name
 from aion.spark.types import quoted
 from state_backends.thresholds import threshold
@@ -102,7 +102,7 @@ def read_files(
     Raises ConfigError, SchemaError, TransformError.
     """
     place = path_of(path)
-    if not isinstance(spark, SparkSession):
+    if not is_session(spark):
         raise TypeError(f"read_files: a SparkSession is needed, not {type(spark).__name__}")
     case_sensitive = is_case_sensitive(spark)
     files = Format(format)
@@ -148,7 +148,7 @@ def read_files(
         _transform=transform,
         _skips=on_bad_file == "skip",
         _options=source,
-        _tasks=int(tasks or spark.sparkContext.defaultParallelism),
+        _tasks=int(tasks or parallelism(spark)),
     )
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.classic.column import Column
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, VariantType
 
@@ -18,8 +17,10 @@ from aion.config.layers import Source as PolicySource
 from aion.errors import ConfigError, WatermarkError
 from aion.execute.assembly import prestages
 from aion.spark import starting, starts, upstream
+from aion.spark.look import Operator
 from aion.spark.processor import ProcessorDefinition
 from aion.spark.root import Root
+from aion.spark.sessions import application, grouping, is_grouped
 from aion.spark.settings import check_name, conf, place_of_state, resolved_policy, shard_count, task_failures
 from aion.spark.shards import hash_column, shard_column, shard_ids
 from aion.spark.stateful_child import SCHEMA as CHILD
@@ -129,7 +130,7 @@ class Grouped:
         method = "transformWithStateInPandas" if pandas else "transformWithState"
         if not isinstance(processor, StatefulProcessor):
             raise ConfigError(f"{method}: {processor!r} is not a StatefulProcessor; give an object, not its class")
-        if initial is not None and not isinstance(initial, Grouped | GroupedData):
+        if initial is not None and not isinstance(initial, Grouped) and not is_grouped(initial):
             raise ConfigError(f"{method}: initialState: {initial!r} is not grouped; give aion.group_by(df, 'key')")
         for what, text in (("timeMode", time_mode), ("outputMode", output_mode), ("eventTimeColumnName", event_time)):
             if not isinstance(text, str):
@@ -137,7 +138,7 @@ class Grouped:
         if not self._df.isStreaming:  # nothing has to be kept
             stock = initial._df.groupBy(*initial._columns) if isinstance(initial, Grouped) else initial
             grouped = self._df.groupBy(*self._columns)
-            return METHODS[method](grouped, processor, output, output_mode, time_mode, stock, event_time)
+            return stock_method(grouped, method)(processor, output, output_mode, time_mode, stock, event_time)
         rules = Rules.of(self._df.schema)
         if rules is not None and rules.has_heartbeat:
             raise WatermarkError(
@@ -169,8 +170,7 @@ class Grouped:
             grouped = grouped.mapInArrow(child, CHILD)
             if initial_rows is not None:
                 initial_rows = initial_rows.mapInArrow(StatefulChild(self._name, ids), CHILD)
-        result = METHODS[method](
-            grouped.groupBy(SHARD),
+        result = stock_method(grouped.groupBy(SHARD), method)(
             Root(ProcessorDefinition(config, processor)),
             output,
             output_mode,
@@ -179,7 +179,7 @@ class Grouped:
             event_time,
         )
         follows = packs and policy.state.shards == "auto"
-        starting.remember(result, starting.Operator(config, config.definition, follows))
+        starting.remember(result, Operator(config, config.definition, follows))
         return result
 
 
@@ -198,7 +198,7 @@ def stateful_config(
         policy=policy_to_text(policy),
         name=name,
         uid=uuid.uuid4().hex,
-        application=spark.sparkContext.applicationId,
+        application=application(spark),
         state_dir=place_of_state(spark, policy),
         ids=ids,
         key_types=tuple(str(hashed_as(type_)) for type_ in arrow_schema(rows.key).types),
@@ -286,9 +286,13 @@ def _text(column: str | Column) -> str:
     return column if isinstance(column, str) else str(column).removeprefix("Column<'").removesuffix("'>")
 
 
+def stock_method(grouped: Any, method: str) -> Callable[..., DataFrame]:
+    """Returns pyspark's own method of what Spark has grouped."""
+    bound = METHODS[method].__get__(grouped) if isinstance(grouped, GroupedData) else getattr(grouped, method)
+    return bound  # type: ignore[no-any-return]
+
+
 def _frame_and_columns(grouped: Grouped | GroupedData) -> tuple[DataFrame, Sequence[str | Column]]:
     if isinstance(grouped, Grouped):
         return grouped._df, grouped._columns
-    expressions = grouped._jgd.groupingExprs()
-    utilities = grouped._df.sparkSession.sparkContext._jvm.org.apache.spark.sql.classic.ExpressionUtils
-    return grouped._df, [Column(utilities.column(expressions.apply(i))) for i in range(expressions.size())]
+    return grouping(grouped)

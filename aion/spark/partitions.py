@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
-from aion.spark.checkpoint_files import CheckpointFiles
+from aion.spark.checkpoint_files import CheckpointFiles, ReadableFiles
 
 NOTE = "aion-rescaling.json"
 """The file of a checkpoint that says which batch is about to change the number of partitions."""
@@ -24,7 +24,7 @@ def take_back(files: CheckpointFiles) -> None:
     files.delete(NOTE)
 
 
-def rescaled(files: CheckpointFiles, commits: list[int]) -> tuple[int, int] | None:
+def rescaled(files: ReadableFiles, commits: list[int]) -> tuple[int, int] | None:
     """Returns the first and the last of the newest batches if these only changed the number of partitions."""
     first = None
     for batch in reversed(commits[1:]):
@@ -34,6 +34,6 @@ def rescaled(files: CheckpointFiles, commits: list[int]) -> tuple[int, int] | No
     return None if first is None else (first, commits[-1])
 
 
-def partitions_of(files: CheckpointFiles, batch: int) -> int:
+def partitions_of(files: ReadableFiles, batch: int) -> int:
     """Returns the number of partitions of a batch."""
     return int(files.metadata("offsets", batch)["conf"][_PARTITIONS])

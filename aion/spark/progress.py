@@ -15,6 +15,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from aion.core.operator.actions import PaneKind
 from aion.spark.counting import COUNTED, COUNTS, STALE
+from aion.spark.sessions import application
 
 log = logging.getLogger(__name__)
 _NO_PANES = (PaneKind.DROPPED.value, PaneKind.RETRACTED.value)
@@ -76,28 +77,39 @@ def progress(query: StreamingQuery) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for report in query.recentProgress:
         read = json.loads(report.json)
-        for name, counts in read.get("observedMetrics", {}).items():
-            if STALE in counts:
+        for name, metrics in read.get("observedMetrics", {}).items():
+            if STALE in (counts := _by_name(metrics)):
                 found[name[: -_SUFFIX - 1]] = {"batch": read["batchId"], **counts}
-    for name, state in _kept(str(query.id)).items():
+    for name, state in _kept(query).items():
         found.setdefault(name, {}).update({key: value for key, value in state.items() if key not in _TOTALS})
     return found
+
+
+def _by_name(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns metrics by their names. Spark Connect reports them as a row with its schema."""
+    if metrics.keys() != {"values", "schema"}:
+        return metrics
+    return dict(zip((field["name"] for field in metrics["schema"]["fields"]), metrics["values"], strict=True))
 
 
 _TOTALS = ("commits", "restores", "counters", "largest_staleness")
 
 
-def _kept(query: str) -> Mapping[str, Mapping[str, Any]]:
+def _kept(query: StreamingQuery) -> Mapping[str, Mapping[str, Any]]:
     """What the state server of this host has of a query, by operator."""
     from aion.errors import ServerError
     from state_backends.server.client import StateClient  # only here: workers import this module, too
 
+    session = getattr(query, "_session", None)  # of Spark Connect
     context = SparkContext._active_spark_context
-    client = None if context is None else StateClient.find(context.applicationId)
+    if session is not None:
+        client = StateClient.find(application(session))
+    else:
+        client = None if context is None else StateClient.find(context.applicationId)
     if client is None:
         return {}
     try:
-        kept: Mapping[str, Mapping[str, Any]] = client.stats()["queries"].get(query, {})
+        kept: Mapping[str, Mapping[str, Any]] = client.stats()["queries"].get(str(query.id), {})
         return kept
     except ServerError:
         return {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 CHECKPOINT = "spark.sql.streaming.aion.checkpoint"
 """The location of the checkpoint."""
+TEMPORARY = "temporary"
+"""What stands there for a folder that Spark makes for this run. A client of Spark Connect cannot know its name."""
 REFUSED = "spark.sql.streaming.aion.refused"
 """Why the query cannot run: the name of an error, and its text."""
 RESCALED = "spark.sql.streaming.aion.rescaled"

@@ -7,7 +7,6 @@ time at which a value expires when it is written.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -47,7 +46,7 @@ def read_state(
     commits = files.batches("commits")
     if not files.exists("metadata") or not commits:
         raise ConfigError(f"{checkpoint}: not the checkpoint of a streaming query with a complete batch")
-    query = json.loads(files.read("metadata"))["id"]
+    query = files.query
     if any(str(active.id) == query for active in spark.streams.active):
         raise ConfigError(
             f"{checkpoint}: its query is running, and reading its state would end its tasks: stop it first"

@@ -42,7 +42,7 @@ def rescale(spark: SparkSession, checkpoint: str, partitions: int, *, state_dir:
         raise ConfigError(f"{checkpoint}: not the checkpoint of a streaming query; it has no metadata and no offsets")
     take_back(files)
     before = _partitions(files)
-    query = json.loads(files.read("metadata"))["id"]
+    query = files.query
     shards = operators_of(locate(state_dir), query, files.location)
     if not shards:
         raise ConfigError(f"{state_dir}: there is no state of the query {query}; give the folder of its state.dir")

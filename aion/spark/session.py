@@ -27,6 +27,7 @@ from aion.config.layers import Source
 from aion.config.model import leaves
 from aion.errors import ConfigError, MissingJava
 from aion.spark.quiet import quiet
+from aion.spark.sessions import is_remote, master
 from aion.spark.settings import REQUIRED
 
 # Settings that suit Aion better than Spark's defaults. The user's own values are kept.
@@ -82,7 +83,14 @@ def configure(
     if stateful:
         overrides["stateful"] = {"enabled": True}
     resolve(policy, keyword=overrides, spark_conf={})
-    check_java()
+    if _connects(builder):
+        if stateful:
+            raise ConfigError(
+                "stateful: on Spark Connect, jobs cannot run on Aion unchanged; leave it out, and write "
+                "aion.group_by(df, ...) instead of df.groupBy(...) (docs/connect.md)"
+            )
+    else:
+        check_java()
     if stateful:
         from aion.spark import patch
 
@@ -110,13 +118,22 @@ class _Builder(SparkSession.Builder):
         return _prepared(self._builder.create())
 
 
+def _connects(builder: Any) -> bool:
+    """Returns whether a builder makes a session of Spark Connect with a server that runs already. It needs no Java."""
+    options: Mapping[str, Any] = getattr(builder, "_options", {})
+    url = str(options.get("spark.remote") or os.environ.get("SPARK_REMOTE") or "")
+    return url.startswith("sc://") or type(builder).__module__.startswith("pyspark.sql.connect.")
+
+
 def _prepared(session: SparkSession) -> SparkSession:
-    quiet(session)
     existing = session.conf.getAll
-    local = PREFERRED_IF_LOCAL if session.sparkContext.master.startswith("local") else {}
+    local = PREFERRED_IF_LOCAL if master(session).startswith("local") else {}
     for key, value in {**PREFERRED, **local, **_batches(existing)}.items():
         if key not in existing:
             session.conf.set(key, value)
+    if is_remote(session):  # the server has its workers and its log
+        return session
+    quiet(session)
     if _PYTHON not in os.environ:
         # The interpreter of the workers, and of the process in which the driver looks at the stateful operator. It must
         # find the same packages as this one. Spark reads the environment variable when a context starts, and this

@@ -14,6 +14,7 @@ from aion.config import SPARK_PREFIX, Policy, resolve
 from aion.config.layers import Source as PolicySource
 from aion.config.values import location
 from aion.errors import ConfigError
+from aion.spark.sessions import master
 
 # Settings without which Aion does not work. The README explains each of them.
 REQUIRED = {
@@ -45,7 +46,7 @@ def task_failures(spark: SparkSession) -> int:
     """Returns how often a task may fail. Local mode ignores the setting: the master's URL has the number, by default
     1.
     """
-    local = re.fullmatch(r"local(\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", spark.sparkContext.master)
+    local = re.fullmatch(r"local(\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", master(spark))
     if local is not None:
         return int(local[2] or 1)
     return int(spark.conf.get("spark.task.maxFailures", "4") or 4)
@@ -58,7 +59,7 @@ def resolved_policy(spark: SparkSession, policy: PolicySource | None, keyword: M
                 f"{key} is {conf(spark, key)!r} and must be {value!r}; "
                 "build the session with aion.configure(SparkSession.builder...)"
             )
-    if spark.sparkContext.getConf().contains(_WORKER_LIMIT):
+    if spark.conf.get(_WORKER_LIMIT, None) is not None:
         warnings.warn(
             f"{_WORKER_LIMIT} is set: Spark turns it into a limit on the address space of every Python worker. The "
             "state server is started by one of them and inherits the limit. Leave it unset (docs/operating.md, Sizes)",
@@ -84,10 +85,10 @@ def place_of_state(spark: SparkSession, policy: Policy) -> str:
     place = policy.state.dir
     if place is None:
         checkpoints = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
-        master = spark.sparkContext.master
-        if not master.startswith("local") and ":/" not in (checkpoints or ""):
+        url = master(spark)
+        if not url.startswith("local") and ":/" not in (checkpoints or ""):
             raise ConfigError(
-                f"state.dir: it is not set, and on the cluster {master} each executor would keep its own state, "
+                f"state.dir: it is not set, and on the cluster {url} each executor would keep its own state, "
                 "which the others could not find; set spark.aion.state.dir to a folder that all executors mount, or "
                 "to a URI such as s3://bucket/folder"
             )

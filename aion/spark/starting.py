@@ -6,43 +6,29 @@ writer is replaced (:func:`install`): when Spark's own returns, it raises what w
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
-from aion.errors import AionError, ConfigError
+from aion.errors import AionError
+from aion.spark import remote_starts
 from aion.spark.checkpoint_files import CheckpointFiles
+from aion.spark.look import Look, Operator, check_names
 from aion.spark.partitions import rescaled, take_back
 from aion.spark.query_settings import REFUSED, RESCALED, STORED
-from aion.spark.root_config import TaskConfig
-from state_backends.files.location import Location, RemoteLocation, locate
-from state_backends.server.attempts import named_twice, used_twice
-from state_backends.versions.lineage import operator_of
-from state_backends.versions.manifest import Identity, check_operator
+from aion.spark.sessions import analyzed, is_remote, master
 
 _ROOT = re.compile(r"TransformWithStateInPySpark (\S+\(.*?\)#\d+)")
 _METHODS = ("start", "toTable")
 _MOST = 1000
 log = logging.getLogger(__name__)
-
-
-class Operator(NamedTuple):
-    """An operator that a query may have. ``definition``: what its versions have in common.
-
-    ``follows``: whether it takes the number of shards that its state has. Otherwise that must be the session's.
-    """
-
-    config: TaskConfig
-    definition: dict[str, Any]
-    follows: bool
 
 
 _operators: OrderedDict[str, Operator] = OrderedDict()
@@ -53,7 +39,10 @@ _refused: dict[str, AionError] = {}
 
 def remember(result: DataFrame, operator: Operator) -> None:
     """Notes the operator whose result this is, so that queries with it can be looked at when they start."""
-    found = _ROOT.search(str(result._jdf.queryExecution().analyzed().toString()))
+    if is_remote(result.sparkSession):
+        remote_starts.remember(result, operator)
+        return
+    found = _ROOT.search(analyzed(result))
     assert found is not None, "the result of a root has it in its plan"
     _operators[found[1]] = operator
     if len(_operators) > _MOST:
@@ -64,7 +53,6 @@ def look(spark: SparkSession, execution: Any, plan: str, run: str, checkpoint: s
     """Looks at the operators of a query that starts. ``execution``: Spark's, and its ``plan`` as text. ``conf``: of the
     query's own session.
     """
-    query = execution.id().toString()
     there = [_operators[name] for name in _ROOT.findall(plan) if name in _operators]
     if not there:
         return
@@ -74,18 +62,14 @@ def look(spark: SparkSession, execution: Any, plan: str, run: str, checkpoint: s
     if (idle := rescaled(files, batches)) is not None:
         conf.set(RESCALED, json.dumps(idle))
         _tell_sink(spark, execution, idle)
-    names = [operator.config.name for operator in there]
+    query = execution.id().toString() if batches else None
+    is_here = master(spark).startswith("local")
     try:
+        check_names(there)
         for operator in there:
-            name = operator.config.name
-            if names.count(name) > 1:
-                twice = (
-                    used_twice if len({id(other) for other in there if other.config.name == name}) == 1 else named_twice
-                )
-                raise ConfigError(twice(name, stateful=operator.definition.get("kind") == "stateful"))
-            shards = _shards(spark, operator, query, checkpoint, begun=bool(batches))
+            shards = Look(operator, query, checkpoint, is_here)()
             if shards is not None:
-                conf.set(STORED + name, str(shards))
+                conf.set(STORED + operator.config.name, str(shards))
     except AionError as error:
         refuse(run, error, conf)
 
@@ -105,40 +89,6 @@ def refuse(run: str, error: AionError, conf: Any) -> None:
     """Notes that a query cannot run, for ``start`` and for its tasks, which may begin before that returns."""
     conf.set(REFUSED, json.dumps([type(error).__name__, str(error)]))
     _refused[run] = error
-
-
-def _shards(spark: SparkSession, operator: Operator, query: str, checkpoint: str, *, begun: bool) -> int | None:
-    """Returns the number of shards of the state, if it is not the one that was planned. Raises AionError."""
-    config = operator.config
-    location = locate(config.state_dir)
-    try:
-        # Executors may mount a folder that the driver has not.
-        if isinstance(location, RemoteLocation) or spark.sparkContext.master.startswith("local"):
-            location.check_writable()
-        return _compared(operator, location, query, checkpoint) if begun else None
-    finally:
-        with contextlib.suppress(Exception):
-            location.close()
-
-
-def _compared(operator: Operator, location: Location, query: str, checkpoint: str) -> int | None:
-    config = operator.config
-    found = operator_of(location, query, config.name, checkpoint)
-    if found is None:
-        return None  # the tasks say which version they miss
-    stored = list(found.get("ids") or config.ids)
-    identity = Identity(
-        query=query,
-        operator=config.name,
-        shard=0,
-        shards=len(stored) if operator.follows else len(config.ids),
-        definition=operator.definition,
-        ids=tuple(stored) if operator.follows else config.ids,
-        key_types=config.key_types,
-        checkpoint=checkpoint,
-    )
-    check_operator(found, identity, f"the state of operator {config.name!r}")
-    return len(stored) if len(stored) != len(config.ids) else None
 
 
 def install() -> None:

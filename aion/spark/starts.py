@@ -29,6 +29,7 @@ from aion.core.heartbeat import RUN
 from aion.errors import AionError, StateError, WatermarkError
 from aion.spark import positions, progress, upstream
 from aion.spark.query_settings import CHECKPOINT, REFUSED
+from aion.spark.sessions import application, is_remote
 from state_backends.server.server_folder import note_end, runtime_dir
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class _Starts(StreamingQueryListener):
 
     def __init__(self, spark: SparkSession) -> None:
         self._session = spark
-        self._servers = runtime_dir(spark.sparkContext.applicationId)
+        self._servers = runtime_dir(application(spark))
 
     @cached_property
     def _jlistener(self) -> Any:  # the object that Spark adds and removes
@@ -99,9 +100,11 @@ _watched: WeakKeyDictionary[SparkSession, _Starts] = WeakKeyDictionary()
 
 def watch(spark: SparkSession) -> None:
     """Makes the location of the checkpoint known to the tasks of all queries that start in this session from now on."""
-    if spark not in _watched:
-        from aion.spark import starting
+    from aion.spark import remote_starts, starting  # only here: workers import this module, too
 
+    if is_remote(spark):
+        remote_starts.watch(spark)
+    elif spark not in _watched:
         starting.install()
         _watched[spark] = listener = _Starts(spark)
         spark.streams.addListener(listener)

@@ -33,9 +33,11 @@ from aion.spark.explain import explain_plan
 from aion.spark.files import Files
 from aion.spark.hand_over import HandOverConfig
 from aion.spark.levels import merged
+from aion.spark.look import Operator
 from aion.spark.progress import observed
 from aion.spark.root import Root
 from aion.spark.root_config import RootConfig
+from aion.spark.sessions import application, parallelism
 from aion.spark.settings import (
     check_name,
     conf,
@@ -90,7 +92,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
         policy=policy_to_text(resolved),
         name=spec.name,
         uid=uuid.uuid4().hex,
-        application=spark.sparkContext.applicationId,
+        application=application(spark),
         state_dir=state_dir,
         ids=tree.shards,
         key_types=tuple(str(hashed_as(type_)) for type_ in work.key_types),
@@ -110,7 +112,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     result = blocks.groupBy("shard").transformWithStateInPandas(
         Root(WindowsDefinition(config)), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
-    starting.remember(result, starting.Operator(config, plan.definition, resolved.state.shards == "auto"))
+    starting.remember(result, Operator(config, plan.definition, resolved.state.shards == "auto"))
     return described(observed(result, spec.name), plan, resolved, spec.name)
 
 
@@ -189,7 +191,7 @@ def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecisi
     partitions = int(conf(spark, "spark.sql.shuffle.partitions"))
     settings = policy.distribution
     # The number of source partitions is known only when a batch begins, but the levels are planned before that.
-    automatic = max(spark.sparkContext.defaultParallelism, partitions)
+    automatic = max(parallelism(spark), partitions)
     children = automatic if settings.children == "auto" else settings.children
     return Tree(
         levels=levels_for(settings.merge_levels, decisions),

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 
 from aion.errors import WatermarkError
 from aion.spark.counting import COUNTED
+from aion.spark.sessions import analyzed
 
 _LINE = re.compile(r"^((?:[:| ]  )*(?:[+:]- )?)(~?)(.*)$")
 _EVENT_TIME = re.compile(r", EventTime(?:Timeout)?\b")
@@ -35,7 +36,7 @@ class _Node(NamedTuple):
 
 def has_windows(df: DataFrame) -> bool:
     """Returns whether rows of a DataFrame come from :func:`aion.windowed`."""
-    return any(map(_is_root, _nodes(_plan(df))))
+    return any(map(_is_root, _nodes(analyzed(df))))
 
 
 def waits_for_itself(plan: str) -> bool:
@@ -59,7 +60,7 @@ WAITS = (
 
 def lossy(df: DataFrame) -> list[str]:
     """Returns what drops late rows before they are in a DataFrame, as its users call it."""
-    found = (_lossy(node) for node in _nodes(_plan(df)) if node.streaming and node.has(_WATERMARK))
+    found = (_lossy(node) for node in _nodes(analyzed(df)) if node.streaming and node.has(_WATERMARK))
     return sorted({name for name in found if name is not None})
 
 
@@ -83,13 +84,18 @@ _KEEPING = re.compile(r"(?:Project|SubqueryAlias|CollectMetrics)\b")
 def before_windows(df: DataFrame) -> list[str] | None:
     """Returns the operators between a DataFrame and the windows whose panes it has. None: other rows come in there."""
     between: list[str] = []
-    for node in (all_ := _nodes(_plan(df))):
+    for node in (all_ := _nodes(analyzed(df))):
         if _is_root(node):
             return between
         if len(node.below) != 1:
             return None
         between.append(node.text)
     raise AssertionError(f"there are no windows in {all_}")
+
+
+def operators(df: DataFrame) -> list[str]:
+    """Returns the operators of the plan of a DataFrame, each as a line of text, the last one first."""
+    return [node.text for node in _nodes(analyzed(df))]
 
 
 def leaves_out_dropped(operator: str) -> bool:
@@ -100,10 +106,6 @@ def leaves_out_dropped(operator: str) -> bool:
 def keeps_each_row(operator: str) -> bool:
     """Returns whether each pane comes through an operator of a plan, in its order."""
     return any(known.match(operator) for known in (_DROPPED, _OWN, _KEEPING))
-
-
-def _plan(df: DataFrame) -> str:
-    return str(df._jdf.queryExecution().analyzed().toString())
 
 
 def _nodes(plan: str) -> list[_Node]:

@@ -15,9 +15,10 @@ from pyspark.sql.types import DataType, StructType, TimestampType
 from aion.base.time import duration_us, format_duration, format_instant, instant_us
 from aion.core.heartbeat import RUN
 from aion.errors import ConfigError, SchemaError, WatermarkError
-from aion.spark import positions
+from aion.spark import positions, upstream
 from aion.spark.child import AHEAD, NO_EVENT
 from aion.spark.heartbeat import AT, HeartbeatSource
+from aion.spark.sessions import refuse
 from aion.spark.types import quoted
 
 WATERMARK = "spark.watermarkDelayMs"
@@ -174,15 +175,15 @@ def check_behind(df: DataFrame, rules: Rules) -> None:
     """
     if rules.idle_us is None and rules.until is None:
         return
-    plan = df._jdf.queryExecution().analyzed()
-    while (name := plan.nodeName()) != "EventTimeWatermark":
+    for operator in upstream.operators(df):
+        if (name := operator.partition(" ")[0]) == "EventTimeWatermark":
+            return
         if name not in _PASSED:
             raise WatermarkError(
                 f"windowed: {name} comes behind aion.watermark, and may take away rows by which idle_after or "
                 "complete_until move the watermark; do it before aion.watermark. Only columns may be selected or added "
                 "behind it"
             )
-        plan = plan.children().head()
 
 
 def _refuse(every: object, partition: object) -> None:
@@ -244,6 +245,11 @@ def _interval(us: int) -> Column:
 def _with_heartbeat(df: DataFrame, rules: Rules, delay_us: int) -> DataFrame:
     """Returns the rows of a DataFrame with heartbeats, which have only the column ``_BEAT``."""
     spark = df.sparkSession
+    refuse(
+        spark,
+        "idle_after, and a time as complete_until,",
+        "give the name of a column as complete_until, or leave both out",
+    )
     if spark not in _registered:
         spark.dataSource.register(HeartbeatSource)
         _registered.add(spark)

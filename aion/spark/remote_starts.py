@@ -1,0 +1,180 @@
+"""What a client of Spark Connect does when one of its queries starts. The server calls nobody before the first batch.
+
+So ``start`` of pyspark's writer for Connect is replaced (:func:`watch`). It looks at the operators first, and raises
+what is wrong. What the query's tasks and sinks need to know becomes settings of the session while the query starts:
+Spark gives each query a copy of the session. The state itself is looked at in a task, as only the executors may reach
+its place.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from aion import errors
+from aion.errors import AionError, ConfigError, WatermarkError
+from aion.spark import upstream
+from aion.spark.checkpoint_files import RemoteFiles
+from aion.spark.look import Look, Operator, check_names
+from aion.spark.partitions import NOTE, rescaled
+from aion.spark.query_settings import CHECKPOINT, RESCALED, STORED, TEMPORARY
+from aion.spark.sessions import analyzed, master
+
+_METHODS = ("start", "toTable")
+_LOCATION = "checkpointLocation"
+_ROOT_OF_CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
+_OF_FILES = ("", "parquet", "orc", "json", "csv", "text", "avro")
+"""The formats of Spark's sink for files. The first one is that of a writer that was given none."""
+_operators: WeakKeyDictionary[Any, Operator] = WeakKeyDictionary()
+"""By the nodes of plans that are their roots."""
+_watched: WeakSet[SparkSession] = WeakSet()
+_turn = threading.Lock()
+
+
+def remember(result: DataFrame, operator: Operator) -> None:
+    """Notes the operator whose result this is."""
+    _operators[_node(result)] = operator
+
+
+def watch(spark: SparkSession) -> None:
+    """Does its part whenever a query starts in this session from now on."""
+    from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
+
+    _watched.add(spark)
+    for name in _METHODS:
+        stock = getattr(DataStreamWriter, name)
+        if not hasattr(stock, "__wrapped_by_aion__"):
+            setattr(DataStreamWriter, name, _looking(stock))
+
+
+def _looking(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def start(self: Any, *arguments: Any, **named: Any) -> Any:
+        session = self._session
+        if session not in _watched:
+            return stock(self, *arguments, **named)
+        given = inspect.signature(stock).bind(self, *arguments, **named).arguments
+        settings = _settings(session, self, given)
+        with _turn:  # they are the session's until the query has a session of its own
+            for key, value in settings.items():
+                session.conf.set(key, value)
+            try:
+                return stock(self, *arguments, **named)
+            finally:
+                for key in settings:
+                    session.conf.unset(key)
+
+    start.__wrapped_by_aion__ = True  # type: ignore[attr-defined]
+    return start
+
+
+def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[str, str]:
+    """Returns what a query's own session needs. Raises AionError if the query cannot run."""
+    plan = writer._write_stream._child
+    there = [_operators[node] for node in _nodes(plan) if node in _operators]
+    if there and spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy") == "min":
+        from pyspark.sql.connect.dataframe import DataFrame as Remote
+
+        if upstream.waits_for_itself(analyzed(Remote(plan, spark))):
+            raise WatermarkError(upstream.WAITS)
+    check_names(there)
+    location = _location(spark, writer, given)
+    if location is None:
+        found, query, checkpoint = {CHECKPOINT: TEMPORARY}, None, TEMPORARY
+    else:
+        files = RemoteFiles(spark, location)
+        checkpoint = files.location
+        found = {CHECKPOINT: checkpoint}
+        batches = files.batches("commits")
+        query = files.query if batches else None
+        if there:
+            found |= _rescaled(files, batches, writer, given)
+    for operator in there:
+        look = Look(operator, query, checkpoint, master(spark).startswith("local"))
+        if (shards := _in_a_task(spark, look)) is not None:
+            found[STORED + operator.config.name] = str(shards)
+    return found
+
+
+def _location(spark: SparkSession, writer: Any, given: dict[str, Any]) -> str | None:
+    """Returns where a query has its checkpoint, as Spark decides it. None: in a temporary folder."""
+    options = {**writer._write_proto.options, **given.get("options", {})}
+    location = {name.lower(): value for name, value in options.items()}.get(_LOCATION.lower())
+    if location is not None:
+        return str(location)
+    root = spark.conf.get(_ROOT_OF_CHECKPOINTS, None)
+    if root is None:
+        return None
+    name = given.get("queryName") or writer._write_proto.query_name or uuid.uuid4().hex
+    location = f"{root.rstrip('/')}/{name}"
+    writer.option(_LOCATION, location)
+    return location
+
+
+def _rescaled(files: RemoteFiles, batches: list[int], writer: Any, given: dict[str, Any]) -> dict[str, str]:
+    """Returns which batches only changed the number of partitions, for sinks."""
+    elsewhere = "start the query once in a session without .remote"
+    if NOTE in files.names():
+        raise ConfigError(f"{files.location}: aion rescale was interrupted there; run it again, or {elsewhere}")
+    idle = rescaled(files, batches)
+    if idle is None:
+        return {}
+    format_ = str(given.get("format") or writer._write_proto.format)
+    if format_.lower() in _OF_FILES and "tableName" not in given:
+        raise ConfigError(
+            f"{files.location}: the query has new partitions, and its sink of files has not seen batch {idle[1]}, "
+            f"which only changed them. Spark Connect cannot give it that batch; {elsewhere}"
+        )
+    return {RESCALED: json.dumps(idle)}
+
+
+def _in_a_task(spark: SparkSession, look: Look) -> int | None:
+    """Returns what a look returns on a host of the executors. Raises the AionError that it raises there."""
+    rows = spark.range(0, 1, 1, 1).mapInArrow(_Task(look), _Task.SCHEMA).collect()
+    name, text, shards = rows[0]
+    if name is not None:
+        raise getattr(errors, name, AionError)(text)
+    return None if shards is None else int(shards)
+
+
+class _Task:
+    """Spark's side of a look."""
+
+    SCHEMA = "error string, text string, shards int"
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            name = text = shards = None
+            try:
+                shards = self._look()
+            except AionError as error:
+                name, text = type(error).__name__, str(error)
+            columns = pa.array([name], pa.string()), pa.array([text], pa.string()), pa.array([shards], pa.int32())
+            yield pa.RecordBatch.from_arrays(list(columns), ["error", "text", "shards"])
+
+
+def _node(df: Any) -> Any:
+    return df._plan
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    """Returns a plan of the client and all below it, once for each use."""
+    from pyspark.sql.connect.plan import LogicalPlan
+
+    yield plan
+    for part in vars(plan).values():
+        for below in part if isinstance(part, list | tuple) else (part,):
+            if isinstance(below, LogicalPlan):
+                yield from _nodes(below)
