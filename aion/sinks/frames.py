@@ -37,14 +37,9 @@ def mark_of(batch: DataFrame, batch_id: int) -> Mark:
     return Mark(History(query, checkpoint), batch_id, idle)
 
 
-_queries: dict[tuple[str, str], str] = {}
-"""By the session of a query, and its checkpoint: its id."""
-
-
 def _query(session: SparkSession, checkpoint: str) -> str | None:
-    """Returns the id of the query that runs a batch. With Spark Connect, only its checkpoint says it."""
-    from aion.spark.checkpoint_files import RemoteFiles
-    from aion.spark.query_settings import TEMPORARY
+    """Returns the id of the query that runs a batch."""
+    from aion.spark.query_settings import RUNNING, TEMPORARY
     from aion.spark.sessions import is_remote
 
     if not is_remote(session):
@@ -52,10 +47,8 @@ def _query(session: SparkSession, checkpoint: str) -> str | None:
         return found
     if checkpoint == TEMPORARY:
         raise ConfigError("a sink needs the checkpoint of its query: set the option checkpointLocation of the writer")
-    here = session.session_id, checkpoint
-    if checkpoint and here not in _queries:
-        _queries[here] = RemoteFiles(session, checkpoint).query
-    return _queries.get(here)
+    running = session.conf.get(RUNNING, None)
+    return None if running is None else str(json.loads(running)[0])
 
 
 def panes_of(batch: DataFrame, columns: Sequence[str], *, as_json: bool) -> pa.Table:

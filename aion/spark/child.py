@@ -19,6 +19,7 @@ from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.core.topology import Tree
 from aion.spark.blocks import BlockRows
 from aion.spark.hand_over import HandOverConfig, Sending
+from aion.spark.running import Running
 from aion.spark.shards import ids_here
 from aion.spark.worker import begin_task
 from aion.spark.zones import slicing_plan
@@ -123,7 +124,7 @@ def next_order() -> int:
     """
     context = TaskContext.get()
     assert context is not None
-    return int(context.getLocalProperty("streaming.sql.batchId") or "0") << 32
+    return Running.of(context).batch << 32
 
 
 def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -23,7 +23,8 @@ from aion.errors import AionError, SchemaError, TransformError
 from aion.execute.file_reading import FileReader
 from aion.execute.skipped_files import Records
 from aion.spark.child import ChildWork, together
-from aion.spark.starts import checkpoint_of
+from aion.spark.running import Running
+from aion.spark.starts import lasting_checkpoint_of
 from aion.spark.worker import begin_task
 
 Transform = Callable[[pa.RecordBatch], Any]
@@ -170,9 +171,9 @@ class Skipping:
         context = TaskContext.get()
         assert context is not None
         return Records(
-            checkpoint_of(context),
+            lasting_checkpoint_of(context),
             self.name,
-            int(context.getLocalProperty("streaming.sql.batchId") or "0"),
+            Running.of(context).batch,
             (task, self.tasks),
             context.taskAttemptId(),
         )

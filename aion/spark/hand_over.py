@@ -14,6 +14,7 @@ from pyspark import TaskContext
 
 from aion.core.ingest.builder import ShardBlock
 from aion.spark.blocks import BlockRows
+from aion.spark.running import Running
 from aion.spark.starts import checkpoint_of
 from state_backends.files.handed import HandedFile, name_of, sweep
 from state_backends.files.names import HANDED_FOLDER
@@ -41,9 +42,8 @@ class BatchFolder:
     def __init__(self, state_dir: str, name: str) -> None:
         context = TaskContext.get()
         assert context is not None
-        query = context.getLocalProperty("sql.streaming.queryId") or "no-query"
+        query, _, self._batch = Running.of(context)
         self._lineage = digest_of(checkpoint_of(context))
-        self._batch = int(context.getLocalProperty("streaming.sql.batchId") or "0")
         self._names = query, name
         self._state_dir = state_dir
         local = local_path(state_dir)

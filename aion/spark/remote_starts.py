@@ -27,6 +27,7 @@ from aion.spark.checkpoint_files import RemoteFiles
 from aion.spark.look import Look, Operator, check_names
 from aion.spark.partitions import NOTE, rescaled
 from aion.spark.query_settings import CHECKPOINT, RESCALED, STORED, TEMPORARY
+from aion.spark.remote_batches import Batches
 from aion.spark.sessions import analyzed, master
 
 _METHODS = ("start", "toTable")
@@ -50,10 +51,18 @@ def watch(spark: SparkSession) -> None:
     from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
 
     _watched.add(spark)
-    for name in _METHODS:
-        stock = getattr(DataStreamWriter, name)
-        if not hasattr(stock, "__wrapped_by_aion__"):
-            setattr(DataStreamWriter, name, _looking(stock))
+    if not hasattr(DataStreamWriter.start, "__wrapped__"):
+        for name in _METHODS:
+            setattr(DataStreamWriter, name, _looking(getattr(DataStreamWriter, name)))
+        DataStreamWriter.foreachBatch = _saying(DataStreamWriter.foreachBatch)
+
+
+def _saying(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def foreach_batch(self: Any, func: Any) -> Any:
+        return stock(self, Batches(func) if self._session in _watched and callable(func) else func)
+
+    return foreach_batch
 
 
 def _looking(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +82,6 @@ def _looking(stock: Callable[..., Any]) -> Callable[..., Any]:
                 for key in settings:
                     session.conf.unset(key)
 
-    start.__wrapped_by_aion__ = True  # type: ignore[attr-defined]
     return start
 
 

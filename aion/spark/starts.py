@@ -26,9 +26,9 @@ from pyspark.sql.streaming import StreamingQueryListener
 
 from aion import errors
 from aion.core.heartbeat import RUN
-from aion.errors import AionError, StateError, WatermarkError
+from aion.errors import AionError, ConfigError, StateError, WatermarkError
 from aion.spark import positions, progress, upstream
-from aion.spark.query_settings import CHECKPOINT, REFUSED
+from aion.spark.query_settings import CHECKPOINT, REFUSED, TEMPORARY
 from aion.spark.sessions import application, is_remote
 from state_backends.server.server_folder import note_end, runtime_dir
 
@@ -126,3 +126,14 @@ def checkpoint_of(context: TaskContext) -> str:
             "aion.windowed was called, and see the driver's log"
         )
     return str(found)
+
+
+def lasting_checkpoint_of(context: TaskContext) -> str:
+    """Returns the same for those that write into the checkpoint. Raises ConfigError if its folder is not known."""
+    found = checkpoint_of(context)
+    if found == TEMPORARY:
+        raise ConfigError(
+            "this query keeps something beside its checkpoint, and with Spark Connect a temporary one is not known; "
+            "set the option checkpointLocation of the writer"
+        )
+    return found

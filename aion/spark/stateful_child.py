@@ -25,8 +25,9 @@ from pyspark.sql.types import StructType
 from aion.base.hashing import ShardOfKeys
 from aion.config import policy_from_text
 from aion.errors import ServerError
+from aion.spark.running import Running
 from aion.spark.shards import ids_here
-from aion.spark.task import client_of, query_of
+from aion.spark.task import client_of
 from aion.spark.worker import begin_task
 from aion.stateful.keys import Keys, distinct_keys
 from aion.stateful.layout import record_key
@@ -99,7 +100,7 @@ class _Announced:
 
     def __init__(self, announces: Announces, context: TaskContext) -> None:
         self._announces = announces
-        self._query = query_of(context)
+        self._query = Running.of(context).query
         self._keys = Keys(announces.key)
         self._useful: dict[int, bool] = {}
 

@@ -1,19 +1,12 @@
-"""What tasks of all kinds ask: which query they belong to, and where the state server of their host is."""
+"""What tasks of all kinds ask: where the state server of their host is."""
 
 from __future__ import annotations
-
-from pyspark import TaskContext
 
 from aion.config import Policy
 from state_backends.server.client import StateClient, daemon_pid, executor_pid
 
 # A worker serves many tasks, one at a time. They share a client for each application and timeout.
 _clients: dict[tuple[str, float], StateClient] = {}
-
-
-def query_of(context: TaskContext) -> str:
-    """Returns the id of the query that a task belongs to."""
-    return context.getLocalProperty("sql.streaming.queryId") or "no-query"
 
 
 def client_of(application: str, policy: Policy) -> StateClient:

@@ -13,9 +13,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from aion.config import policy_from_text
 from aion.execute.assembly import store_config
+from aion.spark.running import Running
 from aion.spark.shards import ids_here, partition_of
 from aion.spark.starts import checkpoint_of
-from aion.spark.task import client_of, query_of
+from aion.spark.task import client_of
 from aion.spark.tenants import Batch, TenantDefinition, Tenants
 from aion.spark.worker import begin_task
 from state_backends.server.client import RemoteAttempt
@@ -35,10 +36,7 @@ class Task:
         self._policy = policy_from_text(config.policy)
         context = TaskContext.get()
         assert context is not None
-        self._query = query_of(context)
-        # Spark runs a streaming query in a job group named by the run.
-        self._run = context.getLocalProperty("spark.jobGroup.id") or ""
-        self.batch = int(context.getLocalProperty("streaming.sql.batchId") or "0")
+        self._query, self._run, self.batch = Running.of(context)
         if definition.batch is not None:
             self.batch = definition.batch
         self._checkpoint = checkpoint_of(context)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 
 from aion.core.query.plan import Plan
-from aion.spark.starts import checkpoint_of
+from aion.spark.running import Running
+from aion.spark.starts import lasting_checkpoint_of
 
 if TYPE_CHECKING:
     from aion.execute.zone_files import ZoneFiles
@@ -56,7 +57,7 @@ def _query() -> tuple[str, str]:
     """Returns the query's checkpoint, and its run."""
     context = TaskContext.get()
     assert context is not None
-    return checkpoint_of(context), context.getLocalProperty("spark.jobGroup.id") or ""
+    return lasting_checkpoint_of(context), Running.of(context).run
 
 
 @lru_cache(maxsize=64)
