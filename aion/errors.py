@@ -69,6 +69,7 @@ EXTRAS = {
     "duckdb": ("duckdb",),
     "delta": ("deltalake",),
     "iceberg": ("pyiceberg",),
+    "connect": ("grpc", "grpc_status", "zstandard"),
 }
 """The modules that each extra installs. A test compares them with pyproject.toml."""
 

@@ -26,6 +26,7 @@ from aion.config import (
 from aion.config.layers import Source
 from aion.config.model import leaves
 from aion.errors import ConfigError, MissingJava
+from aion.installation import require_extra
 from aion.spark.quiet import quiet
 from aion.spark.sessions import is_remote, master
 from aion.spark.settings import REQUIRED
@@ -89,6 +90,7 @@ def configure(
                 "stateful: on Spark Connect, jobs cannot run on Aion unchanged; leave it out, and write "
                 "aion.group_by(df, ...) instead of df.groupBy(...) (docs/connect.md)"
             )
+        require_extra("connect", "configure: a session of Spark Connect")
     else:
         check_java()
     if stateful:

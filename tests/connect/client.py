@@ -1,0 +1,217 @@
+"""Programs of a client. Each does something in a folder, in a session with a URL, and prints what came out."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+import aion
+from aion import aggregates as A
+from aion.errors import AionError
+from tests.connect.events import DDL, put
+
+WINDOWS: dict[str, Any] = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "lateness": "1 hour"}
+COUNTS: dict[str, Any] = {"aggregates": {"n": A.count()}, "trigger": "every_batch"}
+KEPT: dict[str, Any] = {
+    "windows": {"minute": aion.Tumbling("1 minute"), "session": aion.Session("30 seconds")},
+    "aggregates": {"n": A.count(), "values": A.collect_list("v"), "median": A.median("v")},
+    "lateness": "5 minutes",
+    "trigger": "every_batch",
+}
+
+
+def session(url: str, folder: Path) -> SparkSession:
+    builder = SparkSession.builder
+    if url.startswith("sc://"):
+        builder = builder.remote(url)
+    else:
+        builder = builder.master(url).config("spark.sql.shuffle.partitions", "2").config("spark.ui.enabled", "false")
+    return aion.configure(builder, state_dir=str(folder / "state")).getOrCreate()
+
+
+def events(spark: SparkSession, folder: Path) -> DataFrame:
+    source = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
+    return source.withWatermark("ts", "0 seconds")
+
+
+def run(df: DataFrame, folder: Path, name: str = "out") -> list[dict[str, Any]]:
+    """Runs what is there, and returns all rows that were ever written."""
+    writer = df.writeStream.format("parquet").option("path", str(folder / name))
+    writer = writer.option("checkpointLocation", str(folder / f"{name}.checkpoint")).trigger(availableNow=True)
+    writer.start().awaitTermination()
+    rows = df.sparkSession.read.parquet(str(folder / name)).toArrow().to_pylist()
+    return sorted(({name: str(value) for name, value in row.items()} for row in rows), key=str)
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """Returns the kind of an error, and the first line of its message."""
+    try:
+        call()
+    except AionError as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return "none"
+
+
+# -- what a test asks for ------------------------------------------------------------------------------
+
+
+def tolls(spark: SparkSession, folder: Path, batches: list[Any]) -> dict[str, Any]:
+    """Counts events in a table, as a user would."""
+    put(folder, batches)
+    panes = aion.panes(aion.windowed(events(spark, folder), **WINDOWS, **COUNTS))
+    writer = panes.writeStream.foreachBatch(aion.sinks.upsert(f"sqlite:///{folder / 'tolls.db'}", "tolls"))
+    query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    with sqlite3.connect(folder / "tolls.db") as database:
+        rows = database.execute("SELECT k, window_start, n, pane FROM tolls ORDER BY 2, 1").fetchall()
+    state = sorted(path.name for path in (folder / "state").glob("[!.]*"))
+    server = aion.metrics.state(spark)
+    return {
+        "rows": rows, "query": str(query.id), "state": state, "progress": aion.progress(query),
+        "operators": [] if server is None else list(server.operators),
+    }  # fmt: skip
+
+
+def refused(spark: SparkSession, folder: Path) -> list[str]:
+    """What cannot work, or is wrong."""
+    put(folder, [[("a", 5, 1)]])
+    df = events(spark, folder)
+    bare = spark.readStream.schema(DDL).parquet(str(folder / "in"))
+    builder = SparkSession.builder.remote("sc://localhost")
+    twice = aion.windowed(df, **WINDOWS, **COUNTS).union(aion.windowed(df, **WINDOWS, **COUNTS))
+    later = aion.windowed(df, **WINDOWS, **COUNTS).withWatermark("window_start", "0 seconds")
+    calls: list[Callable[[], Any]] = [
+        lambda: aion.configure(builder, stateful=True),
+        lambda: aion.windowed(bare, **WINDOWS, **COUNTS),
+        lambda: aion.watermark(bare, "ts", "1 second", idle_after="1 minute"),
+        lambda: aion.migrate(spark, str(folder / "old"), str(folder / "new")),
+        lambda: aion.read_state(spark, str(folder / "old")),
+        lambda: run(twice, folder, "twice"),
+        lambda: run(later, folder, "later"),
+    ]
+    return [refusal(call) for call in calls]
+
+
+def kept(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
+    """All rows of windows that keep their events, dropped ones included."""
+    return run(aion.windowed(events(spark, folder), **WINDOWS | KEPT), folder, "kept")
+
+
+def files(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
+    """The same events, which the children read themselves."""
+    read = aion.read_files(
+        spark,
+        folder / "in",
+        schema=DDL,
+        watermark=("ts", "0 seconds"),
+        max_files_per_trigger=1,
+        where=pc.field("v") > 1,
+    )
+    return run(aion.windowed(read, **WINDOWS | KEPT), folder, "files")
+
+
+def lines(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
+    """Events in lines of text."""
+    (folder / "lines").mkdir(exist_ok=True)
+    (folder / "lines" / "1.csv").write_text("k;ts;v\na;2026-01-01T00:00:05Z;1\nb;2026-01-01T00:02:00Z;2\n")
+    read = aion.read_files(
+        spark,
+        folder / "lines",
+        schema=DDL,
+        watermark=("ts", "0 seconds"),
+        format="csv",
+        options={"header": True, "sep": ";"},
+    )
+    return run(aion.panes(aion.windowed(read, **WINDOWS, **COUNTS)), folder, "from-lines")
+
+
+class Counter(StatefulProcessor):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        n = (self._n.get() or (0,))[0] + sum(1 for _ in rows)
+        self._n.update((n,))
+        yield Row(k=key[0], n=n)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self._n.update((initialState["n"],))
+
+    def close(self) -> None: ...
+
+
+class FrameCounter(Counter):
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        n = (self._n.get() or (0,))[0] + sum(map(len, rows))
+        self._n.update((n,))
+        yield pd.DataFrame({"k": [key[0]], "n": [n]})
+
+
+def processors(spark: SparkSession, folder: Path) -> list[list[dict[str, Any]]]:
+    """Counts with stateful processors of both kinds, one of them from an initial state."""
+    first = aion.group_by(spark.createDataFrame([("a", 100)], "k string, n long"), "k")
+    rows, frames = (aion.group_by(events(spark, folder), "k", name=name) for name in ("rows", "frames"))
+    output = "k string, n long"
+    return [
+        run(rows.transformWithState(Counter(), output, "Append", "none", first), folder, "rows"),
+        run(frames.transformWithStateInPandas(FrameCounter(), output, "Append", "none"), folder, "frames"),
+    ]
+
+
+def partitions(spark: SparkSession, folder: Path, counts: list[int]) -> dict[str, Any]:
+    """Goes on with other numbers of partitions, and then with another definition."""
+    for number in counts:
+        spark.conf.set("spark.sql.shuffle.partitions", str(number))
+        put(folder, [[(f"key-{i}", 10, 1) for i in range(20)], [("z", 100 + number, 1)]])
+        rows = run(aion.panes(aion.windowed(events(spark, folder), **WINDOWS, **COUNTS)), folder)
+    last = {row["k"]: row["n"] for row in sorted(rows, key=lambda row: int(row["pane"])) if row["k"] != "z"}
+    other = WINDOWS | {"windows": aion.Tumbling("2 minutes")}
+    return {
+        "counts": sorted(set(last.values())),
+        "other": refusal(lambda: run(aion.windowed(events(spark, folder), **other, **COUNTS), folder)),
+    }
+
+
+def at_once(spark: SparkSession, folder: Path) -> dict[str, list[Any]]:
+    """Two queries with operators of the same name, each with a sink, at the same time."""
+    queries = []
+    for name in ("one", "two"):
+        panes = aion.panes(aion.windowed(events(spark, folder), **WINDOWS, **COUNTS))
+        writer = panes.writeStream.foreachBatch(aion.sinks.upsert(f"sqlite:///{folder / name}.db", "tolls"))
+        queries.append(writer.option("checkpointLocation", str(folder / name)).trigger(availableNow=True).start())
+    found = {}
+    for name, query in zip(("one", "two"), queries, strict=True):
+        query.awaitTermination()
+        with sqlite3.connect(folder / f"{name}.db") as database:
+            found[name] = database.execute("SELECT k, window_start, n FROM tolls ORDER BY 2, 1").fetchall()
+    return found
+
+
+def endless(spark: SparkSession, folder: Path) -> None:
+    """Runs until the server is killed. Says which batch is done."""
+    panes = aion.panes(aion.windowed(events(spark, folder), **WINDOWS, **COUNTS))
+    sink = aion.sinks.upsert(f"sqlite:///{folder / 'tolls.db'}", "tolls")
+
+    def write(batch: DataFrame, number: int) -> None:
+        sink(batch, number)
+        (Path(str(folder)) / f"batch-{number}").touch()
+
+    panes.writeStream.foreachBatch(write).option("checkpointLocation", str(folder / "checkpoint")).start()
+
+
+def main(url: str, what: str, folder: str, arguments: str) -> None:
+    answer = globals()[what](session(url, Path(folder)), Path(folder), **json.loads(arguments))
+    print(json.dumps(answer, default=str))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
