@@ -78,7 +78,7 @@ class CheckpointFiles(ReadableFiles):
             raise TypeError(f"a SparkSession is needed, not {spark!r}")
         if not isinstance(location, str) or not location.strip():
             raise ConfigError(f"checkpoint: {location!r} is not the location of a checkpoint; give a path or a URI")
-        refuse(spark, "what reads or changes the checkpoint of a stopped query", "do it in a session without .remote")
+        refuse(spark, f"checkpoint: {location!r}", "use a session without .remote(...), on a host that reaches it")
         jvm: Any = spark._jvm
         self._hadoop = jvm.org.apache.hadoop.fs
         self._conf = spark._jsparkSession.sessionState().newHadoopConf()

@@ -45,7 +45,7 @@ def refuse(session: SparkSession, what: str, instead: str) -> None:
     do.
     """
     if is_remote(session):
-        raise ConfigError(f"{what} needs the JVM of the driver, and Spark Connect has no way to it; {instead}")
+        raise ConfigError(f"{what}: this needs the JVM of the driver, to which Spark Connect has no way; {instead}")
 
 
 def application(session: SparkSession) -> str:

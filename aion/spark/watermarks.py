@@ -245,11 +245,7 @@ def _interval(us: int) -> Column:
 def _with_heartbeat(df: DataFrame, rules: Rules, delay_us: int) -> DataFrame:
     """Returns the rows of a DataFrame with heartbeats, which have only the column ``_BEAT``."""
     spark = df.sparkSession
-    refuse(
-        spark,
-        "idle_after, and a time as complete_until,",
-        "give the name of a column as complete_until, or leave both out",
-    )
+    refuse(spark, "idle_after, complete_until", "leave out idle_after, and give complete_until the name of a column")
     if spark not in _registered:
         spark.dataSource.register(HeartbeatSource)
         _registered.add(spark)

@@ -106,6 +106,23 @@ def kept(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
     return run(aion.windowed(events(spark, folder), **WINDOWS | KEPT), folder, "kept")
 
 
+def chained(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
+    """Windows of windows, behind a watermark of Aion, with a user's function."""
+
+    def spread(key: Any, window: Any, events: Any) -> dict[str, Any]:
+        values = [value for batch in events for value in batch.column("v").to_pylist()]
+        return {"n": len(values), "spread": max(values) - min(values)}
+
+    source = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
+    marked = aion.watermark(source, "ts", "0 seconds", max_ahead="1 hour")
+    inner = aion.windowed(marked, **WINDOWS, apply=spread, schema="n bigint, spread double", trigger="every_batch")
+    outer = aion.windowed(
+        aion.panes(inner), key="k", time="window_end", windows=aion.Tumbling("10 minutes"), name="outer",
+        aggregates={"n": A.sum("n"), "spread": A.max("spread")}, trigger="every_batch",
+    )  # fmt: skip
+    return run(outer, folder, "chained")
+
+
 def files(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
     """The same events, which the children read themselves."""
     read = aion.read_files(

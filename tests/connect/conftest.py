@@ -11,12 +11,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests import jvm
@@ -86,12 +87,27 @@ class Server:
         return False
 
     def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(PATIENCE)
+        self._end(self.process.terminate)
 
     def kill(self) -> None:
-        self.process.kill()
+        self._end(self.process.kill)
+
+    def _end(self, end: Callable[[], None]) -> None:
+        """Ends the server, and its processes for foreachBatch: they would ask for it for minutes."""
+        batches = [
+            child for child in psutil.Process(self.process.pid).children(recursive=True) if _is_for_batches(child)
+        ]
+        end()
         self.process.wait(PATIENCE)
+        for child in batches:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def _is_for_batches(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return any("foreach_batch_worker" in word for word in process.cmdline())
+    return False
 
 
 @pytest.fixture(scope="session")
