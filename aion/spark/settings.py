@@ -14,7 +14,7 @@ from aion.config import SPARK_PREFIX, Policy, resolve
 from aion.config.layers import Source as PolicySource
 from aion.config.values import location
 from aion.errors import ConfigError
-from aion.spark.sessions import master
+from aion.spark.sessions import is_remote, master
 
 # Settings without which Aion does not work. The README explains each of them.
 REQUIRED = {
@@ -101,4 +101,11 @@ def place_of_state(spark: SparkSession, policy: Policy) -> str:
             ) from None
     if place.startswith("file:"):
         place = unquote(urlsplit(place).path)
+    if is_remote(spark) and "://" not in place:
+        if not Path(place).is_absolute():
+            raise ConfigError(
+                f"state.dir: {place!r} is in the working folder of this client, which a server of Spark Connect need not "
+                "have; set spark.aion.state.dir to an absolute path on the hosts of the executors, or to a URI"
+            )
+        return place
     return place if "://" in place else str(Path(place).resolve())

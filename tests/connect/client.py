@@ -97,8 +97,14 @@ def refused(spark: SparkSession, folder: Path) -> list[str]:
         lambda: aion.read_state(spark, str(folder / "old")),
         lambda: run(twice, folder, "twice"),
         lambda: run(later, folder, "later"),
+        lambda: nowhere(spark, df),
     ]
     return [refusal(call) for call in calls]
+
+
+def nowhere(spark: SparkSession, df: DataFrame) -> DataFrame:
+    spark.conf.unset("spark.aion.state.dir")
+    return aion.windowed(df, **WINDOWS, **COUNTS)
 
 
 def kept(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:

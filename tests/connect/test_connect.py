@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.connect.conftest import PATIENCE, Server, ask
+from tests.connect.conftest import PATIENCE, ROOT, Server, ask
 from tests.connect.events import Event, put
 
 BATCHES: list[list[Event]] = [
@@ -45,6 +48,7 @@ def test_what_cannot_work_is_refused(server: Server, tmp_path: Path) -> None:
         "ConfigError: checkpoint: '",
         "ConfigError: two operators of this query are both named 'windowed'; give each its own",
         "WatermarkError: this query has a second withWatermark behind aion.windowed",
+        "ConfigError: state.dir: 'aion-state' is in the working folder of this client",
     )
     for found, expected in zip(ask(server.url, "refused", tmp_path), said, strict=True):
         assert found.startswith(expected)
@@ -60,7 +64,7 @@ def test_the_panes_are_those_of_a_session_with_a_jvm(server: Server, tmp_path: P
         ask(url, "kept", folder)
         put(folder, [[("a", 4010, 1), ("a", 9000, 2)]])
         found[name] = [ask(url, what, folder) for what in ("kept", "files", "lines", "chained")]
-    assert found["connect"] == found["classic"]
+    assert found["connect"] == found["classic"] and all(found["connect"])
     assert {row["kind"] for row in found["connect"][0]} == {"on_time", "late", "dropped", "retracted"}
 
 
@@ -79,6 +83,15 @@ def test_partitions_may_change_and_another_definition_is_refused_by_start(server
     found = ask(server.url, "partitions", tmp_path, counts=[2, 5, 1])
     assert found["counts"] == ["3"]
     assert found["other"].startswith("ForeignState: ")
+
+
+@pytest.mark.proof
+def test_a_sink_goes_on_behind_a_batch_that_only_changed_the_partitions(server: Server, tmp_path: Path) -> None:
+    ask(server.url, "tolls", tmp_path, batches=BATCHES[:2])
+    command = [sys.executable, "-m", "aion", "rescale", "checkpoint", "1", "--state", "state"]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=200)
+    found = ask(server.url, "tolls", tmp_path, batches=[[("a", 6, 1)], [("z", 9000, 1)]])
+    assert ["a", "1970-01-01 00:00:00.000000", 3, 2] in found["rows"]
 
 
 @pytest.mark.proof
