@@ -136,8 +136,9 @@ def _rescaled(files: RemoteFiles, batches: list[int], writer: Any, given: dict[s
     idle = rescaled(files, batches)
     if idle is None:
         return {}
-    format_ = str(given.get("format") or writer._write_proto.format)
-    if format_.lower() in _OF_FILES and "tableName" not in given:
+    start = writer._write_proto
+    is_other = "tableName" in given or start.HasField("foreach_batch") or start.HasField("foreach_writer")
+    if not is_other and str(given.get("format") or start.format).lower() in _OF_FILES:
         raise ConfigError(
             f"{files.location}: the query has new partitions, and its sink of files has not seen batch {idle[1]}, "
             f"which only changed them. Spark Connect cannot give it that batch; {elsewhere}"

@@ -60,6 +60,13 @@ def master(session: SparkSession) -> str:
     return found
 
 
+def of_application(session: SparkSession, key: str) -> str | None:
+    """Returns a setting of the application, which no session can change. None if it is unset."""
+    settings: Any = session.conf if is_remote(session) else session.sparkContext.getConf()
+    found: str | None = settings.get(key, None)
+    return found
+
+
 def parallelism(session: SparkSession) -> int:
     """Returns how many tasks Spark makes where nothing says how many: the number of cores, unless it is set."""
     if not is_remote(session):

@@ -14,7 +14,7 @@ from aion.config import SPARK_PREFIX, Policy, resolve
 from aion.config.layers import Source as PolicySource
 from aion.config.values import location
 from aion.errors import ConfigError
-from aion.spark.sessions import is_remote, master
+from aion.spark.sessions import is_remote, master, of_application
 
 # Settings without which Aion does not work. The README explains each of them.
 REQUIRED = {
@@ -59,7 +59,7 @@ def resolved_policy(spark: SparkSession, policy: PolicySource | None, keyword: M
                 f"{key} is {conf(spark, key)!r} and must be {value!r}; "
                 "build the session with aion.configure(SparkSession.builder...)"
             )
-    if spark.conf.get(_WORKER_LIMIT, None) is not None:
+    if of_application(spark, _WORKER_LIMIT) is not None:
         warnings.warn(
             f"{_WORKER_LIMIT} is set: Spark turns it into a limit on the address space of every Python worker. The "
             "state server is started by one of them and inherits the limit. Leave it unset (docs/operating.md, Sizes)",
@@ -104,8 +104,8 @@ def place_of_state(spark: SparkSession, policy: Policy) -> str:
     if is_remote(spark) and "://" not in place:
         if not Path(place).is_absolute():
             raise ConfigError(
-                f"state.dir: {place!r} is in the working folder of this client, which a server of Spark Connect need not "
-                "have; set spark.aion.state.dir to an absolute path on the hosts of the executors, or to a URI"
+                f"state.dir: {place!r} is in the working folder of this client, which Spark Connect's server does not "
+                "know; set spark.aion.state.dir to an absolute path on the hosts of the executors, or to a URI"
             )
         return place
     return place if "://" in place else str(Path(place).resolve())
