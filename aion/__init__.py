@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from aion.spark.progress import progress
     from aion.spark.read_state import read_state, restoring
     from aion.spark.session import configure
-    from aion.spark.stream import dropped, explain, panes, windowed
+    from aion.spark.stream import changes, dropped, explain, panes, windowed
     from aion.spark.watermarks import watermark
 
 __version__ = "0.1.0"
@@ -48,6 +48,7 @@ __all__ = [
     "Tumbling",
     "Window",
     "aggregates",
+    "changes",
     "configure",
     "dropped",
     "errors",
@@ -69,6 +70,7 @@ __all__ = [
 # Imported on first use: Spark is slow to import, and LocalOperator does not need it.
 _LAZY = {
     "LocalOperator": "aion.local",
+    "changes": "aion.spark.stream",
     "configure": "aion.spark.session",
     "dropped": "aion.spark.stream",
     "explain": "aion.spark.stream",

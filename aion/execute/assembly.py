@@ -171,6 +171,14 @@ def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *
     )
 
 
+def longest_bound_us(plan: Plan, policy: Policy) -> int:
+    """How long a window is kept after its end at most, whatever is learnt."""
+    lateness = policy.lateness
+    learnt_us = 0 if lateness.coverage is None else lateness.max_bound_us
+    own = [window.timing.bound_us for window in plan.windows.values()]
+    return max(max(lateness.initial_bound_us, learnt_us) if bound is None else bound for bound in own)
+
+
 def _own_rules(plan: Plan, policy: Policy, forecast: Forecast) -> dict[int, Own]:
     """What definitions decide for themselves."""
     triggers = own_triggers(plan.windows)

@@ -27,7 +27,7 @@ from aion.core.compaction import BlockFact, CompactionDone
 from aion.core.operator.actions import SliceFacts
 from aion.core.operator.arrival import UNTIMED
 from aion.core.operator.operator import Operator
-from aion.core.query.plan import Plan, make_plan
+from aion.core.query.plan import FINAL, Plan, make_plan
 from aion.core.slicing.grid import is_timed
 from aion.core.timing import NO_TIMING
 from aion.core.windows import Aligned
@@ -124,7 +124,7 @@ class Definition(NamedTuple):
             apply=_nothing if self.kept else None,
             outputs="n long" if self.kept else None,
             blocking=self.blocking,
-            final_only=self.final_only,
+            emit=FINAL if self.final_only else "all",
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import pyarrow as pa
 from aion.config import Policy
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import NO_SLICE
-from aion.execute.assembly import make_bound, make_operator, predicts
+from aion.execute.assembly import longest_bound_us, make_bound, make_operator, predicts
+from aion.execute.changing import Changes
 from aion.execute.contents import Contents
 from aion.execute.executor import Executor
 from aion.execute.tenant import Saved
@@ -55,6 +56,8 @@ class Windows:
         self._predicts = predicts(policy)
         self._delay_us = delay_us
         self._latest_us: int | None = None
+        self._changes = Changes(plan, attempt) if plan.changes else None
+        self._bound_us = longest_bound_us(plan, policy)
 
     def record(self, recorder: Recorder) -> None:
         """Lets a recorder note what comes, from now on."""
@@ -66,7 +69,7 @@ class Windows:
         before_us = self.operator.watermark.at_us
         if self._learnt is not None and self._bound.together and before_us != at_us and self._bound.asks(before_us):
             self._bound.learn(*self._learnt())
-        yield from self.executor.advance(at_us)
+        yield from self._taken(self.executor.advance(at_us))
 
     def fresh(self, events: pa.RecordBatch) -> pa.RecordBatch:
         """Returns events without those that have come before, if each counts once. Make blocks of these."""
@@ -75,11 +78,17 @@ class Windows:
     def arrive(self, rows: Sequence[Block]) -> Iterator[pa.RecordBatch]:
         times = [block.header.max_us for block in rows if block.header.slice_us != NO_SLICE]
         self._latest_us = max([*times, self._latest_us] if self._latest_us is not None else times, default=None)
-        yield from self.executor.arrive(rows)
+        yield from self._taken(self.executor.arrive(rows))
 
     def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
         """With ``last``, late windows are executed even if their triggers would wait."""
-        yield from self.executor.end_batch(last=last)
+        yield from self._taken(self.executor.end_batch(last=last))
+        if self._changes is not None:
+            at_us = self.operator.watermark.at_us
+            yield from self._changes.end_batch(None if at_us is None else at_us - self._bound_us)
+
+    def _taken(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return rows if self._changes is None else self._changes.take(rows)
 
     @property
     def due_ms(self) -> int | None:

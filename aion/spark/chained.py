@@ -21,6 +21,7 @@ from aion.core.query.spec import Spec
 from aion.core.query.updates import DROPPED, RETRACTED, of_updates
 from aion.core.windows import Aligned, Session
 from aion.errors import ConfigError, SchemaError, WatermarkError
+from aion.execute.assembly import longest_bound_us
 from aion.spark import upstream
 from aion.spark.child import DROPPED_BEFORE
 from aion.spark.files import Files
@@ -52,7 +53,7 @@ def described(result: DataFrame, plan: Plan, policy: Policy, name: str) -> DataF
     """Returns a result of windows that says in the metadata of its columns what windows behind it need to know."""
     parts = {**{column: f"key {number}" for number, column in enumerate(plan.key)}}
     parts |= {column: column for column in (_START, _END, *(("window",) if len(plan.windows) > 1 else ()))}
-    windows = _Windows(name, list(parts.values()), _longest_us(plan), _kept_us(plan, policy), plan.final_only)
+    windows = _Windows(name, list(parts.values()), _longest_us(plan), longest_bound_us(plan, policy), plan.final_only)
     parts[_KIND] = _KIND
     columns = []
     for column in result.columns:
@@ -74,14 +75,6 @@ def _longest_us(plan: Plan) -> int | None:
             return None
         longest = max(longest, length_us)
     return longest
-
-
-def _kept_us(plan: Plan, policy: Policy) -> int:
-    """How long a window is kept at most, whatever is learnt."""
-    lateness = policy.lateness
-    learnt_us = 0 if lateness.coverage is None else lateness.max_bound_us
-    own = [window.timing.bound_us for window in plan.windows.values()]
-    return max(max(lateness.initial_bound_us, learnt_us) if bound is None else bound for bound in own)
 
 
 def is_chained(df: object) -> bool:

@@ -18,7 +18,7 @@ from aion.base.time import format_duration
 from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.operator.actions import PaneKind
-from aion.core.query.columns import COMPLETENESS_COLUMNS, DROPPED_COLUMNS
+from aion.core.query.columns import COMPLETENESS_COLUMNS, DROPPED_COLUMNS, OLD
 from aion.core.query.plan import Plan
 from aion.core.query.spec import Spec, of_spec
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
@@ -218,6 +218,20 @@ def dropped(df: DataFrame) -> DataFrame:
     """
     _check_result("dropped", df)
     return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane", "closes_at", *COMPLETENESS_COLUMNS)
+
+
+def changes(df: DataFrame) -> DataFrame:
+    """Returns what each batch changed, from a result of :func:`windowed` with ``emit="changes"``.
+
+    A row is the newest pane of a key and window in its batch: its values, and in ``old_`` columns those that were shown
+    before it. These are null for a window that is new; the others are null for one that was taken back
+    (``kind = retracted``). A pane with the same values as before is no change. Raises SchemaError for any other
+    DataFrame.
+    """
+    _check_result("changes", df)
+    if not any(name.startswith(OLD) for name in df.columns):
+        raise SchemaError("changes: the result has no old values; give aion.windowed(..., emit='changes')")
+    return panes(df)
 
 
 def _check_result(caller: str, df: DataFrame) -> None:

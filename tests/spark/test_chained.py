@@ -67,11 +67,13 @@ def until(batches: list[list[Any]], watermark: int) -> dict[Any, Any]:
 
 
 def test_panes_of_panes_are_those_of_a_batch(stream: FileStream, sink: Sink) -> None:
-    """Each batch is a restart. Late events change panes inside, and these replace the earlier ones outside."""
+    """Over restarts. Late events change panes inside, and these replace the earlier ones outside."""
     seen: list[list[Any]] = []
-    for batch in BATCHES:
+    for number, batch in enumerate(BATCHES):
         stream.put(batch)
         seen.append(batch)
+        if number in (0, 3):  # two batches in the next run
+            continue
         rows = in_order(sink, outer(inner(stream)))
         watermark = max(event[1] for events in seen for event in events if event[1] is not None)
         assert newest(rows, "panes", "top", "sum") == until(seen, watermark)

@@ -135,6 +135,7 @@ def test_what_makes_no_tree_is_refused(stream: FileStream) -> None:
         aion.windowed(events, **definition, keys_disjoint=True)
 
 
+@pytest.mark.proof
 def test_disjoint_keys_skip_the_levels_and_have_the_same_panes(stream: FileStream, sink: Sink) -> None:
     """Every source partition has keys of its own. There is nothing to merge, so the levels are left out."""
     definition: dict[str, Any] = {

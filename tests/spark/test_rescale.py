@@ -47,20 +47,21 @@ def settled(rows: list[dict[str, Any]]) -> list[str]:
     return plain([{k: v for k, v in row.items() if k not in ("reason", "event")} for row in rows])
 
 
-def test_from_two_to_sixteen_to_one(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [4, pytest.param(16, marks=pytest.mark.proof)])
+def test_from_two_to_more_to_one(spark: SparkSession, tmp_path: Path, most: int) -> None:
     """Windows of time and of keys, with late events under way; each batch is a run of its own."""
     place = spark.conf.get("spark.aion.state.dir")
     runs: dict[str, list[dict[str, Any]]] = {}
-    for name, changes in {"plain": {}, "rescaled": {1: 16, 2: 1}}.items():
+    for name, changes in {"plain": {}, "rescaled": {1: most, 2: 1}}.items():
         (folder := tmp_path / name).mkdir()
         stream, sink = FileStream(spark, folder / "input", EVENTS), Sink(spark, folder)
         for number in range(3):
             if number in changes:
                 done = rescale(spark, str(folder / "checkpoint"), changes[number], state_dir=place)
-                assert (done.after, done.shards) == (changes[number], {"windowed": 16})
+                assert (done.after, done.shards) == (changes[number], {"windowed": most})
             stream.put(batch(number))
             stream.put([("key-0", 60 * number + 59, 0.5)])
-            runs[name] = sink.run(panes(stream))
+            runs[name] = sink.run(panes(stream, shards=most))
     assert settled(runs["rescaled"]) == settled(runs["plain"])
     last = max((tmp_path / "rescaled" / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
     assert json.loads(last.read_text().splitlines()[1])["conf"]["spark.sql.shuffle.partitions"] == "1"

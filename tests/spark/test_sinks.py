@@ -92,6 +92,7 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
         pytest.skip(WITHOUT_SERVER)
 
 
+@pytest.mark.proof
 def test_the_copy_of_a_checkpoint_may_not_write_where_the_original_does(stream: FileStream, tmp_path: Path) -> None:
     database = Place("sqlite", f"sqlite:///{tmp_path / 'db'}")
     table = aion.sinks.upsert(database.uri, "visits")

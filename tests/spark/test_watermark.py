@@ -203,6 +203,7 @@ def test_windows_of_a_silent_source_close(
     assert query.isActive
 
 
+@pytest.mark.proof
 def test_a_silent_source_in_runs_that_end(stream: FileStream, sink: Sink) -> None:
     """Each ends. In the first, no event is close to the clock."""
     at = int(time.time()) - 600
@@ -241,6 +242,7 @@ def test_windows_close_in_the_run_that_has_all_their_events(stream: FileStream, 
     assert "windows that end at 1970-01-01T00:00:00Z or before close at the end of an availableNow run" in said
 
 
+@pytest.mark.proof
 def test_windows_close_in_the_run_though_spark_runs_no_batch_without_data(
     spark: SparkSession, stream: FileStream, sink: Sink
 ) -> None:
@@ -284,6 +286,7 @@ def test_promises_in_the_data(stream: FileStream, sink: Sink) -> None:
     assert "when until says that events are complete" in " ".join(aion.explain(df, **MINUTE).split())
 
 
+@pytest.mark.proof
 def test_a_batch_that_runs_again_makes_the_same_promise(stream: FileStream, tmp_path: Path) -> None:
     """Although its run makes another one, and more has come since."""
     shown_by: dict[int, list[tuple[Any, ...]]] = {}

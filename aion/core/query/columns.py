@@ -16,11 +16,18 @@ WINDOW_COLUMNS = ("window", "window_start", "window_end")
 PANE_COLUMNS = ("pane", "kind", "events", "late_events", "closes_at")
 # Columns that results with completeness=True have, too.
 COMPLETENESS_COLUMNS = ("completeness", "completeness_low")
+OLD = "old_"
+"""How the columns begin that results with emit="changes" have for each of the user's: the value before."""
 DROPPED_COLUMNS = ("event_time", "lateness_us", "reason", "event")
 
 
 def result_schema(
-    key: Iterable[pa.Field], timestamp: pa.DataType, outputs: Iterable[pa.Field], *, completeness: bool = False
+    key: Iterable[pa.Field],
+    timestamp: pa.DataType,
+    outputs: Iterable[pa.Field],
+    *,
+    completeness: bool = False,
+    changes: bool = False,
 ) -> pa.Schema:
     """Returns the columns of a result: keys, window, the user's results, pane, and those for dropped rows."""
     return pa.schema(
@@ -30,6 +37,7 @@ def result_schema(
             pa.field("window_start", timestamp),
             pa.field("window_end", timestamp),
             *(pa.field(f.name, f.type) for f in outputs),
+            *(pa.field(OLD + f.name, f.type) for f in outputs if changes),
             pa.field("pane", pa.int32()),
             pa.field("kind", pa.string()),
             pa.field("events", pa.int64()),
@@ -106,13 +114,17 @@ def check_columns(schema: pa.Schema, keys: Sequence[str], time: str) -> None:
             raise SchemaError(f"key: column {name!r} is of type {type_}; {instead_of_nested(name, type_)}")
 
 
-def check_names(keys: Sequence[str], outputs: Sequence[str], *, completeness: bool) -> None:
+def check_names(keys: Sequence[str], outputs: Sequence[str], *, completeness: bool, changes: bool = False) -> None:
     taken = {*WINDOW_COLUMNS, *PANE_COLUMNS, *DROPPED_COLUMNS, *(COMPLETENESS_COLUMNS if completeness else ())}
     for what, names in (("key", keys), ("result column", outputs)):
         for name in names:
             if name in taken:
                 raise SchemaError(f"{what}: {name!r} is a column that every result has; use another name")
     for name in outputs:
+        if changes and OLD + name in (*keys, *outputs):
+            raise SchemaError(
+                f"result column: {OLD + name!r} is what {name!r} was, with emit='changes'; use another name"
+            )
         if name in keys:
             raise SchemaError(f"result column: {name!r} is a key column already; use another name")
 

@@ -48,8 +48,9 @@ from aion.errors import ApplyError, ConfigError, SchemaError, WindowError
 FINAL = "final"
 _MARKS = 64
 """Only the first 64 definitions may be Punctuated: each row has 64 bits, one for each, set if it is a punctuation."""
-EMITS = ("all", FINAL)
-"""What comes out of a window: all its panes, or one pane when its bound has passed."""
+CHANGES = "changes"
+EMITS = ("all", FINAL, CHANGES)
+"""What comes out of a window: all its panes; one pane when its bound has passed; or what each batch changed."""
 
 
 _SENT = timedelta(hours=1)  # how long the slices are of the events that children send
@@ -93,7 +94,8 @@ class Plan:
     (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). ``final_only``: each window runs once, when its bound has passed.
     ``completeness``: whether rows say how complete they are. ``unique``: the columns that identify an event, so that
     it counts once (:mod:`aion.core.operator.unique`); empty: all events count. ``updates``: how events replace earlier
-    ones. None: they do not.
+    ones. None: they do not. ``changes``: a batch yields what it changed, with the values before
+    (:mod:`aion.execute.changing`).
     """
 
     key: tuple[str, ...]
@@ -111,6 +113,7 @@ class Plan:
     completeness: bool = False
     unique: tuple[str, ...] = ()
     updates: Updates | None = None
+    changes: bool = False
 
     def with_windows(self, changed: Mapping[int, Definition]) -> Plan:
         """Returns the same plan, but these definitions, by number, are others of the same kind."""
@@ -262,7 +265,11 @@ class Plan:
     @cached_property
     def result_schema(self) -> pa.Schema:
         return result_schema(
-            [self.schema.field(name) for name in self.key], self.timestamp, self.outputs, completeness=self.completeness
+            [self.schema.field(name) for name in self.key],
+            self.timestamp,
+            self.outputs,
+            completeness=self.completeness,
+            changes=self.changes,
         )
 
     @cached_property
@@ -274,7 +281,7 @@ class Plan:
             "windows": [[name, window.spec()] for name, window in self.windows.items()],
             "block": [[f.name, str(f.type)] for f in self.block_schema],
             "partials": self.layout.spec() if self.layout else [],
-            **({"emit": FINAL} if self.final_only else {}),
+            **({"emit": FINAL} if self.final_only else {"emit": CHANGES} if self.changes else {}),
             **({"unique": list(self.unique)} if self.unique else {}),
             **({"updates": list(self.updates.identity)} if self.updates is not None else {}),
             **({"event_rows": self.event_rows.definition} if self.event_rows is not None else {}),
@@ -291,7 +298,7 @@ def make_plan(
     apply: ApplyFunction | None,
     outputs: str | pa.Schema | None,
     blocking: bool = True,
-    final_only: bool = False,
+    emit: str = "all",
     completeness: bool = False,
     unique: str | Sequence[str] | None = None,
     columns: str | Sequence[str] | None = None,
@@ -312,15 +319,15 @@ def make_plan(
     names = output_fields(aggregates, apply, outputs)
     if aggregates is None:
         result = pa.schema(names)
-        check_names(keys, result.names, completeness=completeness)
+        check_names(keys, result.names, completeness=completeness, changes=emit == CHANGES)
         needed = (*keys, time, *_deciding(definitions, schema), *recognised)
         return Plan(
             keys, time, definitions, asked_columns(columns, needed, schema), None, apply, result, blocking,
-            final_only=final_only, completeness=completeness, unique=recognised,
+            final_only=emit == FINAL, completeness=completeness, unique=recognised, changes=emit == CHANGES,
         )  # fmt: skip
     bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]
     result = pa.schema([pa.field(b.name, b.type) for b in bound])
-    check_names(keys, result.names, completeness=completeness)
+    check_names(keys, result.names, completeness=completeness, changes=emit == CHANGES)
     numbered = dict(enumerate(definitions.values()))
     event_wise = {number: w for number, w in numbered.items() if is_event_wise(w)}
     others = {number: w for number, w in numbered.items() if number not in event_wise}
@@ -342,9 +349,10 @@ def make_plan(
             own,
             event_rows,
             name_offset_us,
-            final_only,
+            emit == FINAL,
             completeness,
             () if name_offset_us else recognised,
+            changes=emit == CHANGES,
         )
 
     if event_wise and others:

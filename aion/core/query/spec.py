@@ -14,7 +14,7 @@ import pyarrow as pa
 from aion.aggregates import Aggregate
 from aion.base.time import format_early
 from aion.core.query.columns import column_names, key_names, result_schema
-from aion.core.query.plan import EMITS, FINAL, ApplyFunction, Plan, make_plan, output_fields
+from aion.core.query.plan import CHANGES, EMITS, FINAL, ApplyFunction, Plan, make_plan, output_fields
 from aion.core.timing import DurationOrZero
 from aion.core.windows import Definition, Definitions, PerRecord, named
 from aion.errors import ConfigError, SchemaError
@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
     schema: str | pa.Schema | StructType | None
     columns: str | Sequence[str] | None
     blocking: bool
-    emit: Literal["all", "final"]
+    emit: Literal["all", "final", "changes"]
     lateness: DurationOrZero | None
     trigger: str | Mapping[str, Any] | None
     policy: Source | None
@@ -81,7 +81,8 @@ class Spec:
     those that windows and ``unique`` need. Default: all columns, but on Spark not one that has the watermark and is not
     the time. ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the
     function starts before the whole window is staged. ``emit``: ``"all"`` panes of a window, or ``"final"``: one pane
-    for each window and key, when its bound has passed and nothing can change it any more. ``lateness``: how long each
+    for each window and key, when its bound has passed and nothing can change it any more; or ``"changes"``: what each
+    batch changed, with the values before in ``old_`` columns (docs/sinks.md). ``lateness``: how long each
     window is kept after its end, e.g. ``"2 hours"``; without it, the policy learns that from the data. ``trigger``:
     when a window with late events runs again: a kind, e.g. ``"every_batch"``, or the keys of ``trigger`` of the policy,
     e.g. ``{"kind": "interval", "interval": "5 minutes"}``. A definition's own outrank both. ``completeness=True`` adds
@@ -109,7 +110,7 @@ class Spec:
     schema: str | pa.Schema | StructType | None = None
     columns: str | Sequence[str] | None = None
     blocking: bool = True
-    emit: Literal["all", "final"] = "all"
+    emit: Literal["all", "final", "changes"] = "all"
     lateness: DurationOrZero | None = None
     trigger: str | Mapping[str, Any] | None = None
     policy: Source | None = None
@@ -125,7 +126,7 @@ class Spec:
     def __post_init__(self) -> None:
         definitions = named(self.windows)
         if self.emit not in EMITS:
-            raise ConfigError(f"emit: {self.emit!r} is not known; give 'all' or 'final'")
+            raise ConfigError(f"emit: {self.emit!r} is not known; give 'all', 'final' or 'changes'")
         for name, window in definitions.items():
             if self.emit == FINAL and window.timing.early_us is not None:
                 raise ConfigError(
@@ -181,7 +182,7 @@ class Spec:
             outputs=self.schema,
             columns=self.columns,
             blocking=self.blocking,
-            final_only=self.emit == FINAL,
+            emit=self.emit,
             completeness=self.completeness,
             unique=self.unique,
         )
@@ -197,7 +198,8 @@ class Spec:
     def unbound_result(self) -> pa.Schema:
         """Returns all columns of the result before the input is known; type null if it depends on the input."""
         key = [pa.field(name, pa.null()) for name in key_names(self.key)]
-        return result_schema(key, pa.null(), self.unbound_outputs(), completeness=self.completeness)
+        changes = self.emit == CHANGES
+        return result_schema(key, pa.null(), self.unbound_outputs(), completeness=self.completeness, changes=changes)
 
 
 class OfSpec(Protocol[Stream, Answer]):

@@ -74,6 +74,7 @@ class Sizes(StatefulProcessor):
         yield Row(key=key[0], n=self._rows.get()[0], v=sorted(row.v for row in got))
 
 
+@pytest.mark.proof
 def test_an_expression_with_an_alias_is_a_key(spark: SparkSession, tmp_path: Path) -> None:
     """Spark looks its name up among the columns, and finds none."""
     stream = FileStream(spark, tmp_path / "in", pa.schema([("k", pa.string()), ("v", pa.int64())]))

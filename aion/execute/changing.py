@@ -1,0 +1,213 @@
+"""What a batch changed of what was shown: one row for each key and window, with the values before it.
+
+A shard keeps what it has shown of each key and window in its map, until no pane of the window can come any more. The
+windows that end at one time are a bin, and a bin is some pages of rows, by the hash of what identifies them. So a batch
+reads and writes the pages of the windows that it has panes of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aion.aggregates.values import combined
+from aion.base.row_hash import hash_rows
+from aion.core.operator.actions import PaneKind
+from aion.core.operator.keyed.values import Change, Values
+from aion.core.query.columns import OLD, WINDOW_COLUMNS
+from aion.core.query.plan import Plan
+from aion.errors import ApplyError
+from state_backends.thresholds import threshold
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+_PAGE_ROWS = threshold(256, 1)
+_SPACE, _BIN, _ROWS = b"s", b"b", b"r"
+_SIGN = 1 << 63
+_FIRST, _SECOND = "\0first", "\0second"
+"""The columns of a page beside those that are shown: two hashes of what identifies a row."""
+
+
+class Changes:
+    """The panes of a batch, and what they change. ``values``: the map of the shard."""
+
+    def __init__(self, plan: Plan, values: Values) -> None:
+        self._plan = plan
+        self._values = values
+        self._identity = [*plan.key, *WINDOW_COLUMNS]
+        self._shown = list(plan.outputs.names)
+        self._page = pa.schema([pa.field(_FIRST, pa.int64()), pa.field(_SECOND, pa.int64()), *plan.outputs])
+        self._panes: list[pa.RecordBatch] = []
+
+    def take(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Keeps panes until the end of the batch. Yields rows of other kinds."""
+        for batch in rows:
+            is_dropped = pc.equal(batch.column("kind"), PaneKind.DROPPED.value)
+            if is_dropped.true_count:
+                yield batch.filter(is_dropped)
+            if is_dropped.true_count < batch.num_rows:
+                self._panes.append(batch.filter(pc.invert(is_dropped)))
+
+    def end_batch(self, before_us: int | None) -> Iterator[pa.RecordBatch]:
+        """Yields the changes. ``before_us``: no pane comes any more for windows that end before it."""
+        if self._panes:
+            yield from self._changes()
+        if before_us is not None:
+            self._forget(before_us)
+
+    def _changes(self) -> Iterator[pa.RecordBatch]:
+        panes = pa.Table.from_batches(self._panes).combine_chunks()
+        self._panes = []
+        identity = [combined(panes.column(name)) for name in self._identity]
+        ids = np.column_stack([hash_rows(identity, seed).view(np.int64) for seed in (1, 2)])
+        rows = _last(ids)
+        if len(rows) < panes.num_rows:
+            self._check(panes, ids)
+        panes, ids = panes.take(pa.array(rows)), ids[rows]
+        ends = combined(panes.column("window_end")).cast(pa.int64()).to_numpy()
+        gone = pc.equal(panes.column("kind"), PaneKind.RETRACTED.value).to_numpy()
+        new = pa.table([pa.array(ids[:, 0]), pa.array(ids[:, 1]), *map(panes.column, self._shown)], schema=self._page)
+        old_rows, stored = self._replace(ends, ids, new, gone)
+        had = old_rows >= 0
+        old = stored.take(pa.array(np.where(had, old_rows, 0), mask=~had))
+        same = had & ~gone & _equal([(old.column(name), new.column(name)) for name in self._shown], len(had))
+        changed = np.flatnonzero(~same & (had | ~gone))
+        if len(changed):
+            for name in self._shown:
+                at = panes.schema.get_field_index(OLD + name)
+                panes = panes.set_column(at, panes.schema.field(at), combined(old.column(name)))
+            yield from panes.take(pa.array(changed)).combine_chunks().to_batches()
+
+    def _check(self, panes: pa.Table, ids: Ints) -> None:
+        """Raises ApplyError if a pane of a key has several rows, which nothing tells from each other."""
+        if self._plan.layout is not None or self._plan.apply is None:
+            return
+        shown = pc.not_equal(panes.column("kind"), PaneKind.RETRACTED.value).to_numpy()
+        numbers = panes.column("pane").fill_null(-1).to_numpy()
+        _, rows = np.unique(np.column_stack((ids, numbers))[shown], axis=0, return_counts=True)
+        if (rows > 1).any():
+            raise ApplyError(
+                "emit='changes' takes one row for a key and window, and the function returned several; return one row, "
+                "e.g. with a list in it, or use emit='all'"
+            )
+
+    # -- what is kept -------------------------------------------------------------------------------------
+
+    def _replace(self, ends: Ints, ids: Ints, new: pa.Table, gone: Flags) -> tuple[Ints, pa.Table]:
+        """Keeps new rows, but for those that are gone. Returns for each its number among those kept before, or -1,
+        and these.
+        """
+        bins, of_bin = np.unique(ends, return_inverse=True)
+        numbers = [_number(end) for end in bins.tolist()]
+        heads = self._values.get([_SPACE + _BIN + number for number in numbers])
+        counts = np.array([(0, 1) if head is None else np.frombuffer(head, np.int64) for head in heads])
+        places, page_of = np.unique(
+            np.column_stack((of_bin, ids[:, 0] & (counts[of_bin, 1] - 1))), axis=0, return_inverse=True
+        )
+        keys = [_page_key(numbers[b], page) for b, page in places.tolist()]
+        pages = [self._read(value) for value in self._values.get(keys)]
+        stored = pa.concat_tables(pages).combine_chunks()
+        of_page = np.repeat(np.arange(len(pages)), [page.num_rows for page in pages])
+        found = _found(ids, _ids(stored))
+        kept = np.ones(stored.num_rows, np.bool_)
+        kept[found[found >= 0]] = False
+        changes: list[Change] = []
+        everything = pa.concat_tables([stored.filter(pa.array(kept)), new.filter(pa.array(~gone))]).combine_chunks()
+        place_of = np.concatenate((of_page[kept], page_of.reshape(-1)[~gone]))
+        order = np.argsort(place_of, kind="stable")
+        everything, place_of = everything.take(pa.array(order)), place_of[order]
+        edges = np.searchsorted(place_of, np.arange(len(places) + 1)).tolist()
+        for b, number in enumerate(numbers):
+            own = np.flatnonzero(places[:, 0] == b).tolist()
+            rows = {int(places[p, 1]): everything.slice(edges[p], edges[p + 1] - edges[p]) for p in own}
+            count = int(counts[b, 0]) + sum(t.num_rows for t in rows.values()) - sum(pages[p].num_rows for p in own)
+            total = int(counts[b, 1])
+            if count > 2 * _PAGE_ROWS * total:
+                rows, total = self._split(number, total, count, rows)
+            changes += [(_page_key(number, page), self._written(table), None) for page, table in rows.items()]
+            changes.append((_SPACE + _BIN + number, np.array([count, total]).tobytes(), None))
+        self._values.put(changes)
+        return found, stored
+
+    def _split(
+        self, number: bytes, total: int, count: int, rows: dict[int, pa.Table]
+    ) -> tuple[dict[int, pa.Table], int]:
+        """Spreads the rows of a bin over more pages."""
+        others = [_page_key(number, page) for page in range(total) if page not in rows]
+        table = pa.concat_tables([*rows.values(), *map(self._read, self._values.get(others))]).combine_chunks()
+        more = 1 << (count // _PAGE_ROWS).bit_length()
+        page_of = _ids(table)[:, 0] & (more - 1)
+        order = np.argsort(page_of, kind="stable")
+        table, edges = table.take(pa.array(order)), np.searchsorted(page_of[order], np.arange(more + 1)).tolist()
+        return {page: table.slice(edges[page], edges[page + 1] - edges[page]) for page in range(more)}, more
+
+    def _forget(self, before_us: int) -> None:
+        changes: list[Change] = []
+        for key, head in self._values.scan(_SPACE + _BIN, _SPACE + _BIN + _number(before_us)):
+            number = key[len(_SPACE + _BIN) :]
+            changes.append((key, None, None))
+            changes += [(_page_key(number, page), None, None) for page in range(int(np.frombuffer(head, np.int64)[1]))]
+        if changes:
+            self._values.put(changes)
+
+    def _read(self, page: bytes | None) -> pa.Table:
+        return self._page.empty_table() if page is None else pa.ipc.open_stream(page).read_all()
+
+    def _written(self, rows: pa.Table) -> bytes | None:
+        if not rows.num_rows:
+            return None
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._page) as writer:
+            # A slice would be written with all that its columns share.
+            writer.write_table(rows.take(pa.array(np.arange(rows.num_rows))))
+        return bytes(sink.getvalue())
+
+
+def _last(ids: Ints) -> Ints:
+    """The last row of each id, in the order of the rows."""
+    order = np.lexsort((np.arange(len(ids)), ids[:, 1], ids[:, 0]))
+    is_last = np.append((ids[order][1:] != ids[order][:-1]).any(axis=1), True)
+    return np.sort(order[is_last])
+
+
+def _found(ids: Ints, among: Ints) -> Ints:
+    """The row of each id among others, or -1."""
+    both = np.concatenate((among, ids))
+    group = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1)
+    row_of = np.full(int(group.max(initial=-1)) + 1, -1)
+    row_of[group[: len(among)]] = np.arange(len(among))
+    return np.asarray(row_of[group[len(among) :]])
+
+
+def _equal(pairs: Sequence[tuple[Any, Any]], rows: int) -> Flags:
+    """A mask of the rows that are equal in all columns. Nulls are equal, and so are NaNs."""
+    equal = np.ones(rows, np.bool_)
+    for old, new in pairs:
+        old, new = combined(old), combined(new)
+        if pa.types.is_nested(new.type):
+            pairs_of = zip(old.to_pylist(), new.to_pylist(), strict=True)
+            equal &= np.array([a == b or repr(a) == repr(b) for a, b in pairs_of], np.bool_)  # no NaN equals another
+            continue
+        same = pc.equal(old, new).fill_null(False)
+        same = pc.or_(same, pc.and_(old.is_null(), new.is_null()))
+        if pa.types.is_floating(new.type):
+            same = pc.or_(same, pc.and_(pc.is_nan(old), pc.is_nan(new)).fill_null(False))
+        equal &= same.to_numpy(zero_copy_only=False)
+    return equal
+
+
+def _ids(rows: pa.Table) -> Ints:
+    return np.column_stack([combined(rows.column(name)).to_numpy() for name in (_FIRST, _SECOND)])
+
+
+def _number(end_us: int) -> bytes:
+    return (end_us + _SIGN).to_bytes(8, "big")
+
+
+def _page_key(number: bytes, page: int) -> bytes:
+    return _SPACE + _ROWS + number + page.to_bytes(4, "big")
