@@ -48,7 +48,12 @@ def _query(session: SparkSession, checkpoint: str) -> str | None:
     if checkpoint == TEMPORARY:
         raise ConfigError("a sink needs the checkpoint of its query: set the option checkpointLocation of the writer")
     running = session.conf.get(RUNNING, None)
-    return None if running is None else str(json.loads(running)[0])
+    if running is None:
+        raise ConfigError(
+            "with Spark Connect, a sink works in foreachBatch of a query that starts in the session in which "
+            "aion.windowed or aion.group_by was called, and since Spark 4.3 (docs/connect.md)"
+        )
+    return str(json.loads(running)[0])
 
 
 def panes_of(batch: DataFrame, columns: Sequence[str], *, as_json: bool) -> pa.Table:

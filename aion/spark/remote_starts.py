@@ -43,7 +43,7 @@ _turn = threading.Lock()
 
 def remember(result: DataFrame, operator: Operator) -> None:
     """Notes the operator whose result this is."""
-    _operators[_node(result)] = operator
+    _operators[result._plan] = operator
 
 
 def watch(spark: SparkSession) -> None:
@@ -137,7 +137,7 @@ def _rescaled(files: RemoteFiles, batches: list[int], writer: Any, given: dict[s
     if idle is None:
         return {}
     start = writer._write_proto
-    is_other = "tableName" in given or start.HasField("foreach_batch") or start.HasField("foreach_writer")
+    is_other = start.HasField("foreach_batch") or start.HasField("foreach_writer")
     if not is_other and str(given.get("format") or start.format).lower() in _OF_FILES:
         raise ConfigError(
             f"{files.location}: the query has new partitions, and its sink of files has not seen batch {idle[1]}, "
@@ -172,10 +172,6 @@ class _Task:
                 name, text = type(error).__name__, str(error)
             columns = pa.array([name], pa.string()), pa.array([text], pa.string()), pa.array([shards], pa.int32())
             yield pa.RecordBatch.from_arrays(list(columns), ["error", "text", "shards"])
-
-
-def _node(df: Any) -> Any:
-    return df._plan
 
 
 def _nodes(plan: Any) -> Iterator[Any]:

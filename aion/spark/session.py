@@ -121,10 +121,12 @@ class _Builder(SparkSession.Builder):
 
 
 def _connects(builder: Any) -> bool:
-    """Returns whether a builder makes a session of Spark Connect with a server that runs already. It needs no Java."""
+    """Returns whether a builder makes a session of Spark Connect. Its client needs no Java."""
     options: Mapping[str, Any] = getattr(builder, "_options", {})
-    url = str(options.get("spark.remote") or os.environ.get("SPARK_REMOTE") or "")
-    return url.startswith("sc://") or type(builder).__module__.startswith("pyspark.sql.connect.")
+    mode = str(options.get("spark.api.mode") or os.environ.get("SPARK_API_MODE"))
+    if mode.lower() == "connect" or type(builder).__module__.startswith("pyspark.sql.connect."):
+        return True
+    return bool(options.get("spark.remote") or os.environ.get("SPARK_REMOTE"))
 
 
 def _prepared(session: SparkSession) -> SparkSession:

@@ -50,14 +50,12 @@ def refuse(session: SparkSession, what: str, instead: str) -> None:
 
 def application(session: SparkSession) -> str:
     """Returns the id of the application that runs the queries."""
-    found: str = session.conf.get("spark.app.id")
-    return found
+    return str(session.conf.get("spark.app.id"))
 
 
 def master(session: SparkSession) -> str:
     """Returns the URL of the master of the cluster. ``local`` if the driver is the only executor."""
-    found: str = session.conf.get("spark.master")
-    return found
+    return str(session.conf.get("spark.master") if is_remote(session) else session.sparkContext.master)
 
 
 def of_application(session: SparkSession, key: str) -> str | None:
