@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow.compute as pc
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
@@ -100,6 +101,20 @@ def refused(spark: SparkSession, folder: Path) -> list[str]:
         lambda: nowhere(spark, df),
     ]
     return [refusal(call) for call in calls]
+
+
+def without_checkpoint(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """A table in memory needs no checkpoint of its own; a sink of Aion does."""
+    put(folder, [[("a", 5, 1)], [("a", 100, 1)]])
+    panes = aion.panes(aion.windowed(events(spark, folder), **WINDOWS, **COUNTS))
+    panes.writeStream.format("memory").queryName("tolls").trigger(availableNow=True).start().awaitTermination()
+    sink = aion.sinks.upsert(f"sqlite:///{folder / 'tolls.db'}", "tolls")
+    failed = panes.writeStream.foreachBatch(sink).trigger(availableNow=True).start()
+    try:
+        failed.awaitTermination()
+    except PySparkException as error:
+        said = str(error)
+    return {"rows": [row.n for row in spark.table("tolls").collect()], "said": said}
 
 
 def nowhere(spark: SparkSession, df: DataFrame) -> DataFrame:

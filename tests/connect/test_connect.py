@@ -95,6 +95,13 @@ def test_a_sink_goes_on_behind_a_batch_that_only_changed_the_partitions(server: 
 
 
 @pytest.mark.proof
+def test_a_query_without_a_checkpoint_of_its_own(server: Server, tmp_path: Path) -> None:
+    found = ask(server.url, "without_checkpoint", tmp_path)
+    assert found["rows"] == [1]
+    assert "ConfigError: a sink needs the checkpoint of its query: set the option checkpointLocation" in found["said"]
+
+
+@pytest.mark.proof
 def test_two_queries_at_once_do_not_share_state(server: Server, tmp_path: Path) -> None:
     put(tmp_path, BATCHES)
     found = ask(server.url, "at_once", tmp_path)
