@@ -69,3 +69,4 @@ def test_the_state_server_sends_it_by_its_name(name: str) -> None:
     with pytest.raises(kind, match="why") as caught:
         wire.raise_error(wire.encode_error(kind("why")))
     assert type(caught.value) is kind
+    assert caught.value.__suppress_context__  # else its text would be shown twice: first as the server sent it

@@ -34,6 +34,7 @@ CHECKPOINT = "spark.sql.streaming.aion.checkpoint"
 """The setting of the query's own session that holds the location."""
 REFUSED = "spark.sql.streaming.aion.refused"
 """The setting of a query's own session that says why it cannot run: the name of an error, and its text."""
+_LEAVING_MS = 2000
 log = logging.getLogger(__name__)
 
 
@@ -94,6 +95,9 @@ class _Starts(StreamingQueryListener):
     def leave(self) -> None:
         """Removes the listener at exit: Python ends before the JVM, which must not call it after that."""
         with contextlib.suppress(Exception):  # the session was stopped
+            # A call that has begun would fail, and Spark would write its error to the log.
+            self._session.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(_LEAVING_MS)
+        with contextlib.suppress(Exception):
             self._session.streams.removeListener(self)
 
 
@@ -103,9 +107,10 @@ _watched: WeakKeyDictionary[SparkSession, _Starts] = WeakKeyDictionary()
 def watch(spark: SparkSession) -> None:
     """Makes the location of the checkpoint known to the tasks of all queries that start in this session from now on."""
     if spark not in _watched:
-        from aion.spark import starting
+        from aion.spark import failures, starting
 
         starting.install()
+        failures.install()
         _watched[spark] = listener = _Starts(spark)
         spark.streams.addListener(listener)
         atexit.register(listener.leave)
