@@ -24,6 +24,7 @@ KINDS: dict[str, tuple[type[BaseException], ...]] = {
     "IntegerOverflow": (errors.AionError, ArithmeticError),
     "MissingExtra": (errors.ConfigError, ImportError),
     "MissingJava": (errors.ConfigError,),
+    "MissingState": (errors.StateError,),
     "OutOfMemory": (errors.ServerError,),
     "PolicyError": (errors.ConfigError,),
     "RequestError": (errors.ServerError,),

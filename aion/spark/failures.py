@@ -18,7 +18,7 @@ _WITH_CALLS = "\n\nJVM stacktrace:\n"
 
 def install() -> None:
     """Replaces ``str`` of pyspark's StreamingQueryException."""
-    StreamingQueryException.__str__ = _str  # type: ignore[method-assign]
+    StreamingQueryException.__str__ = _str
 
 
 def _str(error: CapturedException) -> str:

@@ -415,14 +415,17 @@ class Shard:
         return self._attempt
 
     def _find(self, token: str, attempt: str, identity: Identity) -> Manifest:
-        """The version. Copies it from another lineage if it is there. Raises CorruptState, ForeignState."""
+        """The version. Copies it from another lineage if it is there.
+
+        Raises CorruptState, MissingState, ForeignState.
+        """
         try:
             manifest = read_version(self.storage, token)
         except FileNotFoundError:
             other = self._elsewhere(token)
             if other is None:
                 moved = self._home is not None
-                raise CorruptState(not_found(self.storage, token, identity, self._keep, has_lineages=moved)) from None
+                raise not_found(self.storage, token, identity, self._keep, has_lineages=moved) from None
             manifest = take_version(other, token, self.storage, identity, batch_of(attempt))
         check_owner(manifest, identity)
         return manifest

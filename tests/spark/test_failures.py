@@ -14,6 +14,8 @@ from aion.spark.failures import brief
 
 QUERIES = """
 import json
+import shutil
+import sys
 from pyspark.sql import SparkSession, functions as F
 
 import aion
@@ -27,8 +29,8 @@ events = spark.readStream.schema("ts timestamp, id long").parquet("events").with
 said = {}
 
 
-def run(name, result):
-    query = result.writeStream.format("noop").trigger(availableNow=True).start()
+def run(name, result, **options):
+    query = result.writeStream.format("noop").options(**options).trigger(availableNow=True).start()
     try:
         query.awaitTermination()
     except Exception as error:
@@ -51,8 +53,12 @@ def wrong(batches):
 
 windows = {"key": "id", "time": "ts", "windows": aion.Tumbling("10 seconds")}
 run("apply", aion.windowed(events, **windows, apply=names_of, schema="n long"))
-json.dump(said, open("said.json", "w"))
-import sys; print("-- now stock Spark", file=sys.stderr, flush=True)
+kept = aion.windowed(events, **windows, aggregates={"n": A.count()})
+run("begun", kept, checkpointLocation="checkpoint")
+shutil.rmtree("aion-state")
+spark.range(1).select(F.timestamp_seconds(F.col("id")).alias("ts"), F.col("id")).write.mode("append").parquet("events")
+run("state deleted", kept, checkpointLocation="checkpoint")
+print("-- now stock Spark", file=sys.stderr, flush=True)
 run("stock", events.mapInPandas(wrong, "n long"))
 json.dump(said, open("said.json", "w"))
 """
@@ -61,6 +67,7 @@ json.dump(said, open("said.json", "w"))
 class Program:
     def __init__(self, folder: Path) -> None:
         paths = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
+        self.folder = folder.resolve()
         (folder / "queries.py").write_text(QUERIES)
         done = subprocess.run(
             [sys.executable, "queries.py"], cwd=folder, capture_output=True, text=True, check=False,
@@ -90,11 +97,22 @@ def test_the_error_of_a_users_function_comes_first_and_once_with_his_lines(progr
     assert any("runId = " in line for line in more)
 
 
+def test_state_that_is_not_there_is_not_called_damage_but_looked_for(program: Program) -> None:
+    assert "begun" not in program.said
+    first, *more = program.said["state deleted"].splitlines()
+    assert first.startswith(
+        f"MissingState: the state of operator 'windowed' is not in {program.folder}/aion-state, where it is looked for "
+        "because state.dir is not set: 'aion-state' in the folder in which the driver was started. Set "
+        "spark.aion.state.dir to the folder that has it; if it was deleted, start with a new checkpoint. Spark "
+    )
+    assert len(more) <= 20
+
+
 def test_the_log_has_the_error_without_the_calls_inside_spark(program: Program) -> None:
     assert any("ApplyError: apply for key (" in line for line in program.log)
     assert any("in looks_up" in line for line in program.log)
     assert [line for line in program.log if line.startswith("\tat ")] == []
-    assert len(program.log) < 100
+    assert len(program.log) < 150  # of two queries
 
 
 def test_the_errors_of_stock_spark_stay_as_they_are(program: Program) -> None:
