@@ -200,7 +200,10 @@ def _unseal(data: bytes, what: str) -> dict[str, Any]:
     found = value.pop("format", None)
     if found not in READABLE:
         known = " and ".join(map(str, READABLE))
-        raise FormatError(f"{what}: written in format {found}; this Aion reads the formats {known}")
+        age = "older" if isinstance(found, int) and found < READABLE[0] else "newer"
+        raise FormatError(
+            f"{what}: written in format {found}; this Aion reads the formats {known}: use the {age} Aion that wrote it"
+        )
     return value
 
 
