@@ -116,6 +116,11 @@ def watch(spark: SparkSession) -> None:
         atexit.register(listener.leave)
 
 
+def watches(spark: SparkSession) -> bool:
+    """Returns whether an operator has been made in this session."""
+    return spark in _watched
+
+
 def checkpoint_of(context: TaskContext) -> str:
     """Returns the qualified location of the checkpoint of a task's query.
 
