@@ -147,7 +147,7 @@ class Shard:
                 yield from found
         except (CorruptBlock, CorruptState) as error:
             version = f"version {self.token} in {self.storage.where(self.token)}" if self.token else "no version yet"
-            raise type(error)(f"{error}; {version}") from error
+            raise type(error)(f"{error}; {version}") from error.__cause__
 
     def prestage(self, attempt: str, slices: Sequence[int], only: Only | None = None) -> None:
         self._working(attempt).prestage(slices, only)
@@ -338,7 +338,7 @@ class Shard:
             if not is_missing(error):
                 raise
             self._suspect = True
-            raise CorruptState(f"a file of this host is missing: {error}") from error
+            raise CorruptState(f"a file of this host is missing: {error}") from error.__cause__
 
     # -- versions -----------------------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class Shard:
                 self.storage.close()
                 work = self._restore(manifest)
         except CorruptState as error:
-            raise CorruptState(f"version {token} in {self.storage.where(token or '')}: {error}") from error
+            raise CorruptState(f"version {token} in {self.storage.where(token or '')}: {error}") from error.__cause__
         self._suspect = False
         try:
             past, floor = older(self.storage, manifest, self._keep)
