@@ -10,7 +10,12 @@ import re
 
 from pyspark.errors.exceptions.captured import CapturedException, StreamingQueryException
 
-_REPORT = re.compile(r"Python worker: (?:aion|state_backends)\.[\w.]*?(\w+: .*?)\n SQLSTATE: ", re.DOTALL)
+_REPORT = re.compile(
+    # What a task says; or a sink, on the driver, at the end of a traceback.
+    r"(?:Python worker: |\[FOREACH_BATCH_USER_FUNCTION_ERROR\].*\n)"
+    r"(?:aion|state_backends)\.[\w.]*?(\w+: .*?)\n SQLSTATE: ",
+    re.DOTALL,
+)
 _QUERY = re.compile(r"\[id = [^]]*, runId = [^]]*\]")
 _WITH_CALLS = "\n\nJVM stacktrace:\n"
 """Is in the text if the user has asked for the calls in the JVM."""

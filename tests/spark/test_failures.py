@@ -144,8 +144,27 @@ def test_an_error_in_an_aborted_job_is_as_brief() -> None:
     assert brief(ABORTED) == "ForeignState: the state is another's\nQuery [id = a, runId = b]"
 
 
+OF_A_SINK = """\
+[STREAM_FAILED] Query [id = a, runId = b] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] An error \
+occurred in the user provided function in foreach batch sink. Reason: An exception was raised by the Python Proxy. \
+Return Message: Traceback (most recent call last):
+  File "pyspark/sql/utils.py", line 163, in call
+    self.func(DataFrame(jdf, wrapped_session_jdf), batch_id)
+aion.errors.SinkError: the table has batch 5
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+Logical Plan:
+"""
+
+
+def test_an_error_of_a_sink_is_as_brief() -> None:
+    assert brief(OF_A_SINK) == "SinkError: the table has batch 5\nQuery [id = a, runId = b]"
+
+
 def test_an_error_that_is_not_aions_is_not_changed() -> None:
     text = ABORTED.replace("state_backends.format.errors.ForeignState", "ValueError")
+    assert brief(text) == text
+    text = OF_A_SINK.replace("aion.errors.SinkError", "ValueError")
     assert brief(text) == text
     asked = f"{ABORTED}\n\nJVM stacktrace:\nat x"
     assert brief(asked) == asked
