@@ -274,7 +274,14 @@ class Plan:
 
     @cached_property
     def definition(self) -> dict[str, Any]:
-        """Everything that stored state depends on, as JSON values. A restart with another definition is refused."""
+        """Everything that stored state depends on, as JSON values. A restart with another definition is refused.
+
+        ``words`` is not compared: what the user wrote, for the message about the difference.
+        """
+        return {**self._stored, "words": self._words}
+
+    @cached_property
+    def _stored(self) -> dict[str, Any]:
         return {
             "key": [[name, str(self.schema.field(name).type)] for name in self.key],
             "time": self.time,
@@ -284,8 +291,31 @@ class Plan:
             **({"emit": FINAL} if self.final_only else {"emit": CHANGES} if self.changes else {}),
             **({"unique": list(self.unique)} if self.unique else {}),
             **({"updates": list(self.updates.identity)} if self.updates is not None else {}),
-            **({"event_rows": self.event_rows.definition} if self.event_rows is not None else {}),
+            **({"event_rows": self.event_rows._stored} if self.event_rows is not None else {}),
         }
+
+    @cached_property
+    def _words(self) -> dict[str, list[tuple[str, str]]]:
+        """The definition in the user's words: for each argument the names in it, each with what it stands for."""
+        types = {field.name: str(field.type) for field in self.schema}
+        bound = self.layout.bound if self.layout is not None else ()
+        kept = () if self.layout is not None else (n for n in types if n not in (*self.key, self.time))
+        return {
+            "operator": [("windows", "")],
+            "key": [(name, types[name]) for name in self.key],
+            "time": [(self.time, types[self.time])],
+            "windows": [(name, str(window)) for name, window in self.windows.items()],
+            "aggregates": [(b.name, _told(b.aggregate, types)) for b in bound],
+            "columns": [(name, types[name]) for name in kept],
+            "emit": [(FINAL if self.final_only else "all", "")],
+            "unique": [(name, "") for name in self.unique],
+            "updates": [(name, "") for name in (self.updates.identity if self.updates is not None else ())],
+        }
+
+
+def _told(aggregate: agg.Aggregate, types: Mapping[str, str]) -> str:
+    read = ", ".join(types[name] for name in aggregate.columns if name in types)
+    return f"{aggregate} of {read}" if read else str(aggregate)
 
 
 def make_plan(
