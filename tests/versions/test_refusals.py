@@ -252,7 +252,7 @@ def test_what_stored_state_does_not_depend_on_may_change() -> None:
         ({"key": ["k"]}, "key: was k, j; is k"),
         ({"key": ["j", "k"]}, "key: was k, j; is j, k"),
         ({"schema": SCHEMA.set(1, pa.field("k", pa.int64()))}, "key: was k (string), j; is k (int64), j"),
-        ({"final_only": True}, "emit: was all; is final"),
+        ({"emit": "final"}, "emit: was all; is final"),
         ({"unique": ["k", "v"]}, "unique: was none; is k, v, j"),
         ({"aggregates": None, "apply": len, "outputs": "n int"},
          "aggregates: was cars, speed; is none; columns: was none; is v"),

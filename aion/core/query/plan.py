@@ -28,6 +28,7 @@ from aion.core.query.columns import (
     key_names,
     result_schema,
 )
+from aion.core.query.words import words
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
 from aion.core.windows import (
@@ -48,8 +49,8 @@ from aion.errors import ApplyError, ConfigError, SchemaError, WindowError
 FINAL = "final"
 _MARKS = 64
 """Only the first 64 definitions may be Punctuated: each row has 64 bits, one for each, set if it is a punctuation."""
-CHANGES = "changes"
-EMITS = ("all", FINAL, CHANGES)
+ALL, CHANGES = "all", "changes"
+EMITS = (ALL, FINAL, CHANGES)
 """What comes out of a window: all its panes; one pane when its bound has passed; or what each batch changed."""
 
 
@@ -278,7 +279,23 @@ class Plan:
 
         ``words`` is not compared: what the user wrote, for the message about the difference.
         """
-        return {**self._stored, "words": self._words}
+        said = words(
+            self.schema,
+            key=self.key,
+            time=self.time,
+            windows=self.windows,
+            bound=self.layout.bound if self.layout is not None else (),
+            columns=self.schema.names if self.layout is None else (),
+            emit=self.emit,
+            unique=self.unique,
+            updates=self.updates.identity if self.updates is not None else (),
+        )
+        return {**self._stored, "words": said}
+
+    @property
+    def emit(self) -> str:
+        """What comes out of a window."""
+        return FINAL if self.final_only else CHANGES if self.changes else ALL
 
     @cached_property
     def _stored(self) -> dict[str, Any]:
@@ -288,34 +305,11 @@ class Plan:
             "windows": [[name, window.spec()] for name, window in self.windows.items()],
             "block": [[f.name, str(f.type)] for f in self.block_schema],
             "partials": self.layout.spec() if self.layout else [],
-            **({"emit": FINAL} if self.final_only else {"emit": CHANGES} if self.changes else {}),
+            **({} if self.emit == ALL else {"emit": self.emit}),
             **({"unique": list(self.unique)} if self.unique else {}),
             **({"updates": list(self.updates.identity)} if self.updates is not None else {}),
             **({"event_rows": self.event_rows._stored} if self.event_rows is not None else {}),
         }
-
-    @cached_property
-    def _words(self) -> dict[str, list[tuple[str, str]]]:
-        """The definition in the user's words: for each argument the names in it, each with what it stands for."""
-        types = {field.name: str(field.type) for field in self.schema}
-        bound = self.layout.bound if self.layout is not None else ()
-        kept = () if self.layout is not None else (n for n in types if n not in (*self.key, self.time))
-        return {
-            "operator": [("windows", "")],
-            "key": [(name, types[name]) for name in self.key],
-            "time": [(self.time, types[self.time])],
-            "windows": [(name, str(window)) for name, window in self.windows.items()],
-            "aggregates": [(b.name, _told(b.aggregate, types)) for b in bound],
-            "columns": [(name, types[name]) for name in kept],
-            "emit": [(FINAL if self.final_only else "all", "")],
-            "unique": [(name, "") for name in self.unique],
-            "updates": [(name, "") for name in (self.updates.identity if self.updates is not None else ())],
-        }
-
-
-def _told(aggregate: agg.Aggregate, types: Mapping[str, str]) -> str:
-    read = ", ".join(types[name] for name in aggregate.columns if name in types)
-    return f"{aggregate} of {read}" if read else str(aggregate)
 
 
 def make_plan(
@@ -328,7 +322,7 @@ def make_plan(
     apply: ApplyFunction | None,
     outputs: str | pa.Schema | None,
     blocking: bool = True,
-    emit: str = "all",
+    emit: str = ALL,
     completeness: bool = False,
     unique: str | Sequence[str] | None = None,
     columns: str | Sequence[str] | None = None,
