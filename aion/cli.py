@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,9 +104,10 @@ def explain_batches(
     batches: Annotated[int, typer.Option(min=1, help="How many of the last batches to show.")] = 10,
 ) -> None:
     """Say what the last batches did, and why: executions, dropped events, bounds. Exit code 1: damaged."""
+    from aion.config.values import location
     from aion.tools.explain import explain
 
-    if not explain(what, state_dir=state, batches=batches):
+    if not explain(location(what), state_dir=None if state is None else location(state), batches=batches):
         raise typer.Exit(1)
 
 
@@ -140,10 +143,15 @@ def inspect(
     ] = False,
     forget: Annotated[
         str | None,
-        typer.Option(metavar="LINEAGE", help="Instead: delete the versions of a lineage whose checkpoint is gone."),
+        typer.Option(
+            metavar="LINEAGE",
+            help="Instead: delete the versions of a lineage whose checkpoint is gone. --gone: of all that are.",
+        ),
     ] = None,
 ) -> None:
-    """Verify a state folder, and show its versions, files, windows, tiers and lateness. Exit code 1: damaged.
+    """Verify a state folder, and show its versions, files, windows, tiers and lateness.
+
+    Exit code 1: damaged, or nothing could be repaired. 2: there is no state, or another version of Aion wrote it.
 
     With --key, show instead what stateful processors keep for one key.
     """
@@ -151,6 +159,9 @@ def inspect(
         raise ConfigError("--key, --repair, --lineages and --forget exclude each other; give one of them")
     if checkpoint is not None and not repair:
         raise ConfigError("--checkpoint requires --repair; without it, nothing is changed")
+    from aion.config.values import location
+
+    state = location(state)
     if key is not None:
         from aion.tools.inspect.key import show_key
 
@@ -158,13 +169,15 @@ def inspect(
     if operator is not None:
         raise ConfigError("--operator requires --key")
     if lineages or forget is not None:
-        from aion.tools.inspect.lineages import forget_lineage, show_lineages
+        from aion.tools.inspect.lineages import ALL_GONE, forget_gone, forget_lineage, show_lineages
 
-        return show_lineages(state) if forget is None else forget_lineage(state, forget)
+        if forget is None:
+            return show_lineages(state)
+        return forget_gone(state) if forget == ALL_GONE else forget_lineage(state, forget)
     from aion.tools.inspect.state import inspect
     from state_backends.files.storage import local_path
 
-    place = None if checkpoint is None else local_path(checkpoint)
+    place = None if checkpoint is None else local_path(location(checkpoint))
     if checkpoint is not None and place is None:
         raise ConfigError(f"--checkpoint: {checkpoint} is not on this machine; --repair without it says what to move")
     if not inspect(state, repair=repair, checkpoint=place, contents=contents, windows=windows):
@@ -328,24 +341,22 @@ def check(file: PolicyFile) -> None:
     """Check a policy. Prints each error with its line and what would be right. Exit code 1: invalid."""
     from aion.config import load_policy
 
-    try:
+    with _invalid_policies():
         load_policy(file)
-    except PolicyError as error:
-        _print_red(str(error), to_stderr=False)
-        raise typer.Exit(1) from None
     typer.echo(f"{file}: ok")
 
 
 @policy_app.command()
 def explain(file: PolicyFile) -> None:
-    """Describe in words what will happen to a window under a policy."""
+    """Describe in words what will happen to a window under a policy. Exit code 1: invalid."""
     from rich.console import Console
     from rich.table import Table
 
     from aion.config import life_of_a_window, load_policy
     from state_backends.server.machine import memory_limit_bytes
 
-    policy = load_policy(file)
+    with _invalid_policies():
+        policy = load_policy(file)
     table = Table(title=f"A window of one minute under the policy {file}", show_lines=True)
     table.add_column("when", ratio=2)
     table.add_column("what happens", ratio=3)
@@ -356,10 +367,14 @@ def explain(file: PolicyFile) -> None:
 
 @policy_app.command()
 def show(file: PolicyFile) -> None:
-    """Print a whole policy as a YAML file: all keys, with what each does and when to change it."""
+    """Print a whole policy as a YAML file: all keys, with what each does and when to change it.
+
+    Exit code 1: invalid.
+    """
     from aion.config import policy_file
 
-    typer.echo(policy_file(file), nl=False)
+    with _invalid_policies():
+        typer.echo(policy_file(file), nl=False)
 
 
 @policy_app.command()
@@ -376,6 +391,16 @@ def docs() -> None:
     from aion.config import policy_docs
 
     typer.echo(policy_docs(), nl=False)
+
+
+@contextmanager
+def _invalid_policies() -> Iterator[None]:
+    """Prints what is wrong with a policy, and exits with code 1."""
+    try:
+        yield
+    except PolicyError as error:
+        _print_red(str(error), to_stderr=False)
+        raise typer.Exit(1) from None
 
 
 def _print_red(text: str, *, to_stderr: bool) -> None:

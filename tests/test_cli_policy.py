@@ -269,6 +269,16 @@ def test_check_of_a_file_that_is_not_there() -> None:
 # -- explain ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("command", ["check", "explain", "show"])
+def test_an_invalid_policy_is_said_to_be_so_in_one_way(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("state: {backend: '[red]redis'}")
+    result = run("policy", command, str(file))
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert "policy.yaml:1: state.backend: '[red]redis' is not possible; write 'tiered'" in result.stdout
+    assert run("policy", command, str(tmp_path / "nowhere.yaml")).exit_code == 1
+
+
 def test_explain_has_the_numbers_of_the_policy(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
@@ -391,22 +401,21 @@ def test_docs_prints_the_file_in_the_repository() -> None:
 
 
 def test_an_error_of_aion_is_one_line_on_stderr(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("state: {backend: '[red]redis'}")
-    result = run("policy", "explain", str(tmp_path / "mine.yaml"))
+    result = run("inspect", str(tmp_path / "[red]state"))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
-    assert "mine.yaml:1: state.backend: '[red]redis' is not possible; write 'tiered'" in result.stderr
+    assert "[red]state: there is no such folder; give the folder of spark.aion.state.dir" in result.stderr
 
 
 def test_the_console_script_ends_with_the_code_and_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["aion", "policy", "explain", "nowhere"])
+    monkeypatch.setattr(sys, "argv", ["aion", "inspect", "nowhere"])
     with pytest.raises(SystemExit) as ended:
         program.main()
     assert ended.value.code == 2
     printed = capsys.readouterr()
-    assert "'nowhere' is not a preset" in printed.err
+    assert "nowhere: there is no such folder" in printed.err
     assert "Traceback" not in printed.err
     assert printed.out == ""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from aion import errors
 from state_backends.format import errors as of_the_store
 from state_backends.server import wire
 
+ROOT = Path(__file__).parent.parent
 KINDS: dict[str, tuple[type[BaseException], ...]] = {
     "AionError": (Exception,),
     "ApplyError": (errors.AionError,),
@@ -24,6 +27,7 @@ KINDS: dict[str, tuple[type[BaseException], ...]] = {
     "IntegerOverflow": (errors.AionError, ArithmeticError),
     "MissingExtra": (errors.ConfigError, ImportError),
     "MissingJava": (errors.ConfigError,),
+    "MissingState": (errors.StateError,),
     "OutOfMemory": (errors.ServerError,),
     "PolicyError": (errors.ConfigError,),
     "RequestError": (errors.ServerError,),
@@ -69,3 +73,21 @@ def test_the_state_server_sends_it_by_its_name(name: str) -> None:
     with pytest.raises(kind, match="why") as caught:
         wire.raise_error(wire.encode_error(kind("why")))
     assert type(caught.value) is kind
+    assert caught.value.__suppress_context__  # else its text would be shown twice: first as the server sent it
+
+
+def test_an_error_that_repeats_another_ones_text_does_not_have_it_as_its_cause() -> None:
+    """A traceback would show the text twice."""
+    twice = []
+    for path in (path for package in ("aion", "state_backends") for path in (ROOT / package).rglob("*.py")):
+        for handler in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(handler, ast.ExceptHandler) or handler.type is None:
+                continue
+            if not {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)} & KINDS.keys():
+                continue
+            for node in ast.walk(handler):
+                if isinstance(node, ast.Raise) and node.exc is not None and isinstance(node.cause, ast.Name):
+                    named = {n.id for n in ast.walk(node.exc) if isinstance(n, ast.Name)}
+                    if node.cause.id == handler.name and handler.name in named:
+                        twice.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert twice == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aion.errors import CorruptState
+from aion.errors import MissingState
 from experiments import bench
 from experiments.overhead import HOW, Settings, check, cpu_seconds, targets
 from experiments.overhead_server import HOW as SHARDS
@@ -77,7 +77,7 @@ def test_a_commit_that_does_nothing_is_forgotten_with_its_host(tmp_path: Path) -
     with shard(Forgetful, tmp_path) as held:
         held.open(None, "0000000000-a", IDENTITY)
         held.commit("0000000000-a", {"next_seq": 0})
-    with shard(Forgetful, tmp_path) as other, pytest.raises(CorruptState, match="does not exist"):
+    with shard(Forgetful, tmp_path) as other, pytest.raises(MissingState, match="does not exist"):
         other.open("0000000000-a", "0000000001-b", IDENTITY)
 
 

@@ -147,4 +147,4 @@ def test_what_cannot_be_shown_is_said(state: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     assert "no aion-state in this one" in run("tolls", code=2)
     (tmp_path / "empty").mkdir()
-    assert "no state of any query" in run("empty")
+    assert "no state of any query" in run("empty", code=2)

@@ -291,7 +291,8 @@ def test_a_damaged_operator_json_of_a_query_that_has_no_shard_yet(tmp_path: Path
     assert run.exit_code == 0, run.output
     assert "no batch of it has ended yet" in " ".join(run.output.split())
     assert not path.exists() and batches_of(checkpoint) == ["0", "1", "2"]
-    assert CliRunner().invoke(app, ["inspect", str(state)]).exit_code == 0
+    left = CliRunner().invoke(app, ["inspect", str(state)])
+    assert left.exit_code == 0 if others else "no state of any query" in left.output
 
 
 def test_nothing_is_changed_without_repair(state: Path) -> None:
@@ -307,9 +308,56 @@ def test_another_format_is_not_damage_to_be_set_aside(state: Path, name: str, nu
     path = state / "query/tolls" / name
     body = path.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[0].replace(b'"format":4', b'"format":%d' % number)
     path.write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
+    for switch in ([], ["--repair"]):
+        found = CliRunner().invoke(app, ["inspect", str(state), *switch])
+        said = " ".join(found.output.split())
+        age = "older" if number == 2 else "newer"
+        assert f"written in format {number}; this Aion reads the formats 3 and 4: use the {age} Aion that wrote" in said
+        assert "damaged:" not in said and "new checkpoint" not in said
+        assert found.exit_code == 2 and path.exists()
+    other = newest_file(state, 1, 0)
+    other.write_bytes(b"")
     found = CliRunner().invoke(app, ["inspect", str(state), "--repair"])
-    assert f"format {number}" in " ".join(found.output.split())
-    assert path.exists()
+    said = " ".join(found.output.split())
+    assert f"{other.name}: it has 0 bytes" in said and "new checkpoint" not in said
+    assert found.exit_code == 1 and other.exists() and path.exists()
+
+
+def test_a_repair_that_repairs_nothing_says_so(tmp_path: Path) -> None:
+    with Writer(tmp_path / "state", 0, tmp_path / "live") as writer:
+        writer.commit(None, 0, range(4))
+    newest_file(tmp_path / "state", 0, 0).unlink()
+    run = CliRunner().invoke(app, ["inspect", str(tmp_path / "state"), "--repair"])
+    assert run.exit_code == 1 and "it was not repaired" in run.output, run.output
+
+
+@pytest.mark.parametrize(
+    "command", [["inspect"], ["inspect", "--lineages"], ["explain"], ["explain", "query", "--state"]]
+)
+@pytest.mark.parametrize(
+    "uri", ["s3://me:hidden-secret@bucket/state", "s3://bucket/state?secret_key=hidden-secret&region=x"]
+)
+def test_a_secret_in_a_uri_is_refused_and_not_repeated(command: list[str], uri: str) -> None:
+    run = CliRunner().invoke(app, [*command, uri])
+    assert run.exit_code == 2 and "contains a secret" in run.output
+    assert "hidden-secret" not in run.output
+
+
+def test_all_lineages_whose_checkpoints_are_gone_can_be_forgotten_at_once(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    write_checkpoint(tmp_path / "here", "query-1")
+    places = {("query-1", ""): "here", ("query-1", "lineage-0123456789ab"): "gone", ("query-2", ""): "gone too"}
+    for (query, lineage), name in places.items():
+        checkpoint = f"file:{tmp_path / name}"
+        with Writer(state, 0, tmp_path / "live", query=query, lineage=lineage, checkpoint=checkpoint) as writer:
+            writer.commit(None, 0, range(4))
+    run = CliRunner().invoke(app, ["inspect", str(state), "--forget", "--gone"])
+    assert run.exit_code == 0, run.output
+    assert "deleted: query-1/lineage-0123456789ab" in run.output and "deleted: query-2/first" in run.output
+    with closing(StateFolder(str(state))) as folder:
+        assert [(lineage.query, lineage.name) for lineage in folder.lineages()] == [("query-1", "first")]
+    run = CliRunner().invoke(app, ["inspect", str(state), "--forget", "--gone"])
+    assert run.exit_code == 0 and "nothing was deleted" in run.output
 
 
 def test_the_checkpoint_must_be_that_query_s(tmp_path: Path) -> None:
@@ -408,7 +456,7 @@ def test_a_folder_that_is_no_state_folder(tmp_path: Path, switch: list[str]) -> 
         (str(tmp_path / "cp"), 2, "cp is the checkpoint of a query; give the folder of its state"),
         ("fsspec+nothing://x", 2, "state.dir fsspec+nothing://x: "),
         ("", 2, "'' is not a state folder; give a path or a URI"),
-        (str(tmp_path / "empty"), 0, "empty: no state of any query; is it the folder of spark.aion.state.dir?"),
+        (str(tmp_path / "empty"), 2, "empty: no state of any query; is it the folder of spark.aion.state.dir?"),
     ):
         run = CliRunner().invoke(app, ["inspect", given, *switch])
         assert run.exit_code == code and says in " ".join(run.output.split()), run.output

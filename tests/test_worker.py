@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from aion.errors import ApplyError, StorageError
 from aion.spark import worker
 
 
@@ -41,3 +42,34 @@ def looked_at(left: list[list[int]]) -> int:
     """How many of these Python looks at for cycles. The number of frozen objects says less: some are freed."""
     seen = {id(found) for found in gc.get_objects()}
     return sum(id(one) in seen for one in left)
+
+
+def test_the_users_calls_are_shown_without_ours_and_not_all_of_many() -> None:
+    def even(number: int) -> None:
+        if number == 0:
+            raise ValueError("none left")
+        odd(number - 1)
+
+    def odd(number: int) -> None:
+        even(number - 1)
+
+    with pytest.raises(ApplyError) as found:
+        try:
+            even(20)
+        except ValueError as error:
+            raise ApplyError("apply for key 1: ValueError: none left") from error
+    lines = worker.users_calls(found.value).splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == '    raise ValueError("none left")'
+    assert "  ... 16 more calls" in lines
+    assert len(lines) <= 15
+
+
+def test_an_error_that_no_function_of_the_user_raised_has_no_calls() -> None:
+    with pytest.raises(StorageError) as found:
+        try:
+            raise OSError("no such bucket")
+        except OSError as error:
+            raise StorageError("no such bucket") from error
+    assert worker.users_calls(found.value) == ""
+    assert worker.users_calls(ApplyError("returned 1")) == ""

@@ -116,12 +116,15 @@ def make_operator(
 def _check_version(version: int, *, has_keyed: bool) -> None:
     if version == SNAPSHOT_VERSION or (version == WITHOUT_PAGES and not has_keyed):
         return
+    age = "newer" if version > SNAPSHOT_VERSION else "older"
     text = f"the operator's snapshot was written in format {version}; this Aion reads format {SNAPSHOT_VERSION}"
     if version == WITHOUT_PAGES:
         text += (
             ", and format 6 only without sessions, counts, windows per record and punctuated windows, which it kept in "
             "another way: go on with the Aion that wrote it, or begin with a new checkpoint"
         )
+    else:
+        text += f": use the {age} Aion that wrote it"
     raise FormatError(text)
 
 

@@ -49,7 +49,7 @@ class FileReader:
             yield from self._read(part)
         except AionError as error:
             if isinstance(error, SchemaError):
-                raise BadFile(f"{part.path}: {error}") from error
+                raise BadFile(f"{part.path}: {error}") from error.__cause__
             raise
         except (FileNotFoundError, PermissionError) as error:
             raise StorageError(f"{part.path}: {error}") from error

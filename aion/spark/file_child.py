@@ -69,7 +69,7 @@ class FileScan:
                 try:
                     events = transformed(self.transform, events, self.schema)
                 except TransformError as error:
-                    raise TransformError(f"{source}: {error}") from error
+                    raise TransformError(f"{source}: {error}") from error.__cause__
             if events.num_rows:
                 counts["events"] += events.num_rows
                 yield events
@@ -196,7 +196,7 @@ def transformed(transform: Transform, events: pa.RecordBatch, schema: pa.Schema 
             raise SchemaError(f"it returned no column {missing[0]!r}, which it returned for an empty batch")
         return Conforming(result.schema, schema, case_sensitive=True)(result)
     except AionError as error:
-        raise TransformError(f"transform: {error}") from error
+        raise TransformError(f"transform: {error}") from error.__cause__
     except Exception as error:
         raise TransformError(f"transform: {type(error).__name__}: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from aion.spark.stateful_config import Columns, StatefulConfig
 from aion.spark.types import arrow_schema, quoted
 from aion.spark.watermarks import WATERMARK, Rules
 
+log = logging.getLogger(__name__)
 METHODS: Mapping[str, Callable[..., DataFrame]] = {
     name: getattr(GroupedData, name) for name in ("transformWithStateInPandas", "transformWithState")
 }
@@ -178,6 +180,7 @@ class Grouped:
             None if initial_rows is None else initial_rows.groupBy(SHARD),
             event_time,
         )
+        log.info("stateful %r: state in %s, %d shards", self._name, config.state_dir, len(ids))
         follows = packs and policy.state.shards == "auto"
         starting.remember(result, Operator(config, config.definition, follows))
         return result

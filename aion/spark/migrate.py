@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from aion.config.layers import Source as PolicySource
+from aion.config.values import location
 from aion.errors import ConfigError
 from aion.spark import starts
 from aion.spark.checkpoint_files import CheckpointFiles
@@ -30,6 +31,7 @@ from aion.spark.stateful_child import SCHEMA as CHILD
 from aion.spark.stateful_child import SHARD, StatefulChild
 from aion.spark.stock import StockCheckpoint, StockOperator
 from aion.stateful.restore import key_column
+from state_backends.files.storage import local_path
 
 _ASIDE = "aion-operators"
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -96,6 +98,9 @@ def migrate_alone(
     names: Mapping[int, str] | None = None,
 ) -> Migrated:
     """Returns the same as :func:`migrate`, in a session with these settings, which it makes and stops."""
+    _check_folders(checkpoint, new)
+    for name in (names or {}).values():
+        check_name(name)
     builder = SparkSession.builder.appName("aion migrate").config("spark.ui.enabled", "false")
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -105,6 +110,16 @@ def migrate_alone(
         return migrate(spark, checkpoint, new, names=names)
     finally:
         spark.stop()
+
+
+def _check_folders(checkpoint: str, new: str) -> None:
+    """Looks at the folders that are on this machine, before a JVM is started. Raises ConfigError."""
+    if (old := local_path(location(checkpoint))) is not None and not (old / "metadata").is_file():
+        what = "it has no file 'metadata'" if old.is_dir() else "there is no such folder"
+        raise ConfigError(f"{checkpoint}: not the checkpoint of a streaming query; {what}")
+    made = local_path(location(new))
+    if made is not None and made.exists() and (not made.is_dir() or any(made.iterdir())):
+        raise ConfigError(f"{new}: there is something already; give a folder that does not exist yet")
 
 
 def _session(spark: SparkSession, stock: StockCheckpoint) -> SparkSession:

@@ -2,7 +2,7 @@
 
 It replaces two methods of pyspark's ``GroupedData``: ``transformWithStateInPandas`` and ``transformWithState``. They
 call pyspark's own methods unless the session has ``spark.aion.stateful.enabled=true`` and the DataFrame is a stream.
-Nothing else of pyspark is changed. :func:`unconfigure` puts the methods back.
+:func:`unconfigure` puts the methods back.
 """
 
 from __future__ import annotations

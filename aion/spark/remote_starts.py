@@ -29,10 +29,10 @@ from aion.spark.partitions import NOTE, rescaled
 from aion.spark.query_settings import CHECKPOINT, RESCALED, STORED, TEMPORARY
 from aion.spark.remote_batches import Batches
 from aion.spark.sessions import analyzed, master
+from aion.spark.settings import CHECKPOINTS
 
 _METHODS = ("start", "toTable")
 _LOCATION = "checkpointLocation"
-_ROOT_OF_CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 _OF_FILES = ("", "parquet", "orc", "json", "csv", "text", "avro")
 """The formats of Spark's sink for files. The first one is that of a writer that was given none."""
 _operators: WeakKeyDictionary[Any, Operator] = WeakKeyDictionary()
@@ -119,7 +119,7 @@ def _location(spark: SparkSession, writer: Any, given: dict[str, Any]) -> str | 
     location = {name.lower(): value for name, value in options.items()}.get(_LOCATION.lower())
     if location is not None:
         return str(location)
-    root = spark.conf.get(_ROOT_OF_CHECKPOINTS, None)
+    root = spark.conf.get(CHECKPOINTS, None)
     if root is None:
         return None
     name = given.get("queryName") or writer._write_proto.query_name or uuid.uuid4().hex

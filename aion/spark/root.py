@@ -203,7 +203,7 @@ class Root(StatefulProcessor):
                 work.abort()
             self._end()
             if isinstance(error, ServerUnreachable):
-                raise ServerUnreachable(f"{error}. {self._what_now()}") from error
+                raise ServerUnreachable(f"{error}. {self._what_now()}") from None
             raise
 
     def _what_now(self) -> str:

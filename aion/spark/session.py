@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ from aion.config.layers import Source
 from aion.config.model import leaves
 from aion.errors import ConfigError, MissingJava
 from aion.installation import require_extra
+from aion.spark import starts
 from aion.spark.quiet import quiet
 from aion.spark.sessions import is_remote, master
 from aion.spark.settings import REQUIRED
@@ -51,6 +53,12 @@ _PYTHON = "PYSPARK_PYTHON"
 _NO_LIMIT = 2**31 - 1
 # Spark's default number of rows per batch.
 _MOST_ROWS = 10_000
+_OF_HOSTS = (
+    "destage.", "io.rate_limit", "io.threads", "memory.moderate", "memory.scarce", "memory.victim",
+    "prestage.arguments", "prestage.class",
+)  # fmt: skip
+"""The keys of the policy that a host has only once. See :class:`state_backends.server.host.Host`."""
+log = logging.getLogger(__name__)
 JAVA_ADVICE = (
     "Spark needs Java 17 or 21: install it (Debian and Ubuntu: apt-get install openjdk-17-jre-headless; "
     "macOS: brew install openjdk@17) and, if it is not on the PATH, set JAVA_HOME"
@@ -114,7 +122,17 @@ class _Builder(SparkSession.Builder):
         return self
 
     def getOrCreate(self) -> SparkSession:
-        return _prepared(self._builder.getOrCreate())
+        live = SparkSession.getActiveSession()
+        before = _of_hosts(live) if live is not None and starts.watches(live) else {}
+        session = _prepared(self._builder.getOrCreate())
+        if before and (kept := [key for key, value in _of_hosts(session).items() if value != before[key]]):
+            log.warning(
+                "this session has had queries, so %s cannot change until the application ends: its state servers keep "
+                "what the first query had (docs/operating.md). Other settings hold for operators that are made from "
+                "now on",
+                ", ".join(SPARK_PREFIX + key for key in kept),
+            )
+        return session
 
     def create(self) -> SparkSession:
         return _prepared(self._builder.create())
@@ -127,6 +145,14 @@ def _connects(builder: Any) -> bool:
     if mode.lower() == "connect" or type(builder).__module__.startswith("pyspark.sql.connect."):
         return True
     return bool(options.get("spark.remote") or os.environ.get("SPARK_REMOTE"))
+
+
+def _of_hosts(session: SparkSession) -> dict[str, Any]:
+    """Returns the keys of a session's policy that a host takes from the first query only, with their values."""
+    settings = {key: value for key, value in session.conf.getAll.items() if key.startswith(SPARK_PREFIX)}
+    values = policy_to_json(resolve(None, keyword={}, spark_conf=settings))
+    keys = {f"{section}.{name}": value for section, names in values.items() for name, value in names.items()}
+    return {key: value for key, value in keys.items() if key.startswith(_OF_HOSTS)}
 
 
 def _prepared(session: SparkSession) -> SparkSession:

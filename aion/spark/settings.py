@@ -24,6 +24,9 @@ REQUIRED = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
 }
+CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
+FOLDER = "aion-state"
+"""The folder for state if none is set: in CHECKPOINTS if that is set, otherwise in the driver's working folder."""
 _WORKER_LIMIT = "spark.executor.pyspark.memory"
 
 
@@ -84,7 +87,7 @@ def place_of_state(spark: SparkSession, policy: Policy) -> str:
     """
     place = policy.state.dir
     if place is None:
-        checkpoints = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+        checkpoints = spark.conf.get(CHECKPOINTS, None)
         url = master(spark)
         if not url.startswith("local") and ":/" not in (checkpoints or ""):
             raise ConfigError(
@@ -93,7 +96,7 @@ def place_of_state(spark: SparkSession, policy: Policy) -> str:
                 "to a URI such as s3://bucket/folder"
             )
         try:
-            place = location(f"{checkpoints.rstrip('/')}/aion-state") if checkpoints else "aion-state"
+            place = location(f"{checkpoints.rstrip('/')}/{FOLDER}") if checkpoints else FOLDER
         except ConfigError as error:
             raise ConfigError(
                 f"state.dir: it is not set, and the state cannot be stored beside the checkpoints: {error}; "

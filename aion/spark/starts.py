@@ -32,6 +32,7 @@ from aion.spark.query_settings import CHECKPOINT, REFUSED, TEMPORARY
 from aion.spark.sessions import application, is_remote
 from state_backends.server.server_folder import note_end, runtime_dir
 
+_LEAVING_MS = 2000
 log = logging.getLogger(__name__)
 
 
@@ -92,6 +93,9 @@ class _Starts(StreamingQueryListener):
     def leave(self) -> None:
         """Removes the listener at exit: Python ends before the JVM, which must not call it after that."""
         with contextlib.suppress(Exception):  # the session was stopped
+            # A call that has begun would fail, and Spark would write its error to the log.
+            self._session.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(_LEAVING_MS)
+        with contextlib.suppress(Exception):
             self._session.streams.removeListener(self)
 
 
@@ -100,15 +104,21 @@ _watched: WeakKeyDictionary[SparkSession, _Starts] = WeakKeyDictionary()
 
 def watch(spark: SparkSession) -> None:
     """Makes the location of the checkpoint known to the tasks of all queries that start in this session from now on."""
-    from aion.spark import remote_starts, starting  # only here: workers import this module, too
+    from aion.spark import failures, remote_starts, starting  # only here: workers import this module, too
 
     if is_remote(spark):
         remote_starts.watch(spark)
     elif spark not in _watched:
         starting.install()
+        failures.install()
         _watched[spark] = listener = _Starts(spark)
         spark.streams.addListener(listener)
         atexit.register(listener.leave)
+
+
+def watches(spark: SparkSession) -> bool:
+    """Returns whether an operator has been made in this session."""
+    return spark in _watched
 
 
 def checkpoint_of(context: TaskContext) -> str:

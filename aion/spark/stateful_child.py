@@ -110,7 +110,7 @@ class _Announced:
             try:
                 self._useful[shard] = self._told(shard, rows)
             except ServerError as error:
-                log.info("the state server was not told which keys are coming: %s", error)
+                log.debug("the state server was not told which keys are coming: %s", error)
                 self._useful[shard] = False
 
     def _told(self, shard: int, rows: pa.RecordBatch) -> bool:

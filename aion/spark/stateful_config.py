@@ -41,5 +41,12 @@ class StatefulConfig(TaskConfig):
 
     @property
     def definition(self) -> dict[str, Any]:
-        """What versions of the operator have in common."""
-        return {"kind": "stateful", "key": json.loads(self.key.json())["fields"]}
+        """What versions of the operator have in common. ``words``: see :attr:`aion.core.query.plan.Plan.definition`."""
+        return {
+            "kind": "stateful",
+            "key": json.loads(self.key.json())["fields"],
+            "words": {
+                "operator": [("a stateful processor", "")],
+                "key": [(field.name, field.dataType.simpleString()) for field in self.key],
+            },
+        }

@@ -12,8 +12,10 @@ from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from aion.config import policy_from_text
+from aion.errors import MissingState
 from aion.execute.assembly import store_config
 from aion.spark.running import Running
+from aion.spark.settings import CHECKPOINTS, FOLDER
 from aion.spark.shards import ids_here, partition_of
 from aion.spark.starts import checkpoint_of
 from aion.spark.task import client_of
@@ -48,27 +50,46 @@ class Task:
     def work(self, token: str | None, batch: Batch) -> Work:
         """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet."""
         config = self._config
-        attempt = client_of(config.application, self._policy).open(
-            Identity(
-                query=self._query,
-                operator=config.name,
-                shard=batch.shard,
-                shards=len(self._ids),
-                definition=self.tenants.definition,
-                ids=self._ids,
-                key_types=config.key_types,
-                checkpoint=self._checkpoint,
-            ),
-            token=token,
-            makes=f"{self.batch:010d}-{uuid.uuid4().hex[:16]}",
-            run=self._run,
-            operator_uid=config.uid,
-            place=self._place,
-            state_dir=config.state_dir,
-            store=self._store,
-            **self.tenants.asks,
+        identity = Identity(
+            query=self._query,
+            operator=config.name,
+            shard=batch.shard,
+            shards=len(self._ids),
+            definition=self.tenants.definition,
+            ids=self._ids,
+            key_types=config.key_types,
+            checkpoint=self._checkpoint,
         )
+        try:
+            attempt = client_of(config.application, self._policy).open(
+                identity,
+                token=token,
+                makes=f"{self.batch:010d}-{uuid.uuid4().hex[:16]}",
+                run=self._run,
+                operator_uid=config.uid,
+                place=self._place,
+                state_dir=config.state_dir,
+                store=self._store,
+                **self.tenants.asks,
+            )
+        except MissingState as error:
+            raise MissingState(
+                f"the state of operator {config.name!r} is not in {config.state_dir}, {self._why_there}. "
+                "Set spark.aion.state.dir to the folder that has it; if it was deleted, start with a new checkpoint. "
+                f"{error}"
+            ) from None
         return Work(self.tenants, attempt, batch)
+
+    @property
+    def _why_there(self) -> str:
+        """Says why the state is looked for where it is."""
+        if self._policy.state.dir is not None:
+            return "which is the state.dir of the policy or of the session"
+        context = TaskContext.get()
+        assert context is not None
+        beside = context.getLocalProperty(CHECKPOINTS)
+        where = f"{CHECKPOINTS}, {beside}" if beside else "the folder in which the driver was started"
+        return f"where it is looked for because state.dir is not set: {FOLDER!r} in {where}"
 
     @property
     def partitions(self) -> list[list[int]]:

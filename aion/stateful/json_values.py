@@ -66,7 +66,7 @@ class JsonKey:
             try:
                 values.append(from_json(given[field.name], field.dataType))
             except SchemaError as error:
-                raise SchemaError(f"column {field.name}: {error}") from error
+                raise SchemaError(f"column {field.name}: {error}") from error.__cause__
         return tuple(values)
 
     def to_bytes(self, values: tuple[Any, ...]) -> bytes:

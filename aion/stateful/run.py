@@ -41,7 +41,7 @@ def variables_of(snapshot: Mapping[str, Any] | None, by_name: bool = False) -> V
     if snapshot is not None and snapshot["version"] not in _READABLE:
         raise FormatError(
             f"the state of the processor was written in format {snapshot['version']}; this Aion reads the formats "
-            f"{', '.join(map(str, _READABLE))}"
+            f"{', '.join(map(str, _READABLE))}: use the Aion that wrote it"
         )
     return Variables(None if snapshot is None else snapshot["stateful"], by_name)
 

@@ -16,7 +16,7 @@ from aion.base.time import format_instant
 from aion.config.values import about_bytes
 from aion.core.operator.overview import by_status
 from aion.core.query.plan import FINAL
-from aion.errors import ConfigError
+from aion.errors import ConfigError, FormatError
 from aion.tools.inspect import tables
 from aion.tools.inspect.state import nothing_in
 from aion.tools.inspect.windows import show_bounds
@@ -75,8 +75,7 @@ def explain(what: str, *, state_dir: str | None, batches: int) -> bool:
     with closing(StateFolder(place)) as folder:
         shards = folder.shards()
         if not shards and wanted is None:
-            console.print(nothing_in(folder), soft_wrap=True)
-            return True
+            raise nothing_in(folder)
         if not (chosen := [shard for shard in shards if wanted is None or _is_wanted(shard, wanted)]):
             there = ", ".join(sorted({f"{query} ({operator.partition('/')[0]})" for query, operator, _ in shards}))
             raise ConfigError(f"{wanted}: {place} has no state of such a query; it has {there or 'none at all'}")
@@ -87,6 +86,8 @@ def explain(what: str, *, state_dir: str | None, batches: int) -> bool:
         damage = [line for finding in findings for line in finding.damage]
         for line in damage:
             console.print(f"damaged: {line}", style="red")
+        if not damage and (others := [line for finding in findings for line in finding.other_formats]):
+            raise FormatError(others[0])
         return not damage
 
 

@@ -16,9 +16,17 @@ _HINTS = {
     errno.EROFS: "the filesystem is read-only; mount it writable, or set state.dir to another one",
     errno.EACCES: "give this user the right to write there, or set state.dir to another folder",
     errno.EPERM: "give this user the right to write there, or set state.dir to another folder",
+    errno.ENOENT: "the folder was removed, or its disk is not mounted: bring it back, and start the query again",
+    errno.ENOTDIR: "a file is where a folder must be: move it away, or set state.dir to another folder",
+    errno.EEXIST: "a file is where a folder must be: move it away, or set state.dir to another folder",
+    errno.EIO: "the disk is failing: see the log of the system, and set state.dir to a copy on another disk",
+    errno.ESTALE: "the network disk was mounted anew: start the executors again",
+    errno.ENAMETOOLONG: "set state.dir to a folder with a shorter path",
     errno.EFBIG: "files must not be that large: see ulimit -f",
     errno.EMFILE: "too many files are open: see ulimit -n",
 }
+
+_OTHERWISE = "nothing that was committed is lost: mend the disk, and start the query again from its checkpoint"
 
 
 @contextmanager
@@ -52,12 +60,11 @@ def is_missing(error: DiskError) -> bool:
 
 
 def disk_error(doing: str, folder: Path, cause: BaseException) -> DiskError:
-    hint = _hint(cause)
-    return DiskError(f"{doing} in {folder} failed: {cause}" + (f" ({hint})" if hint else ""))
+    return DiskError(f"{doing} in {folder} failed: {cause} ({_hint(cause)})")
 
 
-def _hint(cause: BaseException) -> str | None:
+def _hint(cause: BaseException) -> str:
     if isinstance(cause, OSError) and cause.errno is not None:
-        return _HINTS.get(cause.errno)
+        return _HINTS.get(cause.errno, _OTHERWISE)
     text = str(cause)
-    return next((hint for number, hint in _HINTS.items() if os.strerror(number) in text), None)
+    return next((hint for number, hint in _HINTS.items() if os.strerror(number) in text), _OTHERWISE)

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from state_backends.files import s3
+from state_backends.files.causes import told
 from state_backends.files.faults import disk_errors
 from state_backends.files.names import PART
 from state_backends.files.storage import private
@@ -68,8 +69,8 @@ class Remote:
                     path = path.rstrip("/")
                     bucket = path.partition("/")[0]
                     # Folders are made when they are needed, but only the user makes buckets.
-                    if fs.type_name == "s3" and fs.get_file_info(bucket).type is pafs.FileType.NotFound:
-                        raise StorageError(f"state.dir {self.uri}: there is no bucket {bucket!r}")
+                    if fs.type_name == "s3" and not _has_bucket(fs, bucket):
+                        raise StorageError(f"state.dir {self.uri}: there is no bucket {bucket!r}; make it")
                     self._connected = fs, path
             return self._connected
 
@@ -140,6 +141,15 @@ class Remote:
         for pool in (self.pool, self.ahead):
             pool.shutdown(wait=True, cancel_futures=True)
         self.cleaning.shutdown(wait=True, cancel_futures=True)
+
+
+def _has_bucket(fs: Any, bucket: str) -> bool:
+    try:
+        return bool(fs.get_file_info(bucket).type is not pafs.FileType.NotFound)
+    except OSError:
+        # The answer to this request has no body, and so no reason. The one to a list has.
+        fs.get_file_info(pafs.FileSelector(bucket))
+        raise
 
 
 class RemoteUpload:
@@ -250,7 +260,7 @@ def storage_errors(where: str, *, may_be_missing: bool = False) -> Iterator[None
         if may_be_missing and isinstance(error, FileNotFoundError):
             raise
         first, *_ = str(error).splitlines() or [type(error).__name__]
-        raise StorageError(f"{where}: {first}") from error
+        raise StorageError(f"{where}: {told(first)}") from error
 
 
 _OPTIONS = {

@@ -91,7 +91,7 @@ def client_of(uri: str, region: str) -> S3 | None:
         import boto3
         from botocore.config import Config
     except ImportError:
-        log.info("boto3 is not installed, so objects are deleted one by one: pip install aion[s3]")
+        log.debug("boto3 is not installed, so objects are deleted one by one: pip install aion[s3]")
         return None
     options = {name: values[-1] for name, values in parse_qs(urlsplit(uri).query).items()}
     endpoint = options.get("endpoint_override")

@@ -27,6 +27,10 @@ class CorruptState(StateError):
     """A manifest or a file of a version is damaged or missing; the message names file and version."""
 
 
+class MissingState(StateError):
+    """There is no version of a shard where Aion looks for them; the message names the folder and the setting."""
+
+
 class DiskError(StateError, OSError):
     """The disk of a state folder is full, read-only or failing; the message names the folder and the cause.
 

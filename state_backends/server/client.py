@@ -293,7 +293,7 @@ class StateClient:
             with contextlib.suppress(ServerError):
                 if (server := occupant(self._folder)) is not None:
                     processes.kill(server, PING_SECONDS)
-            raise ServerUnreachable(f"{lack}. The server was killed") from error
+            raise ServerUnreachable(f"{lack}. The server was killed") from None
 
 
 def _connection(folder: Path) -> flight.FlightClient:

@@ -77,7 +77,7 @@ class Guard:
         try:
             self._calls.put_nowait((logged, Future()))
         except queue.Full:
-            log.info("%s cannot keep up, and misses a call", what)
+            log.debug("%s cannot keep up, and misses a call", what)
 
     def close(self) -> None:
         try:

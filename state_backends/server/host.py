@@ -245,7 +245,7 @@ class Host:
             self._closing += [self._shards.pop(key) for key in idle]
             closing = list(self._closing)
             for key in idle:
-                log.info("shard %d of operator %s is idle, and will be closed", key[2], key[1])
+                log.debug("shard %d of operator %s is idle, and will be closed", key[2], key[1])
                 self._made_for.pop(key, None)
                 self._disk_times.pop(key, None)
             self.attempts.forget(idle, self._shards)

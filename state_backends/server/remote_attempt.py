@@ -307,11 +307,11 @@ class RemoteAttempt:
                 raise ServerUnreachable(
                     f"the state server was lost ({lost}), and this task had sent more than the "
                     f"{REPLAY_BYTES >> 20} MiB that a worker keeps to send again"
-                ) from lost
+                ) from None
             if self.servers == MOST_SERVERS:
                 raise ServerUnreachable(
                     f"the state server was lost {MOST_SERVERS} times in one task; the last time: {lost}"
-                ) from lost
+                ) from None
             self._rename()
             log.warning("attempt %s continues on another server as %s: %s", self.makes, self._name, lost)
             try:

@@ -176,12 +176,12 @@ def raise_error(text: str, otherwise: type[errors.AionError] = errors.ServerUnre
     begin = text.find(_BEGIN)
     end = text.find(_END, begin)  # the first end, because gRPC may repeat the text
     if begin < 0 or end < begin:
-        raise otherwise(text)
+        raise otherwise(text) from None
     try:
         name, message = json.loads(text[begin + len(_BEGIN) : end])
     except ValueError:  # gRPC cut it
         raise errors.ServerError(text[begin:end]) from None
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.AionError):
-        raise kind(message)
-    raise errors.ServerError(f"{name}: {message}")
+        raise kind(message) from None
+    raise errors.ServerError(f"{name}: {message}") from None

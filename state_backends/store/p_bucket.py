@@ -382,7 +382,7 @@ def close_db(db: Rdict) -> None:
     except Exception as error:
         if not from_rocksdb(error):
             raise
-        log.info("RocksDB was closed after it had failed: %s", str(error))
+        log.debug("RocksDB was closed after it had failed: %s", str(error))
 
 
 def _no_wal() -> WriteOptions:

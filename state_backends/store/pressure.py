@@ -118,7 +118,7 @@ class PressureManager:
                     log.debug("destaged %s: %s", suggestion.name, suggestion.reason)
                 else:
                     self.refused += 1
-                    log.info("refused to destage %s (%s): %s", suggestion.name, suggestion.reason, refusal)
+                    log.debug("refused to destage %s (%s): %s", suggestion.name, suggestion.reason, refusal)
 
 
 class Sampler:

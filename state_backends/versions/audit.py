@@ -71,17 +71,28 @@ class ShardFinding:
 
     @property
     def damage(self) -> list[str]:
-        """A line for each damaged file or manifest, with the versions that cannot be used because of it."""
+        """A line for each damaged file or manifest, with the versions that cannot be used because of it.
+
+        What another version of Aion wrote is not damaged: see :attr:`other_formats`.
+        """
         where = f"{self.query}/{self.operator}/{self.shard}"
         lines = []
-        if self.operator_problem is not None:
+        if self.operator_problem is not None and not self.operator_other_format:
             lines.append(f"{self.operator_problem}; new shards need it")
         for name, problem in self.files.items():
             if problem is not None:
                 users = [v.token for v in self.versions if v.manifest and any(f.name == name for f in v.manifest.files)]
                 lines.append(f"{where}/files/{name}: {problem}; named by version {', '.join(users)}")
-        unread = [v for v in self.versions if v.manifest is None]
+        unread = [v for v in self.versions if v.manifest is None and not v.other_format]
         return lines + [f"{where}/manifests/{v.token}{MANIFEST}: {v.problem}" for v in unread]
+
+    @property
+    def other_formats(self) -> list[str]:
+        """Says for each manifest, and for ``operator.json``, which other version of Aion is needed to read it."""
+        lines = [v.problem for v in self.versions if v.other_format and v.problem is not None]
+        if self.operator_problem is not None and self.operator_other_format:
+            lines.append(self.operator_problem)
+        return lines
 
     @property
     def lineage(self) -> str:

@@ -222,7 +222,7 @@ class Taking:
                     raise
             except (AionError, OSError) as error:
                 where = self._theirs.where(token)
-                log.info("%s is not taken over; it may have been deleted meanwhile: %s", where, error)
+                log.debug("%s is not taken over; it may have been deleted meanwhile: %s", where, error)
                 return
 
 

@@ -200,7 +200,10 @@ def _unseal(data: bytes, what: str) -> dict[str, Any]:
     found = value.pop("format", None)
     if found not in READABLE:
         known = " and ".join(map(str, READABLE))
-        raise FormatError(f"{what}: written in format {found}; this Aion reads the formats {known}")
+        age = "older" if isinstance(found, int) and found < READABLE[0] else "newer"
+        raise FormatError(
+            f"{what}: written in format {found}; this Aion reads the formats {known}: use the {age} Aion that wrote it"
+        )
     return value
 
 
@@ -240,6 +243,34 @@ def _in_runs(runs: Runs, numbers: Sequence[int]) -> list[bool]:
     return [i < len(runs) and runs[i][0] <= number for i, number in zip(at, numbers, strict=True)]
 
 
+WORDS = "words"
+"""The part of a definition that is not compared. It has what the user wrote, as names with what they stand for."""
+_NOTHING = "none"
+
+
+def _changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Says what differs between two definitions, in the user's words if both have them."""
+    changed = [what for what in dict.fromkeys([*was, *now]) if what != WORDS and was.get(what) != now.get(what)]
+    if not changed:
+        return []
+    words = was.get(WORDS, {}), now.get(WORDS, {})
+    if all(words):
+        lists = [
+            (what, *([tuple(pair) for pair in side.get(what, ())] for side in words))
+            for what in dict.fromkeys([*words[0], *words[1]])
+        ]
+        if said := [f"{what}: was {_named(a, b)}; is {_named(b, a)}" for what, a, b in lists if a != b]:
+            return said
+    return [f"{what}: was {was.get(what, _NOTHING)}; is {now.get(what, _NOTHING)}" for what in changed]
+
+
+def _named(pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]) -> str:
+    """Lists names. Says what a name stands for if it stands for something else among the others."""
+    meant = dict(others)
+    shown = [f"{name} ({what})" if what and meant.get(name, what) != what else name for name, what in pairs]
+    return ", ".join(shown) or _NOTHING
+
+
 def check_owner(manifest: Manifest, wanted: Identity) -> None:
     """Raises ForeignState saying what differs."""
     found = {name: getattr(manifest.identity, name) for name in _OWNER}
@@ -255,13 +286,10 @@ def check_operator(found: Mapping[str, Any], wanted: Identity, state: str) -> No
         if what in found and found[what] != getattr(wanted, what):
             hint = f"; set state.shards to {found[what]}" if what == "shards" else ""
             raise ForeignState(f"{state} belongs to {what} {found[what]!r}, not {getattr(wanted, what)!r}{hint}")
-    definition = found["definition"]
-    changed = [k for k in wanted.definition if definition.get(k) != wanted.definition[k]]
-    if changed:
-        changes = "; ".join(f"{k}: was {definition.get(k)}, is {wanted.definition[k]}" for k in changed)
+    if changes := _changes(found["definition"], wanted.definition):
         raise ForeignState(
-            f"operator {wanted.operator!r} was started with another definition ({changes}); "
-            "start it with a new checkpoint, or give it another name"
+            f"operator {wanted.operator!r} was started with another definition: {'; '.join(changes)}. What it keeps is "
+            "for that one: change it back, or start the query with a new checkpoint"
         )
     for what, meaning in (("ids", "ids of shards"), ("key_types", "types that keys are hashed as")):
         was, is_now = found.get(what), list(getattr(wanted, what))

@@ -6,7 +6,7 @@ import logging
 
 from state_backends.files.names import MANIFEST, OPERATOR
 from state_backends.files.storage import Storage
-from state_backends.format.errors import CorruptState, ForeignState, FormatError
+from state_backends.format.errors import CorruptState, ForeignState, FormatError, MissingState, StateError
 from state_backends.versions.lineage import read_version
 from state_backends.versions.manifest import Identity, Manifest, Past, check_operator, dump_operator, load_operator
 from state_backends.versions.retention import batch_of, floor_of
@@ -58,28 +58,30 @@ def older(storage: Storage, manifest: Manifest | None, keep: int) -> tuple[list[
     return past[-(keep - 1) :], -1
 
 
-def not_found(storage: Storage, token: str, identity: Identity, keep: int, *, has_lineages: bool) -> str:
-    """Returns the message for a version that Spark asks for and that does not exist. It names the likely reason."""
+def not_found(storage: Storage, token: str, identity: Identity, keep: int, *, has_lineages: bool) -> StateError:
+    """Returns the error for a version that Spark asks for and that does not exist. It names the likely reason.
+
+    It is CorruptState only if other versions of the shard exist.
+    """
     text = (
         f"Spark asks for version {token} of shard {identity.shard} of operator {identity.operator!r}, "
         f"but {storage.where(token)} does not exist"
     )
     there = [int(n[:10]) for n in storage.listing()[0] if n.endswith(MANIFEST) and n[:10].isdecimal()]
-    if not there and has_lineages:
-        return (
-            f"{text}, and no other lineage of the query has this version. Was the checkpoint copied long ago, or "
-            "was its state deleted?"
-        )
+    if not there:
+        if has_lineages:
+            text += ", and no other lineage of the query has this version. Was the checkpoint copied long ago?"
+        return MissingState(text)
     batch = token.partition("-")[0]
-    if there and batch.isdecimal() and int(batch) < min(there):
+    if batch.isdecimal() and int(batch) < min(there):
         text += (
             f". The checkpoint is at batch {int(batch)}, but only batches {min(there)} to {max(there)} are kept "
             "here: was it restored from a backup, or copied long ago? State is kept for "
             f"spark.sql.streaming.minBatchesToRetain batches, {keep - 1}"
         )
-    elif there:
+    else:
         text += (
             ". If the query uses the result of this operator twice, its state was written twice: use it once, and "
             "take it apart in foreachBatch after batch.persist()"
         )
-    return text
+    return CorruptState(text)

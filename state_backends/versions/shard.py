@@ -147,7 +147,7 @@ class Shard:
                 yield from found
         except (CorruptBlock, CorruptState) as error:
             version = f"version {self.token} in {self.storage.where(self.token)}" if self.token else "no version yet"
-            raise type(error)(f"{error}; {version}") from error
+            raise type(error)(f"{error}; {version}") from error.__cause__
 
     def prestage(self, attempt: str, slices: Sequence[int], only: Only | None = None) -> None:
         self._working(attempt).prestage(slices, only)
@@ -338,7 +338,7 @@ class Shard:
             if not is_missing(error):
                 raise
             self._suspect = True
-            raise CorruptState(f"a file of this host is missing: {error}") from error
+            raise CorruptState(f"a file of this host is missing: {error}") from error.__cause__
 
     # -- versions -----------------------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class Shard:
                 self.storage.close()
                 work = self._restore(manifest)
         except CorruptState as error:
-            raise CorruptState(f"version {token} in {self.storage.where(token or '')}: {error}") from error
+            raise CorruptState(f"version {token} in {self.storage.where(token or '')}: {error}") from error.__cause__
         self._suspect = False
         try:
             past, floor = older(self.storage, manifest, self._keep)
@@ -415,14 +415,17 @@ class Shard:
         return self._attempt
 
     def _find(self, token: str, attempt: str, identity: Identity) -> Manifest:
-        """The version. Copies it from another lineage if it is there. Raises CorruptState, ForeignState."""
+        """The version. Copies it from another lineage if it is there.
+
+        Raises CorruptState, MissingState, ForeignState.
+        """
         try:
             manifest = read_version(self.storage, token)
         except FileNotFoundError:
             other = self._elsewhere(token)
             if other is None:
                 moved = self._home is not None
-                raise CorruptState(not_found(self.storage, token, identity, self._keep, has_lineages=moved)) from None
+                raise not_found(self.storage, token, identity, self._keep, has_lineages=moved) from None
             manifest = take_version(other, token, self.storage, identity, batch_of(attempt))
         check_owner(manifest, identity)
         return manifest

@@ -75,7 +75,10 @@ def test_an_upload_that_fails_fails_the_commit_and_nothing_else(bucket: ObjectSt
     host.shard.append(SECOND, [(1, False, make_block(0, 1, BLOCK_BYTES))])
     with (
         bucket.denied(),
-        pytest.raises(StorageError, match=rf"^s3://{bucket.bucket}/state/.*2-a\.sst: .*INVALID_ACCESS_KEY_ID"),
+        pytest.raises(
+            StorageError,
+            match=rf"^s3://{bucket.bucket}/state/.*2-a\.sst: the store does not know .*INVALID_ACCESS_KEY_ID",
+        ),
     ):
         host.shard.commit(SECOND, {"next_seq": 2})
     assert [seq for seq, _ in host.shard.read(SECOND, [0])] == [0, 1], "the attempt may try again"
@@ -147,11 +150,12 @@ def test_uploads_that_died_are_ended_when_their_shard_is_opened(bucket: ObjectSt
 def test_a_place_that_is_not_there_or_not_ours_is_named(bucket: ObjectStore, hosts: Any) -> None:
     nowhere = hosts(bucket.uri("state", bucket="no-such-bucket"))
     with pytest.raises(
-        StorageError, match=r"^state\.dir s3://no-such-bucket/state.*there is no bucket 'no-such-bucket'$"
+        StorageError, match=r"^state\.dir s3://no-such-bucket/state.*there is no bucket 'no-such-bucket'; make it$"
     ):
         nowhere.shard.open(None, "0000000001-a", IDENTITY)
     ours = hosts()
-    with bucket.denied(), pytest.raises(StorageError, match=rf"^state\.dir s3://{bucket.bucket}/state.*ACCESS_DENIED"):
+    said = "the store does not know the credentials of this host: check AWS_ACCESS_KEY_ID .*INVALID_ACCESS_KEY_ID"
+    with bucket.denied(), pytest.raises(StorageError, match=rf"^state\.dir s3://{bucket.bucket}/state.*: {said}"):
         ours.shard.open(None, "0000000001-a", IDENTITY)
     assert ours.commit(None, "1", (0, 0)), "what was refused before is tried again"
 
@@ -161,13 +165,13 @@ def test_a_place_that_is_not_there_or_not_ours_is_named(bucket: ObjectStore, hos
     [
         pytest.param(
             "s3://bucket/state?scheme=http&endpoint_override=127.0.0.1:1&region=us-east-1",
-            r"^state\.dir s3://bucket/state\?.*: .*NETWORK_CONNECTION",
+            r"^state\.dir s3://bucket/state\?.*: the endpoint does not answer: check .*NETWORK_CONNECTION",
             id="s3",
             marks=pytest.mark.proof,  # pyarrow tries for six seconds
         ),
         pytest.param(
             "gs://anonymous@bucket/state?scheme=http&endpoint_override=127.0.0.1:1&retry_limit_seconds=1",
-            r"gs://anonymous@bucket/state.*: .*Could not connect",
+            r"gs://anonymous@bucket/state.*: the endpoint does not answer: check .*Could not connect",
             id="gs",
         ),
     ],

@@ -142,7 +142,7 @@ def test_the_name_of_an_attempt_on_another_shard(victim: Victim) -> None:
 
 def test_a_version_that_there_is_not(victim: Victim) -> None:
     for token in ("nothing", "0000000000-victim"):
-        with pytest.raises(errors.CorruptState, match=f"version {token} .*does not exist"):
+        with pytest.raises(errors.MissingState, match=f"version {token} .*does not exist"):
             act(victim, "open", orjson.dumps({**opening(victim), "token": token}))
 
 

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import aion
+from aion.errors import StorageError
 from state_backends.files.location import scratch
 from state_backends.versions.audit import StateFolder
 from tests.object_store import ObjectStore
@@ -71,7 +72,7 @@ def test_a_bucket_that_is_not_there_is_named(
     events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
     place(bucket.uri("state", bucket="no-such-bucket"))
     result = aion.windowed(events, key="k", time="ts", windows=aion.Tumbling("10 seconds"), aggregates=ALL)
-    with pytest.raises(Exception, match=r"StorageError: state\.dir s3://no-such-bucket.*there is no bucket"):
+    with pytest.raises(StorageError, match=r"^state\.dir s3://no-such-bucket.*there is no bucket"):
         sink.run(result)
 
 

@@ -17,7 +17,7 @@ import aion
 from aion import aggregates as A
 from aion.core.query.plan import make_plan
 from aion.errors import CorruptState, ForeignState, FormatError
-from state_backends.versions.manifest import load
+from state_backends.versions.manifest import WORDS, check_operator, load
 from tests.durations import us
 from tests.versions.host import IDENTITY, Host
 
@@ -100,9 +100,10 @@ def test_another_format_is_refused_and_is_not_called_damage(make: Callable[..., 
         ({"operator": "sums"}, r"operator 'tolls', not 'sums'"),
         ({"shard": 4}, r"shard 3, not 4"),
         ({"shards": 16}, r"shards 8, not 16; set state.shards to 8"),
-        ({"definition": {"key": ["j"], "windows": {"w": 1}}}, r"'tolls'.*key: was \['k'\], is \['j'\]"),
-        ({"definition": {"key": ["k"], "windows": {"w": 2}}}, r"windows: was \{'w': 1\}, is \{'w': 2\}"),
-        ({"definition": {"key": ["k"], "windows": {"w": 1}, "time": "ts"}}, r"time: was None, is ts"),
+        ({"definition": {"key": ["j"], "windows": {"w": 1}}}, r"'tolls'.*key: was \['k'\]; is \['j'\]"),
+        ({"definition": {"key": ["k"], "windows": {"w": 2}}}, r"windows: was \{'w': 1\}; is \{'w': 2\}"),
+        ({"definition": {"key": ["k"], "windows": {"w": 1}, "time": "ts"}}, r"time: was none; is ts"),
+        ({"definition": {"key": ["k"]}}, r"windows: was \{'w': 1\}; is none"),
     ],
 )
 def test_the_state_of_somebody_else_is_refused(
@@ -124,7 +125,7 @@ def test_a_shard_without_a_version_is_told_too(host: Host) -> None:
     host.restart()
     with pytest.raises(ForeignState, match=r"operator\.json.*'tolls'.*shards 8, not 16"):
         host.shard.open(None, "0000000001-second", other)
-    with pytest.raises(ForeignState, match=r"another definition.*windows: was \{'w': 1\}, is \{'w': 2\}"):
+    with pytest.raises(ForeignState, match=r"another definition.*windows: was \{'w': 1\}; is \{'w': 2\}"):
         host.shard.open(None, "0000000001-second", replace(IDENTITY, definition={"key": ["k"], "windows": {"w": 2}}))
     assert host.seqs(host.commit(None, (0, 0)), 0) == [0], "and is still there for whose it is"
 
@@ -222,7 +223,65 @@ def test_a_definition_that_stored_state_does_not_fit_is_refused(
         host.open(attempt, replace(identity, definition=definition(**changed)))
 
 
+def compared(definition: dict[str, Any]) -> dict[str, Any]:
+    return {what: value for what, value in definition.items() if what != WORDS}
+
+
 def test_what_stored_state_does_not_depend_on_may_change() -> None:
-    assert definition() == definition(aggregates={"cars": A.count(), "total": A.sum("v"), "average": A.avg("v")})
+    assert compared(definition()) == compared(
+        definition(aggregates={"cars": A.count(), "total": A.sum("v"), "average": A.avg("v")})
+    )
     kept = {"aggregates": None, "apply": len, "outputs": "n int"}
-    assert definition(**kept) == definition(**{**kept, "apply": print, "outputs": "other string"})
+    assert compared(definition(**kept)) == compared(definition(**{**kept, "apply": print, "outputs": "other string"}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"aggregates": {"cars": A.count(), "speed": A.mean("v"), "top": A.max("v")}},
+         "aggregates: was cars, speed; is cars, speed, top"),
+        ({"aggregates": {"cars": A.count(), "speed": A.max("v")}},
+         "aggregates: was cars, speed (mean(v) of int64); is cars, speed (max(v) of int64)"),
+        ({"schema": SCHEMA.set(3, pa.field("v", pa.float64())), "aggregates": {"cars": A.count(), "total": A.sum("v")}},
+         "aggregates: was cars, total (sum(v) of int64); is cars, total (sum(v) of double)"),
+        ({"windows": {"a": aion.Tumbling("1 minute"), "b": aion.Tumbling("20 seconds")}},
+         "windows: was a (tumbling 10 seconds), b; is a (tumbling 1 minute), b"),
+        ({"windows": {"a": aion.Tumbling("10 seconds")}}, "windows: was a, b; is a"),
+        ({"windows": {"b": aion.Tumbling("20 seconds"), "a": aion.Tumbling("10 seconds")}},
+         "windows: was a, b; is b, a"),
+        ({"key": ["k"]}, "key: was k, j; is k"),
+        ({"key": ["j", "k"]}, "key: was k, j; is j, k"),
+        ({"schema": SCHEMA.set(1, pa.field("k", pa.int64()))}, "key: was k (string), j; is k (int64), j"),
+        ({"emit": "final"}, "emit: was all; is final"),
+        ({"unique": ["k", "v"]}, "unique: was none; is k, v, j"),
+        ({"aggregates": None, "apply": len, "outputs": "n int"},
+         "aggregates: was cars, speed; is none; columns: was none; is v"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("back", [False, True])
+def test_what_differs_is_said_in_the_users_words(changed: dict[str, Any], said: str, back: bool) -> None:
+    how: dict[str, Any] = {
+        "aggregates": {"cars": A.count(), "speed": A.mean("v")},
+        "windows": {"a": aion.Tumbling("10 seconds"), "b": aion.Tumbling("20 seconds")},
+    }
+    if "schema" in changed and "aggregates" in changed:  # the same ones, of a column of another type
+        how["aggregates"] = changed["aggregates"]
+    was, now = definition(**how), definition(**{**how, **changed})
+    if back:
+        was, now = now, was
+        said = re.sub(r"was ([^;]*); is ([^;]*)", r"was \2; is \1", said)
+    found = orjson.loads(orjson.dumps({"definition": was}))
+    with pytest.raises(ForeignState) as refused:
+        check_operator(found, replace(IDENTITY, definition=now), "the state")
+    assert str(refused.value) == (
+        f"operator 'tolls' was started with another definition: {said}. What it keeps is for that one: change it back, "
+        "or start the query with a new checkpoint"
+    )
+
+
+def test_a_definition_from_before_words_were_stored_opens_and_is_compared() -> None:
+    check_operator({"definition": compared(definition())}, replace(IDENTITY, definition=definition()), "the state")
+    with pytest.raises(ForeignState, match=r"windows: was .*10000000.*; is .*20000000"):
+        was = compared(definition(windows={"a": aion.Tumbling("10 seconds")}))
+        now = definition(windows={"a": aion.Tumbling("20 seconds")})
+        check_operator({"definition": was}, replace(IDENTITY, definition=now), "the state")

@@ -28,6 +28,7 @@ from aion.core.query.columns import (
     key_names,
     result_schema,
 )
+from aion.core.query.words import words
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
 from aion.core.windows import (
@@ -48,8 +49,8 @@ from aion.errors import ApplyError, ConfigError, SchemaError, WindowError
 FINAL = "final"
 _MARKS = 64
 """Only the first 64 definitions may be Punctuated: each row has 64 bits, one for each, set if it is a punctuation."""
-CHANGES = "changes"
-EMITS = ("all", FINAL, CHANGES)
+ALL, CHANGES = "all", "changes"
+EMITS = (ALL, FINAL, CHANGES)
 """What comes out of a window: all its panes; one pane when its bound has passed; or what each batch changed."""
 
 
@@ -274,17 +275,40 @@ class Plan:
 
     @cached_property
     def definition(self) -> dict[str, Any]:
-        """Everything that stored state depends on, as JSON values. A restart with another definition is refused."""
+        """Everything that stored state depends on, as JSON values. A restart with another definition is refused.
+
+        ``words`` is not compared: what the user wrote, for the message about the difference.
+        """
+        said = words(
+            self.schema,
+            key=self.key,
+            time=self.time,
+            windows=self.windows,
+            bound=self.layout.bound if self.layout is not None else (),
+            columns=self.schema.names if self.layout is None else (),
+            emit=self.emit,
+            unique=self.unique,
+            updates=self.updates.identity if self.updates is not None else (),
+        )
+        return {**self._stored, "words": said}
+
+    @property
+    def emit(self) -> str:
+        """What comes out of a window."""
+        return FINAL if self.final_only else CHANGES if self.changes else ALL
+
+    @cached_property
+    def _stored(self) -> dict[str, Any]:
         return {
             "key": [[name, str(self.schema.field(name).type)] for name in self.key],
             "time": self.time,
             "windows": [[name, window.spec()] for name, window in self.windows.items()],
             "block": [[f.name, str(f.type)] for f in self.block_schema],
             "partials": self.layout.spec() if self.layout else [],
-            **({"emit": FINAL} if self.final_only else {"emit": CHANGES} if self.changes else {}),
+            **({} if self.emit == ALL else {"emit": self.emit}),
             **({"unique": list(self.unique)} if self.unique else {}),
             **({"updates": list(self.updates.identity)} if self.updates is not None else {}),
-            **({"event_rows": self.event_rows.definition} if self.event_rows is not None else {}),
+            **({"event_rows": self.event_rows._stored} if self.event_rows is not None else {}),
         }
 
 
@@ -298,7 +322,7 @@ def make_plan(
     apply: ApplyFunction | None,
     outputs: str | pa.Schema | None,
     blocking: bool = True,
-    emit: str = "all",
+    emit: str = ALL,
     completeness: bool = False,
     unique: str | Sequence[str] | None = None,
     columns: str | Sequence[str] | None = None,

@@ -17,8 +17,7 @@ def show_lineages(state_dir: str) -> None:
     with closing(StateFolder(state_dir)) as folder:
         found = folder.lineages()
         if not found:
-            console.print(nothing_in(folder), soft_wrap=True)
-            return
+            raise nothing_in(folder)
     for lineage in found:
         where = lineage.checkpoint or "at an unknown place"
         line = (
@@ -27,10 +26,14 @@ def show_lineages(state_dir: str) -> None:
         )
         console.print(line, soft_wrap=True)
     console.print(
-        "If the checkpoint of a lineage is gone, free its state with --forget LINEAGE. Files that several lineages of "
-        "a folder share take space only once.",
+        "If the checkpoint of a lineage is gone, free its state with --forget LINEAGE, or that of all such lineages "
+        "with --forget --gone. Files that several lineages of a folder share take space only once.",
         soft_wrap=True,
     )
+
+
+ALL_GONE = "--gone"
+"""Instead of a name: all lineages whose checkpoints are gone."""
 
 
 def _state(lineage: Lineage) -> str:
@@ -59,5 +62,25 @@ def forget_lineage(state_dir: str, name: str) -> None:
                 f"--forget: the checkpoint of {name}, {lineage.checkpoint}, exists, and a query that starts from it "
                 "needs these versions; delete the checkpoint first"
             )
-        folder.forget(lineage)
+        _forget(folder, lineage)
+
+
+def forget_gone(state_dir: str) -> None:
+    """Deletes the versions of all lineages whose checkpoints are gone. Those that cannot be looked for stay."""
+    console = tables.console()
+    with closing(StateFolder(state_dir)) as folder:
+        states = [(lineage, _state(lineage)) for lineage in folder.lineages()]
+        if not states:
+            raise nothing_in(folder)
+        for lineage, state in states:
+            if state == "gone":
+                _forget(folder, lineage)
+            elif state == "unknown":
+                console.print(f"kept: {lineage.query}/{lineage.name}: its checkpoint cannot be looked for from here")
+        if not any(state == "gone" for _, state in states):
+            console.print("no checkpoint is gone, so nothing was deleted")
+
+
+def _forget(folder: StateFolder, lineage: Lineage) -> None:
+    folder.forget(lineage)
     tables.console().print(f"deleted: {lineage.query}/{lineage.name}, {about_bytes(lineage.bytes)}")

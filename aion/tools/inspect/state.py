@@ -15,7 +15,7 @@ from aion.config.values import about_bytes
 from aion.core.lateness.observe import Lateness
 from aion.core.lateness.sketch import LatenessSketch
 from aion.core.operator.overview import by_status
-from aion.errors import ConfigError
+from aion.errors import ConfigError, FormatError
 from aion.tools.inspect import tables
 from aion.tools.inspect.windows import show_windows
 from policies.durations import short_duration
@@ -33,7 +33,8 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
     """Prints the contents of the folder. Returns whether it is undamaged, or was repaired.
 
     ``windows``: the most windows to show for each operator. ``checkpoint``: with it, only the state that belongs to
-    this checkpoint is repaired. Raises ConfigError if something is damaged, and no state here belongs to it.
+    this checkpoint is repaired. Raises ConfigError if there is no state, or if something is damaged and no state here
+    belongs to the checkpoint. Raises FormatError if nothing is damaged, but another version of Aion wrote some of it.
     """
     if checkpoint is not None and not checkpoint.is_dir():
         raise ConfigError(f"--checkpoint: {checkpoint} is not a folder")
@@ -41,10 +42,9 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
     folder = StateFolder(state_dir)
     try:
         findings = _check(folder, console, contents)
-        unused = [finding for finding in folder.without_shards() if finding.damage]
+        unused = [finding for finding in folder.without_shards() if finding.operator_problem is not None]
         if not findings and not unused:
-            console.print(nothing_in(folder), soft_wrap=True)
-            return True
+            raise nothing_in(folder)
         for query, found in by_query(findings):
             console.print(_shards(query, found))
             with_values = [finding for finding in found if _is_keyed(finding)]
@@ -56,11 +56,16 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
                 console.print(_values(with_values))
         console.print(_servers())
         damage = list(dict.fromkeys(line for finding in findings + unused for line in finding.damage))
+        others = list(dict.fromkeys(line for finding in findings + unused for line in finding.other_formats))
+        if not damage and others:
+            raise FormatError(others[0])
         if not damage:
             console.print("every version is whole" if contents else "every version has all files, of the right size")
             return True
         for line in damage:
             console.print(f"damaged: {line}", style="red")
+        for line in others:
+            console.print(f"of another Aion: {line}")
         repaired = [found for _, found in by_query(findings + unused)]
         if checkpoint is not None:
             repaired = [_of_checkpoint(folder, repaired, checkpoint)]
@@ -68,8 +73,12 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
         for query, found in by_query(findings + unused):
             if not any(finding.damage for finding in found):
                 continue
-            if found in repaired:
-                _repair(folder, plan_repair(query, found), found, repair, checkpoint, console)
+            if any(finding.other_formats for finding in found):
+                left = True
+                console.print(f"{_name(found)}: nothing is changed; repair it with the Aion that wrote all of it")
+            elif found in repaired:
+                repaired_it = _repair(folder, plan_repair(query, found), found, repair, checkpoint, console)
+                left = left or not repaired_it
             else:
                 left = True
                 console.print(f"{_name(found)}: its state is not that of {checkpoint}, so nothing of it is changed")
@@ -78,13 +87,13 @@ def inspect(state_dir: str, *, repair: bool, checkpoint: Path | None, contents: 
         folder.close()
 
 
-def nothing_in(folder: StateFolder) -> str:
-    """Returns what to say about a folder without state. Raises ConfigError if it is a checkpoint."""
+def nothing_in(folder: StateFolder) -> ConfigError:
+    """Returns the error for a folder without state."""
     if folder.is_checkpoint():
-        raise ConfigError(
+        return ConfigError(
             f"{folder.state_dir} is the checkpoint of a query; give the folder of its state (spark.aion.state.dir)"
         )
-    return f"{folder.state_dir}: no state of any query; is it the folder of spark.aion.state.dir?"
+    return ConfigError(f"{folder.state_dir}: no state of any query; is it the folder of spark.aion.state.dir?")
 
 
 def _check(folder: StateFolder, console: Console, contents: bool) -> list[ShardFinding]:
@@ -188,7 +197,9 @@ def _repair(
     wanted: bool,
     checkpoint: Path | None,
     console: Console,
-) -> None:
+) -> bool:
+    """Says what to do, and does it if that is wanted. Returns whether it has repaired anything."""
+    changed = 0
     who = _name(found)
     if plan.last < 0:
         console.print(f"{who}: no batch of it has ended yet, so none has to run again")
@@ -208,10 +219,16 @@ def _repair(
             )
         else:
             moved = set_back(checkpoint, plan.query, plan.batch)
+            changed += len(moved)
             console.print(f"{checkpoint}: {len(moved)} log entries moved to {SET_ASIDE}; start the query again")
     if wanted:
         for path in [path for finding in found for path in folder.set_aside(finding)]:
             console.print(f"set aside: {path}")
+            changed += 1
+    repaired = changed > 0 and (plan.batch is not None or plan.last < 0)
+    if wanted and not repaired:
+        console.print(f"{who}: it was not repaired")
+    return repaired
 
 
 def _of_checkpoint(folder: StateFolder, found: list[list[ShardFinding]], checkpoint: Path) -> list[ShardFinding]:
