@@ -106,7 +106,7 @@ def _raising(stock: Callable[..., Any]) -> Callable[..., Any]:
         error = _refused.pop(str(query.runId), None)
         if error is not None:
             query.stop()
-            raise error
+            raise error.with_traceback(None)  # where it was found is of no use to a user
         return query
 
     start.__wrapped_by_aion__ = True  # type: ignore[attr-defined]
