@@ -454,7 +454,11 @@ def test_keyed_windows_have_their_own_bound_and_trigger() -> None:
             PolicyError,
             "trigger.interval: '1m' says nothing about kind 'every_batch'",
         ),
-        (lambda: counted(aion.Tumbling(us(5)), emit="once"), ConfigError, "'once' is not known; give 'all' or 'final'"),
+        (
+            lambda: counted(aion.Tumbling(us(5)), emit="once"),
+            ConfigError,
+            "'once' is not known; give 'all', 'final' or 'changes'",
+        ),
         (lambda: counted(aion.Tumbling(us(5), early=us(1)), emit="final"), ConfigError, "leave one of them out"),
         (lambda: aion.Tumbling(us(5), erly=1), TypeError, "Tumbling.. got an unexpected keyword argument 'erly'"),
     ],

@@ -33,11 +33,10 @@ run(aion.windowed(events, time="ts", windows=aion.Tumbling("1 minute"), aggregat
 
 class Talks(StatefulProcessor):
     def init(self, handle):
-        print("the user prints")
-        raise ValueError("the user's error")
+        print("the user prints")  # where an error would end the process, Spark may lose what it has printed
 
     def handleInputRows(self, key, rows, times):
-        yield from ()
+        raise ValueError("the user's error")
 
     def close(self):
         pass
