@@ -65,7 +65,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_spark_says_nothing_of_its_workers(said: list[str]) -> None:
-    assert [line for line in said if "Python worker" in line or "StateServer" in line] == []
+    assert [line for line in said if "TransformWithStateInPandas Python worker" in line or "StateServer" in line] == []
 
 
 def test_what_the_user_prints_and_errors_still_show(said: list[str]) -> None:
