@@ -19,9 +19,9 @@ _PERIODS = 10
 
 
 class Beat(NamedTuple):
-    """An offset. ``run``: of which reader. ``caught_up``: whether events have once been close to the clock.
+    """An offset. ``run`` names the reader that decided it. ``caught_up``: events were once close to the clock.
 
-    ``time_us``: the time that the watermark takes for that of an event in the batch up to this offset. None: none.
+    ``time_us`` is the event time that the batch up to this offset gives to the watermark. None: it gives none.
     """
 
     run: str = ""

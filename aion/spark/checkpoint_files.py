@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -15,18 +16,19 @@ Entry = list[str]
 """The lines of an entry of the logs ``offsets`` and ``commits``. The first one is a version."""
 
 
-class ReadableFiles:
+class ReadableFiles(ABC):
     """The folder of a checkpoint, to be read. Names are relative to it, with ``/`` between their parts."""
 
     location: str
     """As Spark writes it: with its scheme."""
 
+    @abstractmethod
     def names(self, folder: str = "") -> list[str]:
         """Returns what is in a folder, without checksums and other hidden files. Empty if there is no such folder."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, name: str) -> str:
-        raise NotImplementedError
+        """Returns the text of a file."""
 
     @property
     def query(self) -> str:
