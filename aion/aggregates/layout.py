@@ -74,6 +74,12 @@ class Layout:
         }
         return frozenset(p for p in exact if all(exact.get(needed, False) for needed in needs_all([p])))
 
+    def kept_for(self, bound: BoundAggregate) -> list[Partial]:
+        """Returns the partials that are kept for an aggregate."""
+        values = self._from_values
+        kept = [values[p] if isinstance(p, Distinct) and p in values else p for p in needs_all(bound.partials)]
+        return list(dict.fromkeys(kept))
+
     def spec(self) -> list[Any]:
         """Returns a description, as JSON values, of everything that the stored form of states depends on."""
         return [partial.spec() for partial in self.partials]

@@ -20,6 +20,7 @@ from aion.core.ingest.key_ranges import Keys, row_hashes
 from aion.core.operator.actions import Execution, PaneKind, WindowRef
 from aion.core.operator.arrival import UNTIMED
 from aion.core.operator.keyed.orders import ExecuteKeyed
+from aion.core.query.evolved import converted, schema_before
 from aion.core.query.plan import Key, Plan, Window
 from aion.core.query.updates import DROPPED, visible
 from aion.core.slicing.grid import DROPPED_SLICE
@@ -70,7 +71,7 @@ def decode_all(
     """
 
     def one(stored: StoredBlock) -> Decoded:
-        batch = decode(stored.block, plan.block_schema, f"block {stored.seq}")
+        batch = _rows_of(plan, stored)
         kept = None
         if keys is not None and batch.num_rows >= WORTH_FILTERING:
             kept = keys.among(row_hashes(plan, batch))
@@ -83,6 +84,15 @@ def decode_all(
         return is_quick(header.codec, header.compression, header.raw_bytes)
 
     return (pool or _IN_LINE).map_ordered(one, blocks, inline=quick)
+
+
+def _rows_of(plan: Plan, stored: StoredBlock) -> pa.RecordBatch:
+    name = f"block {stored.seq}"
+    step = None if plan.history is None else plan.history.step_of(stored.seq)
+    if step is None:
+        return decode(stored.block, plan.block_schema, name)
+    then = decode(stored.block, schema_before(plan, step), name)
+    return converted(plan, then, step, stored.block.header.slice_us)
 
 
 def apply_window(

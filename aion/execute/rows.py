@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from aion.base.numbers import NEVER
 from aion.core.operator.actions import WindowRef
@@ -61,7 +62,7 @@ def pane_rows(
         "window": pa.array(plan.names, pa.string()).take(pa.array(definition, mask=none)),
         "window_start": pa.array(windows.start_us[which], mask=none).cast(plan.timestamp),
         "window_end": pa.array(windows.end_us[which], mask=none).cast(plan.timestamp),
-        **(dict(zip(plan.outputs.names, outputs, strict=True)) if outputs is not None else {}),
+        **(_outputs(plan, outputs, windows.start_us[which]) if outputs is not None else {}),
         "pane": pane,
         "kind": kind,
         "events": events,
@@ -76,6 +77,15 @@ def pane_rows(
         [_array(columns.get(field.name), field.type, n) for field in plan.result_schema],
         schema=plan.result_schema,
     )
+
+
+def _outputs(plan: Plan, outputs: Sequence[Any], starts_us: Any) -> dict[str, Any]:
+    """Returns the user's columns. They are null in windows that began before they did."""
+    found = dict(zip(plan.outputs.names, outputs, strict=True))
+    if plan.history is not None:
+        for name, since_us in plan.history.columns.items():
+            found[name] = pc.if_else(pa.array(starts_us >= since_us), found[name], pa.scalar(None, found[name].type))
+    return found
 
 
 def _closes_at(plan: Plan, closes_us: Any, which: Any) -> pa.Array | None:

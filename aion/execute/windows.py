@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from aion.config import Policy
+from aion.core.query.evolution import EVOLUTION
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import NO_SLICE
 from aion.execute.assembly import longest_bound_us, make_bound, make_operator, predicts
@@ -118,7 +119,10 @@ class Windows:
             except OSError as error:
                 # A query does not fail because its trace cannot be written.
                 log.warning("a batch was not recorded: %s", error)
-        return Saved(self.operator.snapshot(), next_slices, self.take_executions())
+        snapshot = self.operator.snapshot()
+        if self.plan.history is not None:
+            snapshot[EVOLUTION] = self.plan.history.to_json(set(self.operator.segments))
+        return Saved(snapshot, next_slices, self.take_executions())
 
     def take_executions(self) -> list[Execution]:
         """Returns the executions since the last call."""

@@ -16,6 +16,7 @@ import orjson
 
 from state_backends.files.names import SstFile
 from state_backends.format.checksum import crc32
+from state_backends.format.definitions import NOT_COMPARED, WORDS, follows
 from state_backends.format.errors import CorruptState, ForeignState, FormatError
 from state_backends.format.plain_names import PLAIN, is_plain
 from state_backends.store.protocol import Alive, Runs
@@ -243,14 +244,15 @@ def _in_runs(runs: Runs, numbers: Sequence[int]) -> list[bool]:
     return [i < len(runs) and runs[i][0] <= number for i, number in zip(at, numbers, strict=True)]
 
 
-WORDS = "words"
-"""The part of a definition that is not compared. It has what the user wrote, as names with what they stand for."""
 _NOTHING = "none"
 
 
 def _changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Says what differs between two definitions, in the user's words if both have them."""
-    changed = [what for what in dict.fromkeys([*was, *now]) if what != WORDS and was.get(what) != now.get(what)]
+    if follows(now, was):
+        return []
+    compared = [what for what in dict.fromkeys([*was, *now]) if what not in NOT_COMPARED]
+    changed = [what for what in compared if was.get(what) != now.get(what)]
     if not changed:
         return []
     words = was.get(WORDS, {}), now.get(WORDS, {})

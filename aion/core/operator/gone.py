@@ -30,12 +30,13 @@ class Gone:
     def __init__(self, windows: Mapping[int, Aligned], snapshot: Mapping[str, Any] | None = None) -> None:
         self._windows = windows
         self.closed_us: Ints = np.full(max(windows, default=0) + 1, -NEVER)
+        purged: dict[int, Any] = {}
         if snapshot is not None:
-            self.closed_us[:] = snapshot["closed_us"]
-        purged = [[] for _ in windows] if snapshot is None else snapshot["purged"]
-        self._purged = {
-            number: Runs(window.run_step, runs) for (number, window), runs in zip(windows.items(), purged, strict=True)
-        }
+            # Definitions that were added later are not there; those that are over are not needed.
+            closed_us = snapshot["closed_us"][: len(self.closed_us)]
+            self.closed_us[: len(closed_us)] = closed_us
+            purged = dict(zip(snapshot.get("purged_of", windows), snapshot["purged"], strict=False))
+        self._purged = {number: Runs(w.run_step, purged.get(number, ())) for number, w in windows.items()}
 
     def contains(self, definition: Ints, starts_us: Ints, ends_us: Ints) -> Flags:
         """A mask of the windows that are gone."""
@@ -67,4 +68,8 @@ class Gone:
 
     def to_json(self) -> dict[str, Any]:
         """Its part of the operator's snapshot."""
-        return {"closed_us": self.closed_us.tolist(), "purged": [runs.to_json() for runs in self._purged.values()]}
+        return {
+            "closed_us": self.closed_us.tolist(),
+            "purged": [runs.to_json() for runs in self._purged.values()],
+            "purged_of": list(self._purged),
+        }

@@ -91,7 +91,7 @@ class Operator:
     ) -> None:
         self.grid = grid
         self.keyed = KeyedShard() if keyed is None else keyed
-        self._aligned = AlignedWindows(grid.aligned)
+        self._aligned = AlignedWindows(grid.aligned, grid.limits)
         self._bound = bound
         definitions = max(grid.aligned, default=0) + 1
         self._rules = rules or Rules(bound, trigger, {}, definitions=definitions, staleness_bound=staleness_bound)
@@ -110,7 +110,7 @@ class Operator:
         if snapshot is not None:
             self.watermark = Watermark(snapshot["watermark_us"], snapshot["watermark_step_us"])
             self.next_seq = snapshot["next_seq"]
-            self.windows = WindowTable.from_json(snapshot["windows"], definitions)
+            self.windows = WindowTable.from_json(snapshot["windows"], definitions, grid.aligned)
             self.counters = Counters.from_json(snapshot["counters"])
         grids = [grid] if event_grid is None else [grid, event_grid]
         self._parts = parts_of(grids, self.keyed.parts, self._are_needed, snapshot)
@@ -467,6 +467,7 @@ class Operator:
             if part.keyed:
                 ended = part.settle(self.watermark.at_us, self._late())
                 actions += [Destage(tuple(ended))] if ended else []
+            if part.keyed or part.grid.has_changed:
                 actions += self._free(part, list(part))
         return actions
 

@@ -7,7 +7,7 @@ on. The status is not stored: it follows from the watermark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -288,7 +288,8 @@ class WindowTable:
         return table(columns, _MEASURED)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], definitions: int) -> WindowTable:
+    def from_json(cls, value: Mapping[str, Any], definitions: int, among: Collection[int] | None = None) -> WindowTable:
+        """``among``: the numbers of the definitions whose windows are wanted. None: all."""
         columns: dict[str, Any] = {
             name: np.array(column, np.float64 if name in _MEASURED else np.int64)
             for name, column in untable(value).items()
@@ -296,6 +297,8 @@ class WindowTable:
         columns["executed_seq"] = columns["last_seq"] - columns["executed_seq"]
         windows = cls(definitions)
         windows.columns = {name: columns[name] for name in windows.columns}
+        if among is not None and not (wanted := np.isin(windows["definition"], list(among))).all():
+            windows.drop(~wanted)
         return windows
 
 

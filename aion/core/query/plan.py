@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from aion import aggregates as agg
 from aion.aggregates.partial import Extreme, Partial
 from aion.aggregates.values import combined
 from aion.base.schema import parse_schema
-from aion.core.gaps import gaps_us, is_gap
+from aion.core.gaps import gaps_us
 from aion.core.query.columns import (
     asked_columns,
     check_columns,
@@ -28,6 +28,7 @@ from aion.core.query.columns import (
     key_names,
     result_schema,
 )
+from aion.core.query.deciding import deciding, says
 from aion.core.query.words import words
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
@@ -44,16 +45,19 @@ from aion.core.windows import (
     Tumbling,
     named,
 )
-from aion.errors import ApplyError, ConfigError, SchemaError, WindowError
+from aion.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aion.core.query.evolved import History
 
 FINAL = "final"
-_MARKS = 64
-"""Only the first 64 definitions may be Punctuated: each row has 64 bits, one for each, set if it is a punctuation."""
 ALL, CHANGES = "all", "changes"
 EMITS = (ALL, FINAL, CHANGES)
 """What comes out of a window: all its panes; one pane when its bound has passed; or what each batch changed."""
 
 
+SENT = "sent"
+"""The definition of the plan for events that children send."""
 _SENT = timedelta(hours=1)  # how long the slices are of the events that children send
 
 
@@ -96,7 +100,8 @@ class Plan:
     ``completeness``: whether rows say how complete they are. ``unique``: the columns that identify an event, so that
     it counts once (:mod:`aion.core.operator.unique`); empty: all events count. ``updates``: how events replace earlier
     ones. None: they do not. ``changes``: a batch yields what it changed, with the values before
-    (:mod:`aion.execute.changing`).
+    (:mod:`aion.execute.changing`). ``history``: what the plan knows of definitions before it
+    (:mod:`aion.core.query.evolution`). None: there were none.
     """
 
     key: tuple[str, ...]
@@ -115,6 +120,7 @@ class Plan:
     unique: tuple[str, ...] = ()
     updates: Updates | None = None
     changes: bool = False
+    history: History | None = None
 
     def with_windows(self, changed: Mapping[int, Definition]) -> Plan:
         """Returns the same plan, but these definitions, by number, are others of the same kind."""
@@ -131,7 +137,7 @@ class Plan:
         """
         if not self.unique:
             return self
-        return Plan(self.key, self.time, {"sent": Tumbling(_SENT)}, self.schema, None, self.apply, self.outputs)
+        return Plan(self.key, self.time, {SENT: Tumbling(_SENT)}, self.schema, None, self.apply, self.outputs)
 
     @cached_property
     def calendars(self) -> dict[int, Calendar]:
@@ -154,7 +160,11 @@ class Plan:
     @cached_property
     def grid(self) -> SliceGrid:
         """The slices and segments. For kept events, each slice is a segment, so they need no column for their slice."""
-        return SliceGrid(self._own, segmented=self.layout is not None)
+        past, segmented = self.history, self.layout is not None
+        if past is None:
+            return SliceGrid(self._own, segmented=segmented)
+        always = past.is_cut_anew
+        return SliceGrid(self._own, segmented=segmented, ends=past.ends, always=always, limits=past.limits)
 
     def slices_of(self, rows: Any) -> Any:
         """Returns the slice of each row of a block or table, int64. None if each block holds a single slice."""
@@ -211,7 +221,7 @@ class Plan:
         marks = np.zeros(events.num_rows, np.int64)
         for number, window in self.keyed.items():
             if isinstance(window, Punctuated):
-                marks |= _says(window, events).astype(np.int64) << number
+                marks |= says(window, events).astype(np.int64) << number
         return marks
 
     def gaps(self, rows: Any) -> dict[int, Any]:
@@ -244,7 +254,8 @@ class Plan:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        return tuple(self.windows)
+        """The names of the definitions, by number. One that finishes may have the name of another."""
+        return tuple(name.partition("\0")[0] for name in self.windows)
 
     @cached_property
     def key_fields(self) -> list[pa.Field]:
@@ -283,14 +294,15 @@ class Plan:
             self.schema,
             key=self.key,
             time=self.time,
-            windows=self.windows,
+            windows={name: window for name, window in self.windows.items() if "\0" not in name},
             bound=self.layout.bound if self.layout is not None else (),
             columns=self.schema.names if self.layout is None else (),
             emit=self.emit,
             unique=self.unique,
             updates=self.updates.identity if self.updates is not None else (),
         )
-        return {**self._stored, "words": said}
+        past = {} if self.history is None else self.history.definition
+        return {**self._stored, "words": said, **past}
 
     @property
     def emit(self) -> str:
@@ -302,7 +314,7 @@ class Plan:
         return {
             "key": [[name, str(self.schema.field(name).type)] for name in self.key],
             "time": self.time,
-            "windows": [[name, window.spec()] for name, window in self.windows.items()],
+            "windows": [[name, window.spec()] for name, window in zip(self.names, self.windows.values(), strict=True)],
             "block": [[f.name, str(f.type)] for f in self.block_schema],
             "partials": self.layout.spec() if self.layout else [],
             **({} if self.emit == ALL else {"emit": self.emit}),
@@ -344,7 +356,7 @@ def make_plan(
     if aggregates is None:
         result = pa.schema(names)
         check_names(keys, result.names, completeness=completeness, changes=emit == CHANGES)
-        needed = (*keys, time, *_deciding(definitions, schema), *recognised)
+        needed = (*keys, time, *deciding(definitions, schema), *recognised)
         return Plan(
             keys, time, definitions, asked_columns(columns, needed, schema), None, apply, result, blocking,
             final_only=emit == FINAL, completeness=completeness, unique=recognised, changes=emit == CHANGES,
@@ -355,11 +367,11 @@ def make_plan(
     numbered = dict(enumerate(definitions.values()))
     event_wise = {number: w for number, w in numbered.items() if is_event_wise(w)}
     others = {number: w for number, w in numbered.items() if number not in event_wise}
-    deciding = _deciding(definitions, schema)
+    columns_of_windows = deciding(definitions, schema)
 
     def part(own: Mapping[int, Definition], event_rows: Plan | None = None, name_offset_us: int = 0) -> Plan:
         layout = agg.Layout(bound, _besides(own.values(), time, schema.field(time).type))
-        columns = (*keys, time, *(c for c in layout.columns if c in schema.names), *deciding, *recognised)
+        columns = (*keys, time, *(c for c in layout.columns if c in schema.names), *columns_of_windows, *recognised)
         kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
         return Plan(
             keys,
@@ -443,55 +455,6 @@ def _besides(windows: Collection[Definition], time: str, type_: pa.DataType) -> 
     gaps = dict.fromkeys(w.gap_column for w in windows if isinstance(w, Session) and w.gap_column is not None)
     marks = [MARK] if any(isinstance(w, Punctuated) for w in windows) else []
     return [*instants(time, type_), *marks, *map(gap_of, gaps)]
-
-
-def _deciding(definitions: Mapping[str, Definition], schema: pa.Schema) -> list[str]:
-    """Returns the columns that decide where windows begin and end: those of predicates, and of gaps.
-
-    A predicate that is a function may need all columns. Raises SchemaError or WindowError.
-    """
-    columns: list[str] = []
-    for number, (name, window) in enumerate(definitions.items()):
-        if isinstance(window, Punctuated) and number >= _MARKS:
-            raise WindowError(
-                f"windows: {name!r} is definition {number + 1}, and a Punctuated must be among the first {_MARKS}, "
-                "because each needs a bit; put it before others"
-            )
-        if isinstance(window, Session) and window.gap_column is not None:
-            if window.gap_column not in schema.names:
-                raise SchemaError(
-                    f"windows: {name!r}: there is no column {window.gap_column!r} for the gap; "
-                    f"the columns are {', '.join(schema.names)}"
-                )
-            if not is_gap(type_ := schema.field(window.gap_column).type):
-                raise SchemaError(
-                    f"windows: {name!r}: the gap column {window.gap_column!r} is of type {type_}; give an interval "
-                    "(Spark: INTERVAL DAY TO SECOND; pyarrow: duration) or a string like '30 minutes'"
-                )
-            columns.append(window.gap_column)
-        if isinstance(window, Punctuated):
-            predicate = window.predicate
-            if not isinstance(predicate, str):
-                columns += schema.names
-                continue
-            if predicate not in schema.names or not pa.types.is_boolean(schema.field(predicate).type):
-                raise SchemaError(f"windows: {name!r}: there is no boolean column {predicate!r}")
-            columns.append(predicate)
-    return columns
-
-
-def _says(window: Punctuated, events: pa.RecordBatch) -> Any:
-    """Returns a mask of the events that the window's predicate calls punctuations. Raises ApplyError."""
-    if isinstance(window.predicate, str):
-        answer = events.column(window.predicate)
-    else:
-        try:
-            answer = pa.array(window.predicate(events), pa.bool_())
-        except Exception as error:
-            raise ApplyError(f"windows: {window}: {type(error).__name__}: {error}") from error
-        if len(answer) != events.num_rows:
-            raise ApplyError(f"windows: {window}: {len(answer)} answers for {events.num_rows} events")
-    return combined(answer).fill_null(False).to_numpy(zero_copy_only=False)
 
 
 def _micros(column: Any) -> Any:

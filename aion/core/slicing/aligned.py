@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aion.base.numbers import NEVER
 from aion.core.windows import Aligned, Calendar, Periodic
 from state_backends.thresholds import threshold
 
@@ -36,7 +37,11 @@ class AlignedWindows:
     periodic windows it stands with a size, slide and offset in windows instead of µs.
     """
 
-    def __init__(self, windows: Mapping[int, Aligned]) -> None:
+    def __init__(self, windows: Mapping[int, Aligned], limits: Mapping[int, tuple[int, int]] | None = None) -> None:
+        """``limits``: by number, from when on and before when the windows of a definition begin. Default: always."""
+        always = (-NEVER, NEVER)
+        self._limits = np.array([(limits or {}).get(number, always) for number in windows], np.int64).reshape(-1, 2)
+        self._limited = bool(limits)
         self._numbers = np.array(list(windows), np.int64)
         periodic = [(w.size_us, w.slide_us, w.offset_us) if isinstance(w, Periodic) else _ONE for w in windows.values()]
         self._sizes, self._slides, self._offsets = np.array(periodic, np.int64).reshape(-1, 3).T.copy()
@@ -61,6 +66,9 @@ class AlignedWindows:
         which, starts, ends = which[order], starts[order], ends[order]
         low, high = np.searchsorted(slices_us, starts), np.searchsorted(slices_us, ends)
         full = high > low
+        if self._limited:
+            since, before = self._limits[which].T
+            full &= (starts >= since) & (starts < before)
         if not full.all():
             which, starts, ends, low, high = which[full], starts[full], ends[full], low[full], high[full]
         return Covering(self._numbers[which], starts, ends, low, high)

@@ -64,9 +64,22 @@ class SliceGrid:
     Windows of single keys (sessions, counts, ...) have no edges. For them slices are kept short, so that reading a
     window does not read much more than it needs. ``segmented``: whether several slices may share a block. A mapping
     gives only some of the definitions, by their numbers.
+
+    If definitions have changed (:mod:`aion.core.query.evolution`): ``ends`` of the segments that earlier ones made;
+    ``always``: even with one family of edges, blocks name their slices; ``limits``: by number, from when on and before
+    when the windows of a definition begin.
     """
 
-    def __init__(self, windows: Sequence[Definition] | Mapping[int, Definition], *, segmented: bool = True) -> None:
+    def __init__(
+        self,
+        windows: Sequence[Definition] | Mapping[int, Definition],
+        *,
+        segmented: bool = True,
+        ends: Mapping[int, int] | None = None,
+        always: bool = False,
+        limits: Mapping[int, tuple[int, int]] | None = None,
+    ) -> None:
+        self._ends, self._always, self.limits = ends or {}, always, limits or {}
         numbered = windows if isinstance(windows, Mapping) else dict(enumerate(windows))
         self.aligned = {number: w for number, w in numbered.items() if isinstance(w, Aligned)}
         periodic = [w for w in self.aligned.values() if isinstance(w, Periodic)]
@@ -77,7 +90,8 @@ class SliceGrid:
             families.add(Family(max(min(reaches), LEAST_KEYED_US), 0))
         self._segment: EdgeSet | None = None
         # Blocks outlive the rules of a zone, so their layout must not depend on more than the definitions.
-        if segmented and len(EdgeSet(families, (w.edges.unpinned for w in calendars))) > 1:
+        several = always or len(EdgeSet(families, (w.edges.unpinned for w in calendars))) > 1
+        if segmented and several and self.aligned:
             shortest = min(self.aligned.values(), key=_length)
             # Every segment boundary is an edge, so that no slice lies in two segments.
             if isinstance(shortest, Periodic):
@@ -98,10 +112,21 @@ class SliceGrid:
         """Whether a block may hold several slices. Then each of its rows names its slice."""
         return self._segment is not None
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether definitions came or went. Then segments may be left that no window needs."""
+        return self._always
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether segments may overlap, because earlier windows made some of them."""
+        return bool(self._ends)
+
     @cached_property
     def longest_us(self) -> int:
         """An upper bound on the length of a segment."""
-        return (self._segment or self.edges).longest_us
+        known = max((end_us - start_us for start_us, end_us in self._ends.items()), default=0)
+        return max((self._segment or self.edges).longest_us, known)
 
     def starts(self, times_us: Micros) -> Micros:
         """Returns the slice start of each event time."""
@@ -143,7 +168,10 @@ class SliceGrid:
 
     def ends(self, segments_us: Micros) -> Micros:
         """Returns the exclusive end of each segment."""
-        return (self._segment or self.edges).afters(segments_us)
+        found = (self._segment or self.edges).afters(segments_us)
+        if not self._ends:
+            return found
+        return np.maximum(found, [self._ends.get(start_us, start_us) for start_us in segments_us.tolist()])
 
     def end(self, segment_us: int) -> int:
         """Returns the exclusive end of a segment."""
@@ -152,7 +180,7 @@ class SliceGrid:
         if edges.calendars:
             segment = np.array([segment_us], np.int64)
             found += [int(calendar.afters(segment)[0]) for calendar in edges.calendars]
-        return min(found)
+        return max(min(found), self._ends.get(segment_us, segment_us))
 
 
 def _length(window: Aligned) -> tuple[int, int, int]:
@@ -193,6 +221,8 @@ class LiveSegments:
         order = self._in_order()
         first = bisect_left(order, start_us - self._grid.longest_us + 1)
         last = bisect_left(order, end_us)
+        if self._grid.overlaps:
+            return tuple(found for found in order[first:last] if self._grid.end(found) > start_us)
         while first < last and self._grid.end(order[first]) <= start_us:
             first += 1
         return tuple(order[first:last])
@@ -204,6 +234,7 @@ class LiveSegments:
         if len(starts_us) == 1:
             return self.between(int(starts_us[0]), int(ends_us[0]))
         order = np.array(self._in_order(), np.int64)
+        # Windows that begin before a segment's end, without those that end by its start.
         begun = np.searchsorted(np.sort(starts_us), self._grid.ends(order))
         over = np.searchsorted(np.sort(ends_us), order, side="right")
         return tuple(order[begun > over].tolist())

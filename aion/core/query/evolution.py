@@ -1,0 +1,406 @@
+"""Definitions that change between two starts of a query (docs/evolve.md). Pure.
+
+A definition of windows is known by its name. It keeps its number, by which snapshots call it, as long as the query
+lives. One that is added begins with windows from the *change* on, an instant that no event which is kept has reached.
+One that is removed, or means something else now, finishes the windows that begin before the change. So each window is
+computed from all its events, or is not there. A column that needs partials that earlier blocks do not have is null in
+windows that begin before the change.
+
+What blocks hold, and how they are cut, also changes. Each change is a *step*. A snapshot says how many steps it knows,
+and from which block on blocks are as a step left them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from aion.aggregates.groups import Groups
+from aion.aggregates.partial import Partial, Rows, States, needs_all
+from aion.base.arrow_types import arrow_type
+from aion.base.numbers import NEVER
+from aion.core.calendars import Steps, ZoneRules
+from aion.core.packing import untable
+from aion.core.query.plan import SLICE, Plan
+from aion.core.slicing.grid import slices_from_json, start_of
+from aion.core.windows import ALIGNED, Aligned
+from aion.errors import AionError, ForeignState
+from state_backends.format.definitions import BEFORE, FOLLOWS, NOT_COMPARED, WORDS, digest
+
+EVOLUTION = "evolution"
+FINISH, DROP = "finish", "drop"
+ON_REMOVED = (FINISH, DROP)
+
+
+class Kept(NamedTuple):
+    """The definition of windows with one number. Its windows begin from ``since_us`` on and before ``until_us``.
+
+    None: from the beginning; no end. ``over``: it has no windows, and never will.
+    """
+
+    name: str
+    spec: dict[str, Any]
+    since_us: int | None = None
+    until_us: int | None = None
+    over: bool = False
+
+    @property
+    def is_current(self) -> bool:
+        return self.until_us is None and not self.over
+
+
+class Part(NamedTuple):
+    """What the blocks of one part of a plan held: columns with the names of their types, and partials."""
+
+    block: list[list[str]]
+    partials: list[Any]
+
+
+class Step(NamedTuple):
+    """What a definition made of blocks before it changed. ``windows``: those that had edges, by number."""
+
+    windows: list[tuple[int, dict[str, Any]]]
+    parts: list[Part]
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """What a definition has become over all starts. JSON values.
+
+    ``windows``: by number. ``since``: for partials that blocks have not had from the beginning, from when on windows
+    have them; a pair each. ``steps``: the oldest first. ``follows``: the digests of the definitions before. ``batch``:
+    the last batch before the newest change, and ``before``: the definition of then, without what was before it.
+    """
+
+    windows: tuple[Kept, ...]
+    since: tuple[tuple[Any, int], ...] = ()
+    steps: tuple[Step, ...] = ()
+    follows: tuple[str, ...] = ()
+    batch: int | None = None
+    before: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "windows": [list(kept) for kept in self.windows],
+            "since": [list(pair) for pair in self.since],
+            "steps": [[step.windows, [list(part) for part in step.parts]] for step in self.steps],
+        }
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """Its part of the stored definition."""
+        before = {"batch": self.batch, "definition": self.before}
+        return {EVOLUTION: self.to_json(), FOLLOWS: list(self.follows), BEFORE: before}
+
+    @classmethod
+    def of(cls, definition: Mapping[str, Any]) -> Evolution:
+        """Returns that of a stored definition. One that has never changed has windows only."""
+        if EVOLUTION not in definition:
+            return cls(tuple(Kept(name, spec) for name, spec in definition["windows"]))
+        value, before = definition[EVOLUTION], definition[BEFORE]
+        steps = [
+            Step([(number, spec) for number, spec in windows], [Part(*part) for part in parts])
+            for windows, parts in value["steps"]
+        ]
+        return cls(
+            tuple(Kept(*kept) for kept in value["windows"]),
+            tuple((spec, us) for spec, us in value["since"]),
+            tuple(steps),
+            tuple(definition[FOLLOWS]),
+            before["batch"],
+            before["definition"],
+        )
+
+    def since_us(self, partials: Iterable[Any]) -> int | None:
+        """From when on windows have all these partials, by their specs. None: all windows have."""
+        wanted = list(partials)
+        found = [us for spec, us in self.since if spec in wanted]
+        return max(found, default=None)
+
+
+class Change(NamedTuple):
+    """What a start changes. ``at_us``: the change; None: nothing is kept yet. ``columns``: result columns that begin.
+
+    ``added``, ``removed``: names of windows. ``drops``: those that are removed go at once.
+    """
+
+    evolution: Evolution
+    at_us: int | None
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    columns: tuple[str, ...]
+    gone_columns: tuple[str, ...]
+    drops: bool
+
+
+def settled(found: dict[str, Any], batch: int | None) -> dict[str, Any]:
+    """Returns the stored definition, without a change of which no batch has ended. ``batch``: the last that has."""
+    before = found.get(BEFORE, {"definition": None})
+    return found if before["definition"] is None or before["batch"] != batch else before["definition"]
+
+
+def same(found: Mapping[str, Any], plan: Plan) -> bool:
+    """Returns whether a stored definition is what the plan asks for."""
+    return _asked(found) == _asked(plan.definition)
+
+
+def _asked(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a definition asks for now, whatever it was before."""
+    asked = {name: value for name, value in definition.items() if name not in (*NOT_COMPARED, EVOLUTION, FOLLOWS)}
+    if EVOLUTION in definition:
+        asked["windows"] = [[kept.name, kept.spec] for kept in Evolution.of(definition).windows if kept.is_current]
+    asked["windows"] = sorted(asked["windows"], key=lambda pair: str(pair[0]))
+    asked["block"] = [column for column in asked["block"] if column[0] != SLICE]
+    return asked
+
+
+def change(
+    found: dict[str, Any],
+    plan: Plan,
+    *,
+    at_us: int | None,
+    batch: int | None,
+    finished: Container[int] = (),
+    on_removed: str = FINISH,
+) -> Change:
+    """Returns how a stored definition becomes what the plan asks for. Raises ForeignState if it cannot.
+
+    ``at_us``: the change. ``batch``: the last batch that has ended. ``finished``: numbers of definitions that have no
+    window any more.
+    """
+    now = plan.definition
+    for what, hint in _FIXED.items():
+        if found.get(what) != now.get(what):
+            raise ForeignState(f"{what} was {_shown(found.get(what))} and is {_shown(now.get(what))}; {hint}")
+    if ("event_rows" in found) != ("event_rows" in now):
+        raise ForeignState(
+            "windows of keys that keep each event (counts, windows per record, punctuated windows, sessions by a "
+            "column) came or went beside other windows, and what is kept for them differs; " + _BESIDE
+        )
+    before = Evolution.of(found)
+    windows, added, removed = _windows(before, plan, at_us, finished, drops=on_removed == DROP)
+    since, columns = _since(before, found, plan, at_us)
+    if plan.changes and columns:
+        raise ForeignState(
+            f"the columns {', '.join(columns)} are new, and emit='changes' keeps rows as it has shown them; {_BESIDE}"
+        )
+    _check_columns(found, plan)
+    steps = (*before.steps, Step(_edges(before), _parts(found)))
+    follows = tuple(dict.fromkeys((*before.follows, digest(found))))
+    gone = _names(found) - {name for name, _ in now[WORDS]["aggregates"]}
+    kept = {**found, BEFORE: {"batch": None, "definition": None}} if EVOLUTION in found else found
+    evolution = Evolution(windows, since, steps, follows, batch, kept)
+    drops = on_removed == DROP
+    return Change(evolution, at_us, added, removed, columns, tuple(sorted(gone)), drops)
+
+
+_BESIDE = "start it as another query with a checkpoint of its own, and let this one run until it is not needed"
+_FIXED = {
+    "key": "each key has its shard and its rows by its key columns, so they stay; " + _BESIDE,
+    "time": "events are kept by their time, so its column stays; " + _BESIDE,
+    "emit": "what has been shown of live windows depends on it; " + _BESIDE,
+    "unique": "which events have come is kept by these columns; " + _BESIDE,
+    "updates": "which event replaces another is kept by these columns; " + _BESIDE,
+}
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not given"
+    if isinstance(value, list):
+        return ", ".join(f"{v[0]} ({v[1]})" if isinstance(v, list) else str(v) for v in value) or "none"
+    return str(value)
+
+
+def _names(found: Mapping[str, Any]) -> set[str]:
+    return {name for name, _ in found.get(WORDS, {}).get("aggregates", [])}
+
+
+def _windows(
+    before: Evolution, plan: Plan, at_us: int | None, finished: Container[int], *, drops: bool
+) -> tuple[tuple[Kept, ...], tuple[str, ...], tuple[str, ...]]:
+    asked = {name: window.spec() for name, window in plan.windows.items()}
+    kept: list[Kept] = []
+    removed: list[str] = []
+    known = set()
+    for number, old in enumerate(before.windows):
+        if old.is_current and asked.get(old.name) == old.spec:
+            known.add(old.name)
+        elif old.is_current:
+            if old.spec["type"] not in ALIGNED:
+                raise ForeignState(f"windows: {_of_keys(old.name, 'changed or went')}")
+            removed.append(old.name)
+            since = -NEVER if old.since_us is None else old.since_us
+            never = at_us is None or since >= at_us or drops
+            old = old._replace(until_us=at_us, over=never)
+            _check_calendar(old, plan)
+        elif number in finished or drops:
+            old = old._replace(over=True)
+        kept.append(old)
+    added = [name for name in asked if name not in known]
+    of_keys = any(not isinstance(window, Aligned) for window in plan.windows.values())
+    for name in added:
+        if not isinstance(plan.windows[name], Aligned):
+            raise ForeignState(f"windows: {_of_keys(name, 'is new')}")
+        kept.append(Kept(name, asked[name], at_us))
+    if of_keys and (added or removed):
+        raise ForeignState(
+            f"windows: {', '.join([*added, *removed])} came or went beside windows of keys, whose rows are counted by "
+            f"the slices of all windows; {_BESIDE}"
+        )
+    return tuple(kept), tuple(added), tuple(removed)
+
+
+def _of_keys(name: str, what: str) -> str:
+    return (
+        f"{name!r} {what}, and its windows depend on all events of a key, also on those that were not kept for it; "
+        f"{_BESIDE}"
+    )
+
+
+def _check_calendar(kept: Kept, plan: Plan) -> None:
+    if kept.over or kept.spec["type"] != "calendar" or kept.spec["zone"] in rules_of(plan):
+        return
+    raise ForeignState(
+        f"windows: {kept.name!r} went, and with it the rules of {kept.spec['zone']}, by which its windows would "
+        "finish; keep it, or say on_removed='drop'"
+    )
+
+
+def rules_of(plan: Plan) -> dict[str, ZoneRules]:
+    return {window.zone: window.edges.rules for window in plan.calendars.values()}
+
+
+def _since(
+    before: Evolution, found: Mapping[str, Any], plan: Plan, at_us: int | None
+) -> tuple[tuple[tuple[Any, int], ...], tuple[str, ...]]:
+    """Returns from when on windows have partials that blocks did not have, and the columns that need new ones."""
+    if plan.layout is None:
+        return (), ()
+    had = [spec for part in _parts(found) for spec in part.partials]
+    has = [spec for part in plan.parts if part.layout is not None for spec in part.layout.spec()]
+    since = [(spec, us) for spec, us in before.since if spec in has and spec in had]
+    new = [spec for spec in has if spec not in had]
+    columns = [
+        bound.name
+        for bound in plan.layout.bound
+        if any(partial.spec() in new for partial in plan.layout.kept_for(bound))
+    ]
+    told = dict(plan.definition[WORDS]["aggregates"])
+    for name, what in found.get(WORDS, {}).get("aggregates", []):
+        if name in columns and told[name] == what:
+            raise ForeignState(
+                f"aggregates: {name!r} is what it was, but another aggregate of its column came or went, and now it is "
+                f"computed from that one's values, which earlier blocks do not have; {_BESIDE}"
+            )
+    if at_us is None:
+        return tuple(since), ()
+    try:
+        nothing(plan, 1, ())
+    except AionError as error:
+        raise ForeignState(
+            f"aggregates: what is kept has no {', '.join(columns)}, and a value of its own for events without values "
+            f"cannot be made: {error}; {_BESIDE}"
+        ) from None
+    return (*since, *((spec, at_us) for spec in new)), tuple(columns)
+
+
+def _parts(definition: Mapping[str, Any]) -> list[Part]:
+    inner = definition.get("event_rows")
+    return [Part(d["block"], d["partials"]) for d in (definition, *([inner] if inner is not None else []))]
+
+
+def _edges(before: Evolution) -> list[tuple[int, dict[str, Any]]]:
+    return [(n, kept.spec) for n, kept in enumerate(before.windows) if not kept.over and kept.spec["type"] in ALIGNED]
+
+
+def _check_columns(found: Mapping[str, Any], plan: Plan) -> None:
+    """Raises ForeignState if columns of blocks cannot be read as what they are now."""
+    for was, new in zip(_parts(found), _parts(plan.definition), strict=True):
+        lacking = [name for name, _ in new.block if name not in [name for name, _ in was.block]]
+        if plan.updates is not None and lacking:
+            raise ForeignState(f"the panes that are kept have no {', '.join(lacking)}; {_BESIDE}")
+        types = dict(new.block)
+        for name, type_ in was.block:
+            try:
+                old = arrow_type(type_)
+            except ValueError as error:
+                raise ForeignState(
+                    f"column {name}: {error}, so what is kept cannot be read any more; {_BESIDE}"
+                ) from None
+            if new.partials or name not in types or types[name] == type_:
+                continue
+            if not _widens(old, arrow_type(types[name])):
+                raise ForeignState(
+                    f"column {name} was {type_} and is {types[name]}, which does not hold all that is kept; cast it "
+                    f"to {type_}, or {_BESIDE}"
+                )
+
+
+def _widens(old: pa.DataType, new: pa.DataType) -> bool:
+    t = pa.types
+    if t.is_signed_integer(old) and t.is_signed_integer(new):
+        return bool(new.bit_width >= old.bit_width)
+    return bool(t.is_floating(old) and t.is_floating(new) and new.bit_width >= old.bit_width)
+
+
+def nothing(plan: Plan, rows: int, known: Container[str]) -> dict[str, pa.Array]:
+    """Returns the states that are not known: those of an event whose columns are null, once for each row."""
+    assert plan.layout is not None
+    event = {field.name: pa.nulls(1, field.type) for field in plan.schema}
+    lifted = Rows(event, Groups(np.zeros(1, np.int64), 1))
+    done: dict[Partial, States] = {}
+    found: dict[str, pa.Array] = {}
+    each = pa.array(np.zeros(rows, np.int64))
+    for partial, names in plan.layout.partials.items():
+        if any(name not in known for name in names):
+            for needed in needs_all([partial]):
+                if needed not in done:
+                    done[needed] = needed.lift(lifted, done)
+            found |= {name: state.take(each) for name, state in zip(names, done[partial], strict=True)}
+    return found
+
+
+def reached_us(snapshot: Mapping[str, Any], definition: Mapping[str, Any], plan: Plan) -> int | None:
+    """Returns an instant that no kept event of a shard has reached, nor its watermark. None: it has seen none.
+
+    ``plan``: of the new definition. Windows of keys are the same in both.
+    """
+    lengths = [length_us(spec) for _, spec in _edges(Evolution.of(definition))]
+    longest_us = min(lengths) if lengths else plan.grid.longest_us
+    names = slices_from_json(snapshot["slices"])
+    ends = [start_of(name) + longest_us for name in names]
+    ends += [end_us for _, end_us in snapshot.get(EVOLUTION, _NO_ENDS)["ends"]]
+    at_us = snapshot["watermark_us"]
+    return max([*ends, *([] if at_us is None else [at_us])], default=None)
+
+
+_NO_ENDS: Mapping[str, list[Any]] = {"ends": []}
+
+
+def finished(snapshots: Sequence[Mapping[str, Any]], definition: Mapping[str, Any], bound_us: int) -> set[int]:
+    """Returns the numbers of the definitions that have no window any more. ``snapshots``: of all shards.
+
+    ``bound_us``: how long a window is kept at most.
+    """
+    watermarks = [s["watermark_us"] for s in snapshots if s["watermark_us"] is not None]
+    live = {n for s in snapshots for n in untable(s["windows"])["definition"]}
+    return {
+        number
+        for number, kept in enumerate(Evolution.of(definition).windows)
+        if kept.until_us is not None
+        and not kept.over
+        and number not in live
+        and kept.until_us + length_us(kept.spec) + bound_us <= max(watermarks, default=-NEVER)
+    }
+
+
+def length_us(spec: Mapping[str, Any]) -> int:
+    """Returns the length of the longest window of an aligned definition."""
+    if spec["type"] == "periodic":
+        return int(spec["size_us"])
+    return Steps.of(spec["every"], spec.get("start")).longest_us

@@ -1,0 +1,277 @@
+"""A query whose definition changes between two starts gives the panes of queries that were never touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import orjson
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aion
+from aion import aggregates as A
+from aion.core.query.evolution import EVOLUTION, Change, Evolution, change, finished, reached_us, same
+from aion.core.query.evolved import evolved, of_shard
+from aion.core.query.spec import Spec
+from aion.core.windows import Aligned
+from aion.execute.assembly import longest_bound_us, make_contents
+from aion.execute.windows import Windows
+from tests.durations import us
+
+SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64()), ("n", pa.int64())])
+WINDOWS: dict[str, aion.LocalOperator | Any] = {
+    "ten": aion.Tumbling(us(10)),
+    "thirty": aion.Tumbling(us(30)),
+    "seven": aion.Tumbling(us(7), offset=us(3)),
+    "hop": aion.Sliding(us(20), us(5)),
+    "long": aion.Sliding(us(50), us(20)),
+    "session": aion.Session(us(6)),
+    "five": aion.Count(5, 2),
+    "record": aion.PerRecord(us(8)),
+}
+ALIGNED = [name for name, window in WINDOWS.items() if isinstance(window, Aligned)]
+AGGREGATES = {
+    "count": A.count(),
+    "total": A.sum("n"),
+    "mean": A.mean("v"),
+    "top": A.max("n"),
+    "last": A.last("n"),
+    "distinct": A.count_distinct("n"),
+    "all": A.collect_list("n"),
+}
+
+
+class Restarted:
+    """An operator that keeps its blocks and its snapshot over restarts with other definitions."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._local = aion.LocalOperator(spec, input_schema=SCHEMA)
+        assert self._local._windows is not None
+        self.definition = _stored(self._local._windows.plan.definition)
+        self.batches = 0
+        self.change: Change | None = None
+
+    def restart(self, spec: Spec, on_removed: str = "finish") -> None:
+        local, plan = self._local, spec.plan(SCHEMA)
+        assert local._windows is not None
+        snapshot = orjson.loads(orjson.dumps(local._windows.save().snapshot))
+        found = self.definition
+        over = finished([snapshot], found, longest_bound_us(plan, local.policy))
+        if over or not same(found, plan):
+            at_us = reached_us(snapshot, found, plan)
+            self.change = change(found, plan, at_us=at_us, batch=self.batches, finished=over, on_removed=on_removed)
+            plan = evolved(plan, self.change.evolution)
+        elif EVOLUTION in found:
+            plan = evolved(plan, Evolution.of(found))
+        self.definition = _stored(plan.definition)
+        plan = of_shard(plan, snapshot)
+        contents = make_contents(plan, local._codec, local.policy)
+        local._windows = Windows(plan, local.policy, local._attempt, snapshot, contents)
+        local._spec = spec
+
+    def process(self, events: list[tuple[str, int, int]], watermark: int | None) -> list[dict[str, Any]]:
+        self.batches += 1
+        found = self._local.process(table(events), watermark)
+        assert self._local._windows is not None
+        self._local._windows.operator.validate()
+        return self._with_columns(found)
+
+    def close(self) -> list[dict[str, Any]]:
+        return self._with_columns(self._local.close())
+
+    def _with_columns(self, found: pa.Table) -> list[dict[str, Any]]:
+        """The rows, each with the first windows that have its columns."""
+        assert self._local._windows is not None
+        history = self._local._windows.plan.history
+        return [{**row, "since": {} if history is None else history.columns} for row in found.to_pylist()]
+
+    def __enter__(self) -> Restarted:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._local.close()
+
+
+def _stored(definition: dict[str, Any]) -> dict[str, Any]:
+    return dict(orjson.loads(orjson.dumps(definition)))
+
+
+def table(events: list[tuple[str, int, int]]) -> pa.Table:
+    columns = list(zip(*events, strict=True)) if events else [(), (), ()]
+    times = pa.array(list(columns[1]), pa.int64()).cast(SCHEMA.field("ts").type)
+    values = [
+        pa.array(columns[0], pa.string()),
+        times,
+        pa.array([float(n) for n in columns[2]]),
+        pa.array(columns[2], pa.int64()),
+    ]
+    return pa.Table.from_arrays(values, schema=SCHEMA)
+
+
+def spec_of(windows: list[str], aggregates: list[str], **more: Any) -> Spec:
+    return Spec(
+        windows={name: WINDOWS[name] for name in windows},
+        key="k",
+        time="ts",
+        aggregates={name: AGGREGATES[name] for name in aggregates},
+        lateness="60 microseconds",
+        trigger="every_batch",
+        **more,
+    )
+
+
+Events = list[tuple[str, int, int]]
+Batches = list[tuple[Events, int]]
+
+
+def whole(spec: Spec, batches: Batches) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """The last rows of a query that was never touched, by window, key and start."""
+    with closing(aion.LocalOperator(spec, input_schema=SCHEMA)) as operator:
+        rows = [row for events, watermark in batches for row in operator.process(table(events), watermark).to_pylist()]
+        rows += operator.close().to_pylist()
+    return newest(rows)
+
+
+def newest(rows: list[dict[str, Any]]) -> dict[tuple[str, str, int], dict[str, Any]]:
+    return {(r["window"], r["k"], micros(r["window_start"])): r for r in rows if r["kind"] != "dropped"}
+
+
+def micros(instant: Any) -> int:
+    return int(instant.timestamp() * 1_000_000 + 0.5)
+
+
+def compared(row: Mapping[str, Any], columns: list[str]) -> dict[str, Any]:
+    return {name: sorted(row[name]) if isinstance(row[name], list) else row[name] for name in columns}
+
+
+def check(phases: list[tuple[list[str], list[str], Batches]], **more: Any) -> None:
+    """Runs phases, each with its windows and aggregates, and compares each window with a query of all batches."""
+    batches = [batch for *_, some in phases for batch in some]
+    first, *rest = phases
+    with Restarted(spec_of(first[0], first[1], **more)) as running:
+        rows = [row for events, watermark in first[2] for row in running.process(events, watermark)]
+        for windows, aggregates, some in rest:
+            running.restart(spec_of(windows, aggregates, **more))
+            rows += [row for events, watermark in some for row in running.process(events, watermark)]
+        rows += running.close()
+    found = newest(rows)
+    names = list(dict.fromkeys(name for windows, *_ in phases for name in windows))
+    oracle = whole(spec_of(names, list(AGGREGATES), **more), batches)
+    evolution = Evolution.of(running.definition)
+    limits: dict[str, list[tuple[float, float]]] = {}
+    for kept in evolution.windows:
+        since = float("-inf") if kept.since_us is None else kept.since_us
+        until = float("inf") if kept.until_us is None else kept.until_us
+        if kept.until_us is not None or not kept.over:
+            limits.setdefault(kept.name, []).append((since, until))
+    wanted = {key for key in oracle if any(low <= key[2] < high for low, high in limits.get(key[0], []))}
+    assert wanted == found.keys()
+    for key in wanted:
+        row, right = found[key], oracle[key]
+        assert row["events"] == right["events"], key
+        columns = [name for name in AGGREGATES if name in row]
+        without = [name for name in columns if key[2] < row["since"].get(name, key[2])]
+        assert all(row[name] is None for name in without), key
+        full = [name for name in columns if name not in without]
+        assert compared(row, full) == compared(right, full), (key, row["kind"], right["kind"])
+
+
+def test_a_column_that_is_added_begins_with_windows_after_the_change() -> None:
+    batch = [("a", t, t) for t in (1, 12, 25)]
+    later = [("a", t, t) for t in (2, 13, 26, 31, 45)]
+    with Restarted(spec_of(["ten"], ["count", "mean"])) as running:
+        running.process(batch, None)
+        running.process([], 21)
+        running.restart(spec_of(["ten"], ["count", "mean", "top"]))
+        assert running.change is not None
+        assert running.change.at_us == 30
+        assert running.change.columns == ("top",)
+        rows = newest(running.process(later, 21) + running.process([], 60) + running.close())
+    assert {key[2]: (row["count"], row["mean"], row["top"]) for key, row in rows.items()} == {
+        0: (2, 1.5, None), 10: (2, 12.5, None), 20: (2, 25.5, None), 30: (1, 31.0, 31), 40: (1, 45.0, 45),
+    }  # fmt: skip
+
+
+def test_windows_that_go_finish_and_those_that_come_begin_after_the_change() -> None:
+    first = [("a", t, t) for t in (1, 12, 25)]
+    then = [("a", t, t) for t in (3, 14, 27, 38, 55, 61)]
+    check(
+        [(["ten"], ["count", "total"], [(first, 15)]), (["hop", "thirty"], ["count", "total"], [(then, 15), ([], 200)])]
+    )
+
+
+def phases() -> st.SearchStrategy[list[tuple[list[str], list[str], Batches]]]:
+    """Some definitions, and batches of events that may be late. The watermark never goes back."""
+    events = st.tuples(st.sampled_from("ab"), st.integers(-40, 40), st.integers(-3, 3))
+    batches = st.lists(st.tuples(st.lists(events, max_size=6), st.integers(0, 40)), min_size=1, max_size=3)
+    some = st.lists(st.sampled_from(ALIGNED), min_size=1, max_size=3, unique=True)
+    columns = st.lists(st.sampled_from([*AGGREGATES][:5]), min_size=1, max_size=4, unique=True)
+    return st.lists(st.tuples(some, columns, batches), min_size=2, max_size=4).map(_in_time)
+
+
+def _in_time(drawn: list[tuple[list[str], list[str], Batches]]) -> list[tuple[list[str], list[str], Batches]]:
+    """Times of events become those behind or ahead of a watermark that moves."""
+    at, found = 50, []
+    for windows, columns, batches in drawn:
+        some: Batches = []
+        for events, step in batches:
+            some.append(([(k, at + t, n) for k, t, n in events], at))
+            at += step
+        found.append((windows, columns, some))
+    return found
+
+
+@settings(max_examples=150)
+@given(phases())
+def test_any_changes_give_the_panes_of_queries_that_were_never_touched(
+    drawn: list[tuple[list[str], list[str], Batches]],
+) -> None:
+    check(drawn)
+
+
+@settings(max_examples=60)
+@given(phases(), st.sampled_from([["session"], ["five"], ["record"], ["session", "ten"], ["hop", "five", "session"]]))
+def test_columns_also_come_and_go_beside_windows_of_keys(
+    drawn: list[tuple[list[str], list[str], Batches]], windows: list[str]
+) -> None:
+    check([(windows, columns, batches) for _, columns, batches in drawn])
+
+
+def values(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+    rows = [row for batch in events for row in batch.to_pylist()]
+    return {"rows": len(rows), "lacking": sum(row["v"] is None for row in rows), "sum": sum(row["n"] for row in rows)}
+
+
+def applied(windows: list[str], *columns: str) -> Spec:
+    return Spec(
+        windows={name: WINDOWS[name] for name in windows},
+        key="k",
+        time="ts",
+        apply=values if "v" in columns else without_v,
+        schema="rows long, lacking long, sum long",
+        columns=columns,
+        lateness="60 microseconds",
+        trigger="every_batch",
+    )
+
+
+def without_v(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+    rows = [row for batch in events for row in batch.to_pylist()]
+    return {"rows": len(rows), "lacking": len(rows), "sum": sum(row["n"] for row in rows)}
+
+
+def test_a_function_goes_on_with_other_windows_and_columns() -> None:
+    """An event that came before its column was asked for has a null there."""
+    with Restarted(applied(["ten", "long"], "n")) as running:
+        rows = running.process([("a", 5, 1), ("a", 14, 2), ("b", 8, 3)], 9)
+        running.restart(applied(["ten", "seven"], "n", "v"))
+        rows += running.process([("a", 6, 4), ("a", 24, 5)], 12)
+        running.restart(applied(["seven"], "n"))
+        rows += running.process([("a", 7, 6), ("a", 38, 7)], 12) + running.process([], 60) + running.close()
+        found = {key: (row["rows"], row["lacking"], row["sum"]) for key, row in newest(rows).items()}
+    assert found["ten", "a", 0] == (3, 3, 11)
+    assert found["ten", "b", 0] == (1, 1, 3)
+    assert found["long", "a", 0] == (6, 6, 25)
