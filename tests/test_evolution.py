@@ -47,15 +47,16 @@ AGGREGATES = {
 class Restarted:
     """An operator that keeps its blocks and its snapshot over restarts with other definitions."""
 
-    def __init__(self, spec: Spec) -> None:
-        self._local = aion.LocalOperator(spec, input_schema=SCHEMA)
+    def __init__(self, spec: Spec, schema: pa.Schema = SCHEMA) -> None:
+        self.schema = schema
+        self._local = aion.LocalOperator(spec, input_schema=schema)
         assert self._local._windows is not None
         self.definition = _stored(self._local._windows.plan.definition)
         self.batches = 0
         self.change: Change | None = None
 
     def restart(self, spec: Spec, on_removed: str = "finish") -> None:
-        local, plan = self._local, spec.plan(SCHEMA)
+        local, plan = self._local, spec.plan(self.schema)
         assert local._windows is not None
         snapshot = orjson.loads(orjson.dumps(local._windows.save().snapshot))
         found = self.definition
@@ -72,9 +73,9 @@ class Restarted:
         local._windows = Windows(plan, local.policy, local._attempt, snapshot, contents)
         local._spec = spec
 
-    def process(self, events: list[tuple[str, int, int]], watermark: int | None) -> list[dict[str, Any]]:
+    def process(self, events: list[tuple[Any, int, int]], watermark: int | None) -> list[dict[str, Any]]:
         self.batches += 1
-        found = self._local.process(table(events), watermark)
+        found = self._local.process(table(events, self.schema), watermark)
         assert self._local._windows is not None
         self._local._windows.operator.validate()
         return self._with_columns(found)
@@ -99,16 +100,13 @@ def _stored(definition: dict[str, Any]) -> dict[str, Any]:
     return dict(orjson.loads(orjson.dumps(definition)))
 
 
-def table(events: list[tuple[str, int, int]]) -> pa.Table:
-    columns = list(zip(*events, strict=True)) if events else [(), (), ()]
-    times = pa.array(list(columns[1]), pa.int64()).cast(SCHEMA.field("ts").type)
-    values = [
-        pa.array(columns[0], pa.string()),
-        times,
-        pa.array([float(n) for n in columns[2]]),
-        pa.array(columns[2], pa.int64()),
-    ]
-    return pa.Table.from_arrays(values, schema=SCHEMA)
+def table(events: list[tuple[Any, int, int]], schema: pa.Schema = SCHEMA) -> pa.Table:
+    keys, times, numbers = zip(*events, strict=True) if events else ((), (), ())
+    n = pa.array(numbers, pa.int64())
+    times_us = pa.array(times, pa.int64()).cast(schema.field("ts").type)
+    return pa.Table.from_arrays(
+        [pa.array(keys, schema.field("k").type), times_us, n.cast(pa.float64()), n], schema=schema
+    )
 
 
 def spec_of(windows: list[str], aggregates: list[str], **more: Any) -> Spec:
@@ -149,7 +147,6 @@ def compared(row: Mapping[str, Any], columns: list[str]) -> dict[str, Any]:
 
 def check(phases: list[tuple[list[str], list[str], Batches]], **more: Any) -> None:
     """Runs phases, each with its windows and aggregates, and compares each window with a query of all batches."""
-    batches = [batch for *_, some in phases for batch in some]
     first, *rest = phases
     with Restarted(spec_of(first[0], first[1], **more)) as running:
         rows = [row for events, watermark in first[2] for row in running.process(events, watermark)]
@@ -157,10 +154,20 @@ def check(phases: list[tuple[list[str], list[str], Batches]], **more: Any) -> No
             running.restart(spec_of(windows, aggregates, **more))
             rows += [row for events, watermark in some for row in running.process(events, watermark)]
         rows += running.close()
+    _check_rows(rows, phases, running.definition, **more)
+
+
+def _check_rows(
+    rows: list[dict[str, Any]],
+    phases: list[tuple[list[str], list[str], Batches]],
+    definition: dict[str, Any],
+    **more: Any,
+) -> None:
+    batches = [batch for *_, some in phases for batch in some]
     found = newest(rows)
     names = list(dict.fromkeys(name for windows, *_ in phases for name in windows))
     oracle = whole(spec_of(names, list(AGGREGATES), **more), batches)
-    evolution = Evolution.of(running.definition)
+    evolution = Evolution.of(definition)
     limits: dict[str, list[tuple[float, float]]] = {}
     for kept in evolution.windows:
         since = float("-inf") if kept.since_us is None else kept.since_us
@@ -275,3 +282,20 @@ def test_a_function_goes_on_with_other_windows_and_columns() -> None:
     assert found["ten", "a", 0] == (3, 3, 11)
     assert found["ten", "b", 0] == (1, 1, 3)
     assert found["long", "a", 0] == (6, 6, 25)
+
+
+@settings(max_examples=40)
+@given(phases())
+def test_a_key_gets_a_wider_type(drawn: list[tuple[list[str], list[str], Batches]]) -> None:
+    """Blocks that are compacted are found by hashes of keys, also of negative ones, which more bits make other ones."""
+    keys = {"a": -7, "b": 9}
+    narrow = SCHEMA.set(0, pa.field("k", pa.int32()))
+    (windows, aggregates, first), *rest = drawn
+    with Restarted(spec_of(windows, aggregates), narrow) as running:
+        rows = [row for events, at in first for row in running.process([(keys[k], t, n) for k, t, n in events], at)]
+        running.schema = narrow.set(0, pa.field("k", pa.int64()))
+        for windows, aggregates, some in rest:
+            running.restart(spec_of(windows, aggregates))
+            rows += [row for events, at in some for row in running.process([(keys[k], t, n) for k, t, n in events], at)]
+        rows += running.close()
+    _check_rows([{**row, "k": {v: k for k, v in keys.items()}[row["k"]]} for row in rows], drawn, running.definition)

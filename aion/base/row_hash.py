@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -20,6 +21,18 @@ def hash_rows(columns: Sequence[pa.Array], seed: int) -> Hashes:
     for column in columns:
         hashes = mixed(hashes ^ _digests(column))
     return hashes
+
+
+def as_narrower(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Returns a column that is hashed as one of a narrower number type, for each value that this type can hold."""
+    if column.type == type_:
+        return column
+    narrow = column.cast(type_, safe=False)
+    fits = pc.fill_null(pc.equal(narrow.cast(column.type), column), True)
+    both = [
+        pa.array(_digests(c), pa.uint64(), mask=c.is_null().to_numpy(zero_copy_only=False)) for c in (narrow, column)
+    ]
+    return pc.if_else(fits, *both)
 
 
 def _digests(column: pa.Array) -> Hashes:

@@ -81,8 +81,9 @@ class Loaded:
             # If there are also sessions, compaction sorts rows by cell. Sort all rows the same way.
             order = np.lexsort((seqs, plan.instants(table)[0] // plan.cell_us, slices))
             table, slices, seqs = table.take(pa.array(order)), slices[order], seqs[order]
-        elif bool((slices[1:] < slices[:-1]).any()):
-            order = np.argsort(slices, kind="stable")
+        elif bool((slices[1:] < slices[:-1]).any()) or plan.grid.overlaps:
+            # If segments overlap, rows of a slice may lie in two, and the later segment may have the earlier rows.
+            order = np.lexsort((seqs, slices)) if plan.grid.overlaps else np.argsort(slices, kind="stable")
             table, slices, seqs = table.take(pa.array(order)), slices[order], seqs[order]
         self._table = table.combine_chunks()
         self.slices = slices

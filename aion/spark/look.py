@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import orjson
+
 from aion.errors import ConfigError
-from aion.spark.root_config import TaskConfig
+from aion.spark.evolving import GoesOn, State, bound_of, sentences
+from aion.spark.query_settings import PAST, STORED
+from aion.spark.root_config import RootConfig, TaskConfig
 from state_backends.files.location import Location, RemoteLocation, locate
+from state_backends.format.definitions import digest
 from state_backends.server.attempts import named_twice, used_twice
-from state_backends.versions.lineage import operator_of
-from state_backends.versions.manifest import Identity, check_operator
+from state_backends.versions.lineage import operator_of, storage_of
+from state_backends.versions.manifest import Identity, check_operator, dump_operator
+
+log = logging.getLogger(__name__)
 
 
 class Operator(NamedTuple):
@@ -24,6 +32,23 @@ class Operator(NamedTuple):
     config: TaskConfig
     definition: dict[str, Any]
     follows: bool
+
+
+class Seen(NamedTuple):
+    """What the tasks of a query need to know of an operator's state.
+
+    ``shards``: their number, if it is not the one that was planned. ``past``: what its definition has been before, as
+    JSON. None: nothing.
+    """
+
+    shards: int | None = None
+    past: str | None = None
+
+
+def settings_of(name: str, seen: Seen) -> dict[str, str]:
+    """Returns the settings of a query's session that tell its tasks what was seen. ``name``: of the operator."""
+    found = {STORED: None if seen.shards is None else str(seen.shards), PAST: seen.past}
+    return {key + name: value for key, value in found.items() if value is not None}
 
 
 def check_names(operators: Sequence[Operator]) -> None:
@@ -40,42 +65,61 @@ def check_names(operators: Sequence[Operator]) -> None:
 class Look:
     """Looks at an operator's state, where its place can be reached.
 
-    ``query``: the id of the query; None: it has ended no batch. ``is_here``: whether this is
-    the host of the executors.
+    ``query``: the id of the query; None: it has ended no batch. ``batch``: the last one that has ended. ``is_here``:
+    whether this is the host of the executors.
     """
 
     operator: Operator
     query: str | None
     checkpoint: str
     is_here: bool
+    batch: int | None = None
 
-    def __call__(self) -> int | None:
-        """Returns the number of shards of the state, if it is not the one that was planned. Raises AionError."""
+    def __call__(self) -> Seen:
+        """Returns what tasks need to know. Notes a changed definition with the state. Raises AionError."""
         location = locate(self.operator.config.state_dir)
         try:
             # Executors may mount a folder that the driver has not.
             if self.is_here or isinstance(location, RemoteLocation):
                 location.check_writable()
-            return None if self.query is None else self._compared(location, self.query)
+            return Seen() if self.query is None else self._compared(location, self.query)
         finally:
             with contextlib.suppress(Exception):
                 location.close()
 
-    def _compared(self, location: Location, query: str) -> int | None:
+    def _compared(self, location: Location, query: str) -> Seen:
         config, operator = self.operator.config, self.operator
         found = operator_of(location, query, config.name, self.checkpoint)
         if found is None:
-            return None  # the tasks say which version they miss
+            return Seen()  # the tasks say which version they miss
+        definition, past = self._definition(query, found)
         stored = list(found.get("ids") or config.ids)
         identity = Identity(
             query=query,
             operator=config.name,
             shard=0,
             shards=len(stored) if operator.follows else len(config.ids),
-            definition=operator.definition,
+            definition=definition,
             ids=tuple(stored) if operator.follows else config.ids,
             key_types=config.key_types,
             checkpoint=self.checkpoint,
         )
-        check_operator(found, identity, f"the state of operator {config.name!r}")
-        return len(stored) if len(stored) != len(config.ids) else None
+        is_windows = isinstance(config, RootConfig)
+        compared = {**found, "definition": definition} if is_windows else found
+        check_operator(compared, identity, f"the state of operator {config.name!r}")
+        if is_windows and found["checkpoint"] == self.checkpoint and digest(definition) != digest(found["definition"]):
+            owner = storage_of(location, query, config.name, self.checkpoint)
+            owner.claim(dump_operator(replace(identity, ids=tuple(stored))), first=False)
+        return Seen(len(stored) if len(stored) != len(config.ids) else None, past)
+
+    def _definition(self, query: str, found: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Returns the definition of the state from now on, and what it was before, for tasks."""
+        config = self.operator.config
+        if not isinstance(config, RootConfig):
+            return self.operator.definition, None
+        kept = State(config.state_dir, query, config.name, self.checkpoint, found)
+        goes_on = GoesOn(kept, config.plan, bound_of(config.plan, config.policy), self.batch, config.on_removed)
+        if goes_on.change is not None:
+            log.info("%s goes on with another definition: %s", config.name, "; ".join(sentences(goes_on.change)))
+        past = None if goes_on.evolution is None else orjson.dumps(goes_on.evolution.definition).decode()
+        return goes_on.definition, past

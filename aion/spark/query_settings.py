@@ -14,6 +14,9 @@ RESCALED = "spark.sql.streaming.aion.rescaled"
 """The first and the last batch before the query's first one that only changed the number of partitions. No sink has
 seen these.
 """
+PAST = "spark.sql.streaming.aion.past."
+"""What the definition of an operator has been before, as JSON, if it was another one. The name of the operator follows.
+"""
 STORED = "spark.sql.streaming.aion.shards."
 """The number of shards that an operator's state has, if it is another number than that of the session. The name of the
 operator follows.

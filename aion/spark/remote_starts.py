@@ -24,9 +24,9 @@ from aion import errors
 from aion.errors import AionError, ConfigError, WatermarkError
 from aion.spark import upstream
 from aion.spark.checkpoint_files import RemoteFiles
-from aion.spark.look import Look, Operator, check_names
+from aion.spark.look import Look, Operator, Seen, check_names, settings_of
 from aion.spark.partitions import NOTE, rescaled
-from aion.spark.query_settings import CHECKPOINT, RESCALED, STORED, TEMPORARY
+from aion.spark.query_settings import CHECKPOINT, RESCALED, TEMPORARY
 from aion.spark.remote_batches import Batches
 from aion.spark.sessions import analyzed, master
 from aion.spark.settings import CHECKPOINTS
@@ -97,19 +97,19 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
     check_names(there)
     location = _location(spark, writer, given)
     if location is None:
-        found, query, checkpoint = {CHECKPOINT: TEMPORARY}, None, TEMPORARY
+        found, query, checkpoint, batch = {CHECKPOINT: TEMPORARY}, None, TEMPORARY, None
     else:
         files = RemoteFiles(spark, location)
         checkpoint = files.location
         found = {CHECKPOINT: checkpoint}
         batches = files.batches("commits")
         query = files.query if batches else None
+        batch = max(batches, default=None)
         if there:
             found |= _rescaled(files, batches, writer, given)
     for operator in there:
-        look = Look(operator, query, checkpoint, master(spark).startswith("local"))
-        if (shards := _in_a_task(spark, look)) is not None:
-            found[STORED + operator.config.name] = str(shards)
+        look = Look(operator, query, checkpoint, master(spark).startswith("local"), batch)
+        found |= settings_of(operator.config.name, _in_a_task(spark, look))
     return found
 
 
@@ -146,32 +146,35 @@ def _rescaled(files: RemoteFiles, batches: list[int], writer: Any, given: dict[s
     return {RESCALED: json.dumps(idle)}
 
 
-def _in_a_task(spark: SparkSession, look: Look) -> int | None:
+def _in_a_task(spark: SparkSession, look: Look) -> Seen:
     """Returns what a look returns on a host of the executors. Raises the AionError that it raises there."""
     rows = spark.range(0, 1, 1, 1).mapInArrow(_Task(look), _Task.SCHEMA).collect()
-    name, text, shards = rows[0]
+    name, text, shards, past = rows[0]
     if name is not None:
         raise getattr(errors, name, AionError)(text)
-    return None if shards is None else int(shards)
+    return Seen(None if shards is None else int(shards), past)
 
 
 class _Task:
     """Spark's side of a look."""
 
-    SCHEMA = "error string, text string, shards int"
+    SCHEMA = "error string, text string, shards int, past string"
 
     def __init__(self, look: Look) -> None:
         self._look = look
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            name = text = shards = None
+            name = text = None
+            seen = Seen()
             try:
-                shards = self._look()
+                seen = self._look()
             except AionError as error:
                 name, text = type(error).__name__, str(error)
-            columns = pa.array([name], pa.string()), pa.array([text], pa.string()), pa.array([shards], pa.int32())
-            yield pa.RecordBatch.from_arrays(list(columns), ["error", "text", "shards"])
+            columns = {"error": name, "text": text, "shards": seen.shards, "past": seen.past}
+            types = [pa.string(), pa.string(), pa.int32(), pa.string()]
+            arrays = [pa.array([value], type_) for value, type_ in zip(columns.values(), types, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, [*columns])
 
 
 def _nodes(plan: Any) -> Iterator[Any]:

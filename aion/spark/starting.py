@@ -20,9 +20,9 @@ from pyspark.sql.streaming import DataStreamWriter
 from aion.errors import AionError
 from aion.spark import remote_starts
 from aion.spark.checkpoint_files import CheckpointFiles
-from aion.spark.look import Look, Operator, check_names
+from aion.spark.look import Look, Operator, check_names, settings_of
 from aion.spark.partitions import rescaled, take_back
-from aion.spark.query_settings import REFUSED, RESCALED, STORED
+from aion.spark.query_settings import REFUSED, RESCALED
 from aion.spark.sessions import analyzed, is_remote, master
 
 _ROOT = re.compile(r"TransformWithStateInPySpark (\S+\(.*?\)#\d+)")
@@ -67,9 +67,9 @@ def look(spark: SparkSession, execution: Any, plan: str, run: str, checkpoint: s
     try:
         check_names(there)
         for operator in there:
-            shards = Look(operator, query, checkpoint, is_here)()
-            if shards is not None:
-                conf.set(STORED + operator.config.name, str(shards))
+            seen = Look(operator, query, checkpoint, is_here, max(batches, default=None))()
+            for key, value in settings_of(operator.config.name, seen).items():
+                conf.set(key, value)
     except AionError as error:
         refuse(run, error, conf)
 

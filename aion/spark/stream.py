@@ -99,6 +99,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
         retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
         watermark_delay_us=source.delay_us(spec.time),
         rows_first=source.rows_first,
+        on_removed=spec.on_removed,
         task_failures=task_failures(spark),
         record=None if spec.record is None else str(Path(spec.record).resolve()),
     )

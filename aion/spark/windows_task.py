@@ -26,7 +26,7 @@ from aion.spark.hand_over import BatchFolder
 from aion.spark.root_config import RootConfig
 from aion.spark.shards import ids_here
 from aion.spark.tenants import Batch, Tenants
-from aion.spark.zones import record_rules, shard_plan
+from aion.spark.zones import plan_here, record_rules, shard_plan
 from state_backends.format.block import Block
 from state_backends.server.client import RemoteAttempt
 from state_backends.store.codec_pool import CodecPool
@@ -70,7 +70,7 @@ class WindowsTenants(Tenants):
     def __init__(self, config: RootConfig, policy: Policy) -> None:
         self._config, self._policy = config, policy
         self._shards = len(ids_here(config.name, config.ids))
-        plan = config.plan
+        self._plan = plan = plan_here(config.plan, config.name)
         self.definition = plan.definition
         self.store = {"windows": plan.windows.values(), "blocking": plan.blocking}
         together = policy.lateness.per == "query" and self._shards > 1
@@ -83,7 +83,7 @@ class WindowsTenants(Tenants):
         self, attempt: RemoteAttempt, batch: Batch
     ) -> tuple[Windows, Callable[[Iterable[pd.DataFrame]], Iterator[list[Block]]]]:
         config = self._config
-        plan = shard_plan(config.plan, attempt.snapshot, config.name)
+        plan = shard_plan(self._plan, attempt.snapshot, config.name)
         windows = CountingWindows(
             plan,
             self._policy,
@@ -96,7 +96,7 @@ class WindowsTenants(Tenants):
             delay_us=config.watermark_delay_us,
         )
         if config.record is not None:
-            recorder = Recorder(Path(config.record), Definition.of(config.plan, commits=True), batch.shard)
+            recorder = Recorder(Path(config.record), Definition.of(plan, commits=True), batch.shard)
             recorder.begin(batch.number, windows.operator.watermark.at_us)
             windows.record(recorder)
             staged, written = attempt.moved

@@ -1,17 +1,22 @@
-"""The rules of time zones in the tasks of a query: see :mod:`aion.execute.zone_files`. Call these inside a task.
+"""The plan in the tasks of a query, with what its definition has been before, and with the rules of time zones that it
+has known (:mod:`aion.execute.zone_files`). Call these inside a task.
 
 If a query has no calendar windows, its tasks import only this module.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
 
+from aion.core.query.evolution import Evolution
+from aion.core.query.evolved import evolved, of_shard
 from aion.core.query.plan import Plan
+from aion.spark.query_settings import PAST
 from aion.spark.running import Running
 from aion.spark.starts import lasting_checkpoint_of
 
@@ -19,8 +24,21 @@ if TYPE_CHECKING:
     from aion.execute.zone_files import ZoneFiles
 
 
+def plan_here(plan: Plan, name: str) -> Plan:
+    """Returns the plan with the windows that finish. ``name``: of the operator."""
+    context = TaskContext.get()
+    past = None if context is None else context.getLocalProperty(PAST + name)
+    return plan if past is None else evolved(plan, _evolution(past))
+
+
+@lru_cache(maxsize=16)
+def _evolution(past: str) -> Evolution:
+    return Evolution.of(json.loads(past))
+
+
 def slicing_plan(plan: Plan, name: str) -> Plan:
     """Returns the plan for a task that makes or merges blocks. ``name``: of the operator."""
+    plan = plan_here(plan, name)
     if not plan.calendars:
         return plan
     checkpoint, run = _query()
@@ -38,7 +56,10 @@ def record_rules(plan: Plan, name: str) -> None:
 
 
 def shard_plan(plan: Plan, snapshot: Mapping[str, Any] | None, name: str) -> Plan:
-    """Returns the plan for a shard: windows that live keep their edges. Raises StateError."""
+    """Returns the plan for a shard: windows that live keep their edges. ``plan``: of :func:`plan_here`. Raises
+    StateError.
+    """
+    plan = of_shard(plan, snapshot)
     if not plan.calendars:
         return plan
     from aion.core.operator.pins import pinned_plan

@@ -128,6 +128,15 @@ def operator_of(location: Location, query: str, operator: str, checkpoint: str) 
     return first
 
 
+def storage_of(location: Location, query: str, operator: str, checkpoint: str) -> Storage:
+    """Returns the storage of the lineage of a checkpoint. Its owner is the checkpoint's, if it has state."""
+    first, own = (
+        location.storage((query, operator, *below, f"{_SHARD}00000"), location.live, "look")
+        for below in ((), (folder_of(checkpoint),))
+    )
+    return first if own.owner() is None else own
+
+
 def operators_of(location: Location, query: str, checkpoint: str) -> dict[str, int]:
     """Returns the operators of a query that have state, and how many shards each has. Raises StorageError, DiskError,
     CorruptState, FormatError.

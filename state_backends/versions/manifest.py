@@ -247,7 +247,7 @@ def _in_runs(runs: Runs, numbers: Sequence[int]) -> list[bool]:
 _NOTHING = "none"
 
 
-def _changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Says what differs between two definitions, in the user's words if both have them."""
     if follows(now, was):
         return []
@@ -288,9 +288,9 @@ def check_operator(found: Mapping[str, Any], wanted: Identity, state: str) -> No
         if what in found and found[what] != getattr(wanted, what):
             hint = f"; set state.shards to {found[what]}" if what == "shards" else ""
             raise ForeignState(f"{state} belongs to {what} {found[what]!r}, not {getattr(wanted, what)!r}{hint}")
-    if changes := _changes(found["definition"], wanted.definition):
+    if differ := changes(found["definition"], wanted.definition):
         raise ForeignState(
-            f"operator {wanted.operator!r} was started with another definition: {'; '.join(changes)}. What it keeps is "
+            f"operator {wanted.operator!r} was started with another definition: {'; '.join(differ)}. What it keeps is "
             "for that one: change it back, or start the query with a new checkpoint"
         )
     for what, meaning in (("ids", "ids of shards"), ("key_types", "types that keys are hashed as")):

@@ -113,7 +113,8 @@ class Sink:
         return self.rows()
 
     def rows(self) -> list[dict[str, Any]]:
-        return [row.asDict(recursive=True) for row in self._spark.read.parquet(str(self.folder / "out")).collect()]
+        written = self._spark.read.option("mergeSchema", "true").parquet(str(self.folder / "out"))
+        return [row.asDict(recursive=True) for row in written.collect()]
 
 
 EVENTS = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64())])

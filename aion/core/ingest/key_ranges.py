@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from aion.aggregates.values import Ints, Mask, combined
-from aion.base.row_hash import hash_rows
+from aion.base.row_hash import as_narrower, hash_rows
 from aion.core.query.plan import Plan
 from state_backends.thresholds import threshold
 
@@ -28,7 +28,10 @@ def row_hashes(plan: Plan, rows: pa.RecordBatch | pa.Table) -> Ints:
     """The hash of each row's key, from 0 to 2**63 - 1. Without key columns, all rows have the same key."""
     if not plan.key or not rows.num_rows:
         return np.zeros(rows.num_rows, np.int64)
-    hashes = hash_rows([combined(rows.column(name)) for name in key_names(plan)], _SEED)
+    columns = [combined(rows.column(name)) for name in key_names(plan)]
+    if plan.history is not None and plan.history.keys:
+        columns = [as_narrower(column, type_) for column, type_ in zip(columns, plan.history.keys, strict=True)]
+    hashes = hash_rows(columns, _SEED)
     return (hashes >> np.uint64(1)).astype(np.int64)
 
 

@@ -25,15 +25,13 @@ from aion.base.arrow_types import arrow_type
 from aion.base.numbers import NEVER
 from aion.core.calendars import Steps, ZoneRules
 from aion.core.packing import untable
-from aion.core.query.plan import SLICE, Plan
+from aion.core.query.plan import DROP, FINISH, SLICE, Plan
 from aion.core.slicing.grid import slices_from_json, start_of
 from aion.core.windows import ALIGNED, Aligned
 from aion.errors import AionError, ForeignState
 from state_backends.format.definitions import BEFORE, FOLLOWS, NOT_COMPARED, WORDS, digest
 
 EVOLUTION = "evolution"
-FINISH, DROP = "finish", "drop"
-ON_REMOVED = (FINISH, DROP)
 
 
 class Kept(NamedTuple):
@@ -72,13 +70,15 @@ class Evolution:
     """What a definition has become over all starts. JSON values.
 
     ``windows``: by number. ``since``: for partials that blocks have not had from the beginning, from when on windows
-    have them; a pair each. ``steps``: the oldest first. ``follows``: the digests of the definitions before. ``batch``:
+    have them; a pair each. ``steps``: the oldest first. ``keys``: the types that the key has had at first, by which its
+    hashes in blocks are made. ``follows``: the digests of the definitions before. ``batch``:
     the last batch before the newest change, and ``before``: the definition of then, without what was before it.
     """
 
     windows: tuple[Kept, ...]
     since: tuple[tuple[Any, int], ...] = ()
     steps: tuple[Step, ...] = ()
+    keys: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
     batch: int | None = None
     before: dict[str, Any] | None = None
@@ -87,6 +87,7 @@ class Evolution:
         return {
             "windows": [list(kept) for kept in self.windows],
             "since": [list(pair) for pair in self.since],
+            "keys": list(self.keys),
             "steps": [[step.windows, [list(part) for part in step.parts]] for step in self.steps],
         }
 
@@ -110,6 +111,7 @@ class Evolution:
             tuple(Kept(*kept) for kept in value["windows"]),
             tuple((spec, us) for spec, us in value["since"]),
             tuple(steps),
+            tuple(value["keys"]),
             tuple(definition[FOLLOWS]),
             before["batch"],
             before["definition"],
@@ -173,6 +175,7 @@ def change(
     window any more.
     """
     now = plan.definition
+    _check_key(found, plan)
     for what, hint in _FIXED.items():
         if found.get(what) != now.get(what):
             raise ForeignState(f"{what} was {_shown(found.get(what))} and is {_shown(now.get(what))}; {hint}")
@@ -193,19 +196,45 @@ def change(
     follows = tuple(dict.fromkeys((*before.follows, digest(found))))
     gone = _names(found) - {name for name, _ in now[WORDS]["aggregates"]}
     kept = {**found, BEFORE: {"batch": None, "definition": None}} if EVOLUTION in found else found
-    evolution = Evolution(windows, since, steps, follows, batch, kept)
+    keys = before.keys or tuple(type_ for _, type_ in found["key"])
+    evolution = Evolution(windows, since, steps, keys, follows, batch, kept)
     drops = on_removed == DROP
     return Change(evolution, at_us, added, removed, columns, tuple(sorted(gone)), drops)
 
 
 _BESIDE = "start it as another query with a checkpoint of its own, and let this one run until it is not needed"
 _FIXED = {
-    "key": "each key has its shard and its rows by its key columns, so they stay; " + _BESIDE,
     "time": "events are kept by their time, so its column stays; " + _BESIDE,
     "emit": "what has been shown of live windows depends on it; " + _BESIDE,
     "unique": "which events have come is kept by these columns; " + _BESIDE,
     "updates": "which event replaces another is kept by these columns; " + _BESIDE,
 }
+
+
+def _check_key(found: Mapping[str, Any], plan: Plan) -> None:
+    """Raises ForeignState if the key is another one. A column may get a wider type if only blocks have it."""
+    now = plan.definition["key"]
+    if found["key"] == now:
+        return
+    names = [name for name, _ in found["key"]]
+    narrow = [arrow_type(type_) for _, type_ in found["key"]]
+    wide = [plan.schema.field(name).type for name in plan.key]
+    why = "each key has its shard and its rows by its columns, so they stay"
+    if names == list(plan.key) and all(map(_widens_or_is, narrow, wide)):
+        in_pages = {
+            "windows of keys": any(not isinstance(window, Aligned) for window in plan.windows.values()),
+            "unique=": bool(plan.unique),
+            "emit='changes'": plan.changes,
+            "windows of windows": plan.updates is not None,
+        }
+        if not (users := [what for what, is_so in in_pages.items() if is_so]):
+            return
+        why = f"{', '.join(users)} keep keys with their types"
+    raise ForeignState(f"key was {_shown(found['key'])} and is {_shown(now)}; {why}; {_BESIDE}")
+
+
+def _widens_or_is(old: pa.DataType, new: pa.DataType) -> bool:
+    return bool(old == new or _widens(old, new))
 
 
 def _shown(value: Any) -> str:

@@ -25,14 +25,16 @@ class History:
     """What a plan knows of the definitions before it. ``part``: which part of a plan it is for.
 
     ``limits``: by number, where windows of a definition begin (from, before). ``columns``: by result column, the first
-    window that has it. Of one shard: ``known``, how many steps its blocks know; ``layouts``, pairs of a block's number
-    and a step: blocks below it are as they were before the step; ``ends``, of segments that other windows made.
+    window that has it. ``keys``: the types of the key at first, if they are wider now. Of one shard: ``layouts``, pairs
+    of a block's number and a step: blocks below it are as they were before the step; ``ends``, of segments that other
+    windows made.
     """
 
     evolution: Evolution
     part: int = 0
     limits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     columns: Mapping[str, int] = field(default_factory=dict)
+    keys: tuple[pa.DataType, ...] = ()
     layouts: tuple[tuple[int, int], ...] = ()
     ends: Mapping[int, int] = field(default_factory=dict)
 
@@ -78,7 +80,9 @@ def evolved(plan: Plan, evolution: Evolution) -> Plan:
             since_us = evolution.since_us(partial.spec() for partial in plan.layout.kept_for(bound))
             if since_us is not None:
                 columns[bound.name] = since_us
-    history = History(evolution, 0, limits, columns)
+    keys = tuple(arrow_type(name) for name in evolution.keys)
+    is_wider = any(type_ != plan.schema.field(name).type for name, type_ in zip(plan.key, keys, strict=True))
+    history = History(evolution, 0, limits, columns, keys if is_wider else ())
     inner = plan.event_rows
     if inner is None:
         return replace(plan, windows=windows, own=alive, history=history)

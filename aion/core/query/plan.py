@@ -56,6 +56,10 @@ EMITS = (ALL, FINAL, CHANGES)
 """What comes out of a window: all its panes; one pane when its bound has passed; or what each batch changed."""
 
 
+FINISH, DROP = "finish", "drop"
+ON_REMOVED = (FINISH, DROP)
+"""What becomes of the windows of a definition that a query does not have any more, when it starts again."""
+
 SENT = "sent"
 """The definition of the plan for events that children send."""
 _SENT = timedelta(hours=1)  # how long the slices are of the events that children send

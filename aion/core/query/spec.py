@@ -14,7 +14,7 @@ import pyarrow as pa
 from aion.aggregates import Aggregate
 from aion.base.time import format_early
 from aion.core.query.columns import column_names, key_names, result_schema
-from aion.core.query.plan import CHANGES, EMITS, FINAL, ApplyFunction, Plan, make_plan, output_fields
+from aion.core.query.plan import CHANGES, EMITS, FINAL, ON_REMOVED, ApplyFunction, Plan, make_plan, output_fields
 from aion.core.timing import DurationOrZero
 from aion.core.windows import Definition, Definitions, PerRecord, named
 from aion.errors import ConfigError, SchemaError
@@ -50,6 +50,7 @@ class Options(TypedDict, total=False):
     completeness: bool
     unique: str | Sequence[str] | None
     lossy_upstream: bool
+    on_removed: Literal["finish", "drop"]
     name: str
     record: str | Path | None
 
@@ -97,7 +98,9 @@ class Spec:
     levels between source partitions and shards that merge blocks. ``keys_disjoint=True`` declares that all events of a
     key come from one source partition, so nothing has to be merged before the shards. If that is wrong, the panes are
     still right. ``lossy_upstream=True``: an operator before this one may drop late events, which is an error otherwise.
-    ``name`` identifies this operator within a query. Keep it the same over restarts.
+    ``on_removed``: when a query starts again without a definition that it had, its windows that have begun finish, or
+    with ``"drop"``, they go at once (docs/evolve.md). ``name`` identifies this operator within a query. Keep it the
+    same over restarts.
 
     Raises WindowError, SchemaError or ConfigError for an error that does not depend on the input.
     """
@@ -120,6 +123,7 @@ class Spec:
     completeness: bool = False
     unique: str | Sequence[str] | None = None
     lossy_upstream: bool = False
+    on_removed: Literal["finish", "drop"] = "finish"
     name: str = "windowed"
     record: str | Path | None = None
 
@@ -138,6 +142,8 @@ class Spec:
                     f"emit='final' gives one pane for each window, when it is final, so windows: {name!r} cannot have "
                     f"emit_on={window.emit_on!r}; leave one of them out"
                 )
+        if self.on_removed not in ON_REMOVED:
+            raise ConfigError(f"on_removed: {self.on_removed!r} is not known; give 'finish' or 'drop'")
         for name in ("blocking", "keys_disjoint", "completeness", "lossy_upstream"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{name}: {value!r} is neither True nor False")
