@@ -1,4 +1,4 @@
-"""The command line: ``aion demo | experiment | explain | inspect | migrate | policy | rescale | top | tune``.
+"""The command line: ``aion demo | diff | experiment | explain | inspect | migrate | policy | rescale | top | tune``.
 
 Each command imports what it needs.
 """
@@ -86,6 +86,28 @@ def demo(
     require_extra("demo", "the demo")
     require_extra("experiments", "the demo's figure")
     raise typer.Exit(import_module("experiments.demo").run(flights=flights, out=out))
+
+
+@app.command("diff")
+def diff_definitions(
+    checkpoint: Annotated[str, typer.Argument(help="The checkpoint of a query: path or URI.")],
+    spec: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="An aion.Spec, or a list of them, to start with.")],
+    schema: Annotated[
+        str, typer.Option(metavar="DDL", help="The columns of the input, e.g. 'k string, ts timestamp, v double'.")
+    ],
+    state: Annotated[
+        str, typer.Option(metavar="DIR", help="The state folder (spark.aion.state.dir): path or URI.")
+    ] = "aion-state",
+) -> None:
+    """Say what a query would do with its state if it were started again with other definitions. Changes nothing.
+
+    Exit code 2: it could not go on, and the message says why.
+    """
+    from aion.config.values import location
+    from aion.tools.diff import diff
+
+    for line in diff(location(checkpoint), spec, schema=schema, state_dir=location(state)):
+        typer.echo(line)
 
 
 @app.command("explain")

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.core.query.evolution import EVOLUTION, Change, Evolution, change, finished, reached_us, same
+from aion.core.query.evolution import Change, change, finished, reached_us, same
 from aion.core.query.evolved import evolved, of_shard
+from aion.core.query.history import EVOLUTION, Evolution
 from aion.core.query.spec import Spec
 from aion.core.windows import Aligned
 from aion.execute.assembly import longest_bound_us, make_contents

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from aion.config import Policy
-from aion.core.query.evolution import EVOLUTION
+from aion.core.query.history import EVOLUTION
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import NO_SLICE
 from aion.execute.assembly import longest_bound_us, make_bound, make_operator, predicts

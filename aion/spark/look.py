@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from aion.errors import ConfigError
-from aion.spark.evolving import GoesOn, State, bound_of, sentences
+from aion.execute.evolving import GoesOn, State, bound_of, sentences
 from aion.spark.query_settings import PAST, STORED
 from aion.spark.root_config import RootConfig, TaskConfig
 from state_backends.files.location import Location, RemoteLocation, locate

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
 
-from aion.core.query.evolution import Evolution
 from aion.core.query.evolved import evolved, of_shard
+from aion.core.query.history import Evolution
 from aion.core.query.plan import Plan
 from aion.spark.query_settings import PAST
 from aion.spark.running import Running

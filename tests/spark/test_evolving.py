@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from click.testing import Result
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner
 
 import aion
 from aion import aggregates as A
+from aion.cli import app
 from aion.errors import ForeignState
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes
 
@@ -65,3 +71,70 @@ def test_what_cannot_go_on_is_refused_with_the_reason(stream: FileStream, sink: 
     stream.put([("a", 100, 1.0)])
     rows = sink.run(query(stream, ["minute"]))
     assert found(rows, "n")["minute", "a", 0] == (2,)
+
+
+def test_a_change_whose_first_batch_fails_can_be_taken_back(
+    spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path
+) -> None:
+    """Tasks have written state for the new definition, but Spark has not ended the batch."""
+    stream.put([("a", 10, 1.0)])
+    sink.run(query(stream, ["minute"]))
+    stream.put([("a", 20, 2.0), ("a", 130, 3.0)])
+
+    def fail(batch: DataFrame, number: int) -> None:
+        batch.collect()
+        raise RuntimeError("the sink is not there")
+
+    changed = query(stream, ["five"], aggregates={"top": A.max("v")})
+    failing = changed.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(fail).start()
+    with pytest.raises(StreamingQueryException, match="the sink is not there"):
+        failing.awaitTermination()
+    rows = sink.run(query(stream, ["minute"]))
+    stream.put([("a", 30, 1.0), ("a", 1000, 0.0)])
+    rows = sink.run(query(stream, ["minute"]))
+    assert found(rows, "n")["minute", "a", 0] == (3,)
+    assert found(rows, "n")["minute", "a", 120] == (1,)
+
+
+def test_windows_that_are_dropped_go_at_once(stream: FileStream, sink: Sink) -> None:
+    stream.put([("a", 10, 1.0), ("a", 70, 2.0)])
+    sink.run(query(stream, ["minute", "five"]))
+    stream.put([("a", 20, 3.0), ("a", 200, 0.0), ("a", 400, 0.0)])
+    sink.run(query(stream, ["five"], on_removed="drop"))
+    stream.put([("a", 500, 0.0)])
+    rows = found(sink.run(query(stream, ["five"])), "n")
+    assert rows["five", "a", 0] == (4,)
+    assert not [key for key in rows if key[0] == "minute" and rows[key] != (1,)]
+
+
+def test_diff_says_beforehand_what_a_start_would_do(
+    stream: FileStream, sink: Sink, tmp_path: Path, place: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place(str(tmp_path / "state"))
+    stream.put([("a", 10, 1.0)])
+    sink.run(query(stream, ["minute"]))
+    (tmp_path / "job_of_diff.py").write_text(
+        "import aion\n"
+        "from aion import aggregates as A\n"
+        "now = aion.Spec(key='k', time='ts', windows={'minute': aion.Tumbling('1 minute')}, lateness='1 hour',\n"
+        "                aggregates={'n': A.count()})\n"
+        "later = aion.Spec(key='k', time='ts', windows={'hour': aion.Tumbling('1 hour')}, lateness='1 hour',\n"
+        "                  aggregates={'n': A.count(), 'top': A.max('v')})\n"
+        "other = aion.Spec(key='v', time='ts', windows=aion.Tumbling('1 minute'), aggregates={'n': A.count()})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+    def run(what: str) -> Result:
+        arguments = ["diff", "checkpoint", f"job_of_diff:{what}", "--schema", EVENTS_DDL, "--state", "state"]
+        return CliRunner().invoke(app, arguments)
+
+    assert run("now").stdout == "windowed:\n  nothing changes\n"
+    assert run("later").stdout.splitlines() == [
+        "windowed:",
+        "  windows 'hour' begin with windows from 1970-01-01T00:01:00Z on",
+        "  columns 'top' begin with windows from 1970-01-01T00:01:00Z on, and are null in earlier ones",
+        "  windows 'minute' begin no more, and those that have begun finish",
+    ]
+    refused = run("other")
+    assert refused.exit_code == 2
+    assert "key was k (string) and is v (double)" in " ".join(refused.output.split())

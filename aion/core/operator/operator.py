@@ -464,9 +464,8 @@ class Operator:
         """Purges the segments that no window needs, and destages those that only late windows need."""
         actions: list[Action] = []
         for part in self._parts:
-            if part.keyed:
-                ended = part.settle(self.watermark.at_us, self._late())
-                actions += [Destage(tuple(ended))] if ended else []
+            ended = part.settle(self.watermark.at_us, self._late()) if part.keyed else []
+            actions += [Destage(tuple(ended))] if ended else []
             if part.keyed or part.grid.has_changed:
                 actions += self._free(part, list(part))
         return actions

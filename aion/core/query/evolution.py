@@ -12,8 +12,7 @@ and from which block on blocks are as a step left them.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,103 +24,12 @@ from aion.base.arrow_types import arrow_type
 from aion.base.numbers import NEVER
 from aion.core.calendars import Steps, ZoneRules
 from aion.core.packing import untable
+from aion.core.query.history import EVOLUTION, Evolution, Kept, Part, Step
 from aion.core.query.plan import DROP, FINISH, SLICE, Plan
 from aion.core.slicing.grid import slices_from_json, start_of
 from aion.core.windows import ALIGNED, Aligned
 from aion.errors import AionError, ForeignState
 from state_backends.format.definitions import BEFORE, FOLLOWS, NOT_COMPARED, WORDS, digest
-
-EVOLUTION = "evolution"
-
-
-class Kept(NamedTuple):
-    """The definition of windows with one number. Its windows begin from ``since_us`` on and before ``until_us``.
-
-    None: from the beginning; no end. ``over``: it has no windows, and never will.
-    """
-
-    name: str
-    spec: dict[str, Any]
-    since_us: int | None = None
-    until_us: int | None = None
-    over: bool = False
-
-    @property
-    def is_current(self) -> bool:
-        return self.until_us is None and not self.over
-
-
-class Part(NamedTuple):
-    """What the blocks of one part of a plan held: columns with the names of their types, and partials."""
-
-    block: list[list[str]]
-    partials: list[Any]
-
-
-class Step(NamedTuple):
-    """What a definition made of blocks before it changed. ``windows``: those that had edges, by number."""
-
-    windows: list[tuple[int, dict[str, Any]]]
-    parts: list[Part]
-
-
-@dataclass(frozen=True)
-class Evolution:
-    """What a definition has become over all starts. JSON values.
-
-    ``windows``: by number. ``since``: for partials that blocks have not had from the beginning, from when on windows
-    have them; a pair each. ``steps``: the oldest first. ``keys``: the types that the key has had at first, by which its
-    hashes in blocks are made. ``follows``: the digests of the definitions before. ``batch``:
-    the last batch before the newest change, and ``before``: the definition of then, without what was before it.
-    """
-
-    windows: tuple[Kept, ...]
-    since: tuple[tuple[Any, int], ...] = ()
-    steps: tuple[Step, ...] = ()
-    keys: tuple[str, ...] = ()
-    follows: tuple[str, ...] = ()
-    batch: int | None = None
-    before: dict[str, Any] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "windows": [list(kept) for kept in self.windows],
-            "since": [list(pair) for pair in self.since],
-            "keys": list(self.keys),
-            "steps": [[step.windows, [list(part) for part in step.parts]] for step in self.steps],
-        }
-
-    @property
-    def definition(self) -> dict[str, Any]:
-        """Its part of the stored definition."""
-        before = {"batch": self.batch, "definition": self.before}
-        return {EVOLUTION: self.to_json(), FOLLOWS: list(self.follows), BEFORE: before}
-
-    @classmethod
-    def of(cls, definition: Mapping[str, Any]) -> Evolution:
-        """Returns that of a stored definition. One that has never changed has windows only."""
-        if EVOLUTION not in definition:
-            return cls(tuple(Kept(name, spec) for name, spec in definition["windows"]))
-        value, before = definition[EVOLUTION], definition[BEFORE]
-        steps = [
-            Step([(number, spec) for number, spec in windows], [Part(*part) for part in parts])
-            for windows, parts in value["steps"]
-        ]
-        return cls(
-            tuple(Kept(*kept) for kept in value["windows"]),
-            tuple((spec, us) for spec, us in value["since"]),
-            tuple(steps),
-            tuple(value["keys"]),
-            tuple(definition[FOLLOWS]),
-            before["batch"],
-            before["definition"],
-        )
-
-    def since_us(self, partials: Iterable[Any]) -> int | None:
-        """From when on windows have all these partials, by their specs. None: all windows have."""
-        wanted = list(partials)
-        found = [us for spec, us in self.since if spec in wanted]
-        return max(found, default=None)
 
 
 class Change(NamedTuple):

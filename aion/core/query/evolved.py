@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,48 +14,11 @@ from aion.aggregates.values import combined
 from aion.base.arrow_types import arrow_type
 from aion.base.numbers import NEVER
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
-from aion.core.query.evolution import EVOLUTION, Evolution, Part, length_us, nothing, rules_of
+from aion.core.query.evolution import length_us, nothing, rules_of
+from aion.core.query.history import EVOLUTION, Evolution, History, Part
 from aion.core.query.plan import SENT, SLICE, Plan, is_event_wise
 from aion.core.slicing.grid import slices_from_json
 from aion.core.windows import Aligned, Calendar, Definition, Periodic
-
-
-@dataclass(frozen=True)
-class History:
-    """What a plan knows of the definitions before it. ``part``: which part of a plan it is for.
-
-    ``limits``: by number, where windows of a definition begin (from, before). ``columns``: by result column, the first
-    window that has it. ``keys``: the types of the key at first, if they are wider now. Of one shard: ``layouts``, pairs
-    of a block's number and a step: blocks below it are as they were before the step; ``ends``, of segments that other
-    windows made.
-    """
-
-    evolution: Evolution
-    part: int = 0
-    limits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    columns: Mapping[str, int] = field(default_factory=dict)
-    keys: tuple[pa.DataType, ...] = ()
-    layouts: tuple[tuple[int, int], ...] = ()
-    ends: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def definition(self) -> dict[str, Any]:
-        """Its part of the stored definition."""
-        return self.evolution.definition
-
-    @property
-    def is_cut_anew(self) -> bool:
-        """Whether slices may be others than before, so that a segment may hold several that are not of one window."""
-        return any(kept.since_us is not None or not kept.is_current for kept in self.evolution.windows)
-
-    def step_of(self, seq: int) -> int | None:
-        """Returns the step before which a block was made. None: it is as blocks are now."""
-        return next((step for below, step in self.layouts if seq < below), None)
-
-    def to_json(self, live: Container[int]) -> dict[str, Any]:
-        """Its part of a snapshot. ``live``: the segments with blocks."""
-        ends = sorted((start, end) for start, end in self.ends.items() if start in live)
-        return {"steps": len(self.evolution.steps), "layouts": [list(pair) for pair in self.layouts], "ends": ends}
 
 
 def evolved(plan: Plan, evolution: Evolution) -> Plan:

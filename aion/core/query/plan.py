@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ from aion.core.query.columns import (
     result_schema,
 )
 from aion.core.query.deciding import deciding, says
+from aion.core.query.history import History
 from aion.core.query.words import words
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
@@ -46,9 +47,6 @@ from aion.core.windows import (
     named,
 )
 from aion.errors import ConfigError
-
-if TYPE_CHECKING:
-    from aion.core.query.evolved import History
 
 FINAL = "final"
 ALL, CHANGES = "all", "changes"

@@ -10,8 +10,9 @@ from typing import Any
 
 from aion.base.time import format_instant
 from aion.config import policy_from_text
-from aion.core.query.evolution import EVOLUTION, Change, Evolution, change, finished, reached_us, same, settled
+from aion.core.query.evolution import Change, change, finished, reached_us, same, settled
 from aion.core.query.evolved import evolved
+from aion.core.query.history import EVOLUTION, Evolution
 from aion.core.query.plan import Plan
 from aion.errors import ForeignState, StateError
 from aion.execute.assembly import longest_bound_us
