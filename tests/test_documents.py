@@ -245,7 +245,7 @@ RUN: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
 }
 
-ON_SPARK = {("demo",), ("migrate",), ("rescale",)}
+ON_SPARK = {("demo",), ("diff",), ("migrate",), ("rescale",)}
 """Commands that the tests of Spark run."""
 
 

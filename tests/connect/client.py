@@ -212,10 +212,15 @@ def partitions(spark: SparkSession, folder: Path, counts: list[int]) -> dict[str
         put(folder, [[(f"key-{i}", 10, 1) for i in range(20)], [("z", 100 + number, 1)]])
         rows = run(aion.panes(aion.windowed(events(spark, folder), **WINDOWS, **COUNTS)), folder)
     last = {row["k"]: row["n"] for row in sorted(rows, key=lambda row: int(row["pane"])) if row["k"] != "z"}
-    other = WINDOWS | {"windows": aion.Tumbling("2 minutes")}
+    other = WINDOWS | {"emit": "final"}
+    refused = refusal(lambda: run(aion.windowed(events(spark, folder), **other, **COUNTS), folder))
+    put(folder, [[("z", 500, 1)], [("z", 2000, 1)], [("z", 2001, 1)]])
+    evolved = WINDOWS | {"windows": aion.Tumbling("2 minutes")}
+    rows = run(aion.panes(aion.windowed(events(spark, folder), **evolved, **COUNTS)), folder)
     return {
         "counts": sorted(set(last.values())),
-        "other": refusal(lambda: run(aion.windowed(events(spark, folder), **other, **COUNTS), folder)),
+        "other": refused,
+        "windows": sorted({row["window"] for row in rows}),
     }
 
 

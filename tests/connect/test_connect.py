@@ -79,10 +79,11 @@ def test_stateful_processors(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_partitions_may_change_and_another_definition_is_refused_by_start(server: Server, tmp_path: Path) -> None:
+def test_partitions_and_windows_may_change(server: Server, tmp_path: Path) -> None:
     found = ask(server.url, "partitions", tmp_path, counts=[2, 5, 1])
     assert found["counts"] == ["3"]
     assert found["other"].startswith("ForeignState: ")
+    assert found["windows"] == ["tumbling 1 minute", "tumbling 2 minutes"], "those that have begun finish"
 
 
 @pytest.mark.proof
