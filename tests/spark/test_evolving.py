@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,17 @@ import aion
 from aion import aggregates as A
 from aion.cli import app
 from aion.errors import ForeignState
+from aion.spark.rescale import rescale
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes
 
-WINDOWS = {"minute": aion.Tumbling("1 minute"), "five": aion.Tumbling("5 minutes"), "quiet": aion.Session("1 minute")}
+WINDOWS = {
+    "minute": aion.Tumbling("1 minute"),
+    "five": aion.Tumbling("5 minutes"),
+    "hop": aion.Sliding("2 minutes", "40 seconds"),
+    "quiet": aion.Session("1 minute"),
+}
+LENGTHS = {"minute": 60, "five": 300, "hop": 120}
+FOUR_SHARDS = {"state": {"shards": 4}}
 
 
 def query(stream: FileStream, windows: list[str], **changes: Any) -> DataFrame:
@@ -35,18 +44,24 @@ def query(stream: FileStream, windows: list[str], **changes: Any) -> DataFrame:
 
 def found(rows: list[Any], *columns: str) -> dict[tuple[str, str, int], tuple[Any, ...]]:
     return {
-        (window, key, int(start.timestamp())): tuple(row[name] for name in columns)
+        (window, key, int(start.timestamp())): tuple(row.get(name) for name in columns)
         for (key, window, start), row in last_panes(rows, "k").items()
     }
 
 
-def test_windows_and_columns_come_and_go(stream: FileStream, sink: Sink) -> None:
+def test_windows_and_columns_come_and_go(
+    stream: FileStream, sink: Sink, tmp_path: Path, place: Callable[[str], None]
+) -> None:
+    place(str(tmp_path / "state"))
     stream.put([("a", 10, 1.0), ("b", 70, 2.0)])
     sink.run(query(stream, ["minute"]))
     stream.put([("a", 20, 3.0), ("a", 130, 4.0), ("b", 75, 5.0)])
     rows = sink.run(query(stream, ["five", "minute"], aggregates={"n": A.count(), "top": A.max("v")}))
     stream.put([("a", 30, 6.0), ("a", 140, 7.0), ("a", 310, 8.0), ("b", 80, 9.0), ("a", 1000, 0.0)])
     rows = sink.run(query(stream, ["five"], aggregates={"n": A.count(), "top": A.max("v")}))
+    for command in ("inspect", "explain"):
+        shown = CliRunner().invoke(app, [command, str(tmp_path / "state")])
+        assert shown.exit_code == 0, shown.output
     stream.put([("a", 1001, 0.0)])
     rows = sink.run(query(stream, ["five"], aggregates={"n": A.count(), "top": A.max("v")}))
     last = found(rows, "n", "top")
@@ -80,13 +95,8 @@ def test_a_change_whose_first_batch_fails_can_be_taken_back(
     stream.put([("a", 10, 1.0)])
     sink.run(query(stream, ["minute"]))
     stream.put([("a", 20, 2.0), ("a", 130, 3.0)])
-
-    def fail(batch: DataFrame, number: int) -> None:
-        batch.collect()
-        raise RuntimeError("the sink is not there")
-
     changed = query(stream, ["five"], aggregates={"top": A.max("v")})
-    failing = changed.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(fail).start()
+    failing = changed.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(_fail).start()
     with pytest.raises(StreamingQueryException, match="the sink is not there"):
         failing.awaitTermination()
     rows = sink.run(query(stream, ["minute"]))
@@ -138,3 +148,51 @@ def test_diff_says_beforehand_what_a_start_would_do(
     refused = run("other")
     assert refused.exit_code == 2
     assert "key was k (string) and is v (double)" in " ".join(refused.output.split())
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(4))
+def test_any_sequence_of_changes_ends_in_the_panes_of_a_query_that_was_never_touched(
+    seed: int, spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path, place: Callable[[str], None]
+) -> None:
+    """Other definitions, other partitions, batches that fail, and late events, in any order."""
+    place(str(tmp_path / "state"))
+    rng, checkpoint = random.Random(seed), str(sink.folder / "checkpoint")
+    events: list[tuple[str, int, float]] = []
+    windows, columns, at = ["minute"], {"n": A.count()}, 100
+    rows: list[Any] = []
+    for step in range(8):
+        at += rng.randrange(200)
+        some = [(f"k{rng.randrange(6)}", max(at - rng.randrange(300), 0), float(rng.randrange(9))) for _ in range(8)]
+        stream.put([*some, ("clock", at, 0.0)])
+        events += some
+        match rng.choice(["windows", "columns", "rescale", "fail"]):
+            case "windows":
+                windows = ["minute", *rng.sample(["five", "hop"], rng.randrange(3))]
+            case "columns":
+                columns = {"n": A.count(), **({"top": A.max("v")} if "top" not in columns else {})}
+            case "rescale" if step:
+                rescale(
+                    spark, str(sink.folder / "checkpoint"), rng.choice([1, 2, 4]), state_dir=str(tmp_path / "state")
+                )
+            case "fail" if step:
+                other = query(stream, ["minute", "five"], aggregates={"top": A.max("v")}, policy=FOUR_SHARDS)
+                failing = other.writeStream.option("checkpointLocation", checkpoint)
+                with pytest.raises(StreamingQueryException):
+                    failing.foreachBatch(_fail).start().awaitTermination()
+        rows = sink.run(query(stream, windows, aggregates=columns, policy=FOUR_SHARDS))
+    stream.put([("clock", at + 1000, 0.0)])
+    sink.run(query(stream, windows, aggregates=columns, policy=FOUR_SHARDS))
+    stream.put([("clock", at + 1001, 0.0)])
+    rows = sink.run(query(stream, windows, aggregates=columns, policy=FOUR_SHARDS))
+    last = {key: row for key, row in found(rows, "n", "top").items() if key[1] != "clock"}
+    for (window, key, start), (n, top) in last.items():
+        of_window = [v for k, t, v in events if k == key and start <= t < start + LENGTHS[window]]
+        assert n == len(of_window), (window, key, start)
+        assert top in (None, max(of_window)), (window, key, start)
+    assert {key[1:] for key in last if key[0] == "minute"} == {(k, t // 60 * 60) for k, t, _ in events}
+
+
+def _fail(batch: DataFrame, number: int) -> None:
+    batch.collect()
+    raise RuntimeError("the sink is not there")
