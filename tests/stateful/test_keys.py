@@ -152,7 +152,8 @@ def test_a_null_of_one_key_does_not_change_the_type_of_another_keys_rows() -> No
         types[group.values[0]] = list(map(str, part.dtypes))
         if group.values == ("a",):
             assert (~part["flag"]).tolist() == [False, True]
-    assert types == {"a": ["bool", "int64", "object"], "b": ["object"] * 3, "c": ["object", "int64", "object"]}
+    text = str(pd.Series(["x"]).dtype)  # which differs between pandas 2 and 3
+    assert types == {"a": ["bool", "int64", text], "b": ["object", "object", text], "c": ["object", "int64", text]}
 
 
 def test_columns_are_found_whatever_their_names_are() -> None:
