@@ -194,7 +194,7 @@ SHARED: dict[str, Callable[[Stage], None]] = {
     "docs/tuning.md": check_tuning,
     "docs/policies.md": check_policies,
 }
-ELSEWHERE = {"docs/metrics.md", "docs/recipes.md", "docs/stateful.md", "docs/store.md"}
+ELSEWHERE = {"docs/metrics.md", "docs/recipes.md", "docs/notebook.md", "docs/stateful.md", "docs/store.md"}
 
 
 def test_every_page_with_python_is_run() -> None:
