@@ -43,8 +43,8 @@ class Keys:
     def values(self, values: Iterable[Any]) -> tuple[Any, ...]:
         """Returns a key as the processor sees it. pandas has turned integers into doubles where one of them is null.
 
-        Since pandas 3, a null among texts is a NaN as well. With all versions of pandas it is None here, and so the same
-        key.
+        Since pandas 3, a null among texts is a NaN as well. With every version of pandas it is None here, and so the
+        same key.
         """
         return tuple(
             _whole(value) if not floating and isinstance(value, float) else value
