@@ -102,6 +102,76 @@ def with_cli(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("cli") / "venv", wheel, ["cli"])
 
 
+PANDAS_3 = """
+import sys
+from pathlib import Path
+
+import pandas as pd
+from pyspark.sql import SparkSession, functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+import aion
+from aion import aggregates as A
+
+
+class Counts(StatefulProcessor):
+    def init(self, handle):
+        self.seen = handle.getValueState("seen", "n int")
+
+    def handleInputRows(self, key, rows, times):
+        before = self.seen.get()[0] if self.seen.exists() else 0
+        self.seen.update((before + sum(map(len, rows)),))
+        yield pd.DataFrame({"k": [key[0]], "n": [self.seen.get()[0]]})
+
+    def close(self):
+        pass
+
+
+def come():
+    rows = spark.range(120).select(F.timestamp_seconds("id").alias("ts"), F.when(F.col("id") % 2 == 0, "a").alias("k"))
+    rows.coalesce(1).write.mode("append").parquet("events")
+
+
+def written(result, name):
+    writer = result.writeStream.format("parquet").option("path", name).option("checkpointLocation", f"{name}-cp")
+    writer.trigger(availableNow=True).start().awaitTermination()
+    return sorted(map(tuple, spark.read.parquet(name).select("k", "n").collect()), key=str)
+
+
+builder = SparkSession.builder.master("local[1]").config("spark.sql.shuffle.partitions", "1")
+builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+spark = aion.configure(builder, state_dir=str(Path("state").absolute())).getOrCreate()
+come()
+events = spark.readStream.schema("ts timestamp, k string").parquet("events")
+counts = aion.group_by(events, "k").transformWithStateInPandas(Counts(), "k string, n int", "Update", "None")
+print(written(counts, "counts"))
+come()
+print(written(counts, "counts"))
+cars = aion.windowed(
+    events.withWatermark("ts", "1 second"), key="k", time="ts", windows=aion.Tumbling("1 minute"),
+    aggregates={"n": A.count()},
+)
+print(written(cars, "cars"))
+print(pd.__version__.split(".")[0])
+"""
+
+
+@pytest.mark.proof
+def test_queries_run_with_pandas_3(wheel: Path, tmp_path: Path) -> None:
+    """pyspark warns, and all values are right, those of a null key included."""
+    programs = environment(tmp_path / "venv", wheel, ["spark"])
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    for other in site.glob("pandas*"):
+        other.unlink()
+    pip = [sys.executable, "-m", "pip", "--python", programs / "python", "install", "--quiet", "pandas>=3,<4"]
+    installed = run(pip, tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    done = run([programs / "python", "-c", PANDAS_3], tmp_path, PYSPARK_PYTHON=str(programs / "python"))
+    assert "does not yet fully support pandas >= 3" in done.stderr
+    once, twice = [("a", 60), (None, 60)], [("a", 120), ("a", 60), (None, 120), (None, 60)]
+    assert done.stdout.splitlines() == [*map(str, (once, twice, once)), "3"], done.stderr[-3000:]
+
+
 @pytest.mark.proof
 def test_a_wheel_holds_all_packages_their_types_and_the_presets(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as files:
@@ -241,6 +311,17 @@ def test_versions_of_what_is_tested_are_within_the_bounds() -> None:
         assert version in requirement.specifier, line
     bounded = {Requirement(line).name for line in [*PROJECT["dependencies"], *SPARK] if "<" in line}
     assert {"pyspark", "pandas"} <= bounded
+
+
+def test_the_versions_of_python_are_those_that_spark_carries_and_pages_name() -> None:
+    ours, theirs = (
+        sorted(minor for line in lines if (minor := line.rpartition("Python :: 3.")[2]).isdecimal())
+        for lines in (PROJECT["classifiers"], distribution("pyspark").metadata.get_all("Classifier") or ())
+    )
+    assert ours == theirs
+    for page in ("README.md", "docs/deploy.md"):
+        assert f"3.{ours[0]} to 3.{ours[-1]}" in (ROOT / page).read_text()
+    assert PROJECT["requires-python"] == f">=3.{ours[0]}"
 
 
 def test_the_versions_of_pyspark_are_those_of_the_extra() -> None:

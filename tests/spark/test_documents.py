@@ -54,6 +54,10 @@ def alone(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 UNREGISTERED = {"spark.local.dir"}  # which Spark reads by its name
+OWN_NAMES = (
+    SPARK_PREFIX, "spark.executorEnv.", "spark.yarn.appMasterEnv.", "spark.kubernetes.executor.volumes.emptyDir.",
+    "spark.kubernetes.driver.secretKeyRef.", "spark.kubernetes.executor.secretKeyRef.",
+)  # fmt: skip
 
 
 def test_settings_of_spark_that_are_named_exist(spark: SparkSession) -> None:
@@ -64,8 +68,7 @@ def test_settings_of_spark_that_are_named_exist(spark: SparkSession) -> None:
     entries = spark.sparkContext._jvm.org.apache.spark.internal.config.ConfigEntry
     assert {"spark.executor.memoryOverhead", "spark.sql.shuffle.partitions"} <= named.keys()
     for key, where in named.items():
-        own = (SPARK_PREFIX, "spark.executorEnv.", "spark.yarn.appMasterEnv.")
-        if key not in UNREGISTERED and not key.startswith(own):
+        if key not in UNREGISTERED and not key.startswith(OWN_NAMES):
             assert entries.findEntry(key) is not None, f"{where}: Spark has no {key}"
     assert entries.findEntry("spark.no.such.setting") is None
 
