@@ -245,7 +245,12 @@ def test_a_linter_finds_nothing_in_the_image() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_options_of_the_commands_are_those_of_the_files() -> None:
-    tags = {word for c in documents.commands(()) for option, word in pairwise(c.words) if option == "--tag"}
+def test_commands_name_the_image_and_its_files() -> None:
+    commands = [command.words for command in documents.commands(()) if command.words[0] == "docker"]
+    (build,), (run,) = ([words for words in commands if words[1] == verb] for verb in ("build", "run"))
+    tags = {word for option, word in pairwise(build) if option == "--tag"}
+    assert tags <= set(run) and "/opt/job.py" in run
+    (volumes,) = instructions("VOLUME")
+    assert run[run.index("--volume") + 1].partition(":")[2] in yaml.safe_load(volumes)
     assert {tag.rpartition("/")[2] for tag in tags} == {read("kubeflow.yaml")["spec"]["image"].rpartition("/")[2]}
     assert all(f"--tag {tag} " in IMAGE for tag in tags)

@@ -373,6 +373,9 @@ def check_python_command(command: Command, words: list[str]) -> None:
 
 def check_files(command: Command, words: list[str]) -> None:
     """There is no server of either program here."""
+    if words[0] == "run":
+        resolve(keyword={}, spark_conf=documents.spark_settings(command))
+        return
     files = [word for option, word in pairwise(words) if option in ("--file", "--filename")]
     assert files and all((ROOT / file).is_file() for file in files), f"{command}: there is no such file"
 

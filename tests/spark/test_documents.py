@@ -65,7 +65,11 @@ def test_settings_of_spark_that_are_named_exist(spark: SparkSession) -> None:
     named = {key: str(c) for c in documents.commands(("spark-submit",)) for key in documents.spark_settings(c)}
     for page in documents.PAGES:
         named |= dict.fromkeys(re.findall(r"`(spark\.[a-z]\w*\.[\w.]+)`", documents.read(page)[1]), page)
-    entries = spark.sparkContext._jvm.org.apache.spark.internal.config.ConfigEntry
+    java: Any = spark.sparkContext._jvm
+    java.java.lang.Class.forName(
+        "org.apache.spark.deploy.k8s.Config$"
+    )  # which registers its settings when it is loaded
+    entries = java.org.apache.spark.internal.config.ConfigEntry
     assert {"spark.executor.memoryOverhead", "spark.sql.shuffle.partitions"} <= named.keys()
     for key, where in named.items():
         if key not in UNREGISTERED and not key.startswith(OWN_NAMES):
