@@ -9,6 +9,7 @@ from aion.installation import check_packages
 # First, because the imports below need these packages, and others of the same names would fail in a confusing way.
 check_packages("state_backends", "policies")
 
+import state_backends  # noqa: E402, F401 (before the rest, because it refuses a platform that cannot work)
 from aion import aggregates, errors  # noqa: E402
 from aion.core.query.plan import Window  # noqa: E402
 from aion.core.query.spec import Spec  # noqa: E402

@@ -62,6 +62,7 @@ DISTRIBUTION = "aion"
 """The name to give to pip."""
 
 EXTRAS = {
+    "spark": ("pyspark",),
     "cli": ("typer", "rich"),
     "sketches": ("datasketches",),
     "metrics": ("prometheus_client",),

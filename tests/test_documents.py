@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -351,6 +352,8 @@ def test_all_other_commands_are_known() -> None:
                 check_python_command(command, words)
             case "pip":
                 check_pip_command(command, words)
+            case "docker" | "kubectl":
+                check_files(command, words)
             case "spark-submit":
                 resolve(keyword={}, spark_conf=documents.spark_settings(command))
             case _:
@@ -368,12 +371,25 @@ def check_python_command(command: Command, words: list[str]) -> None:
         assert path.startswith("-") or (ROOT / path.partition("::")[0]).exists(), f"{command}: there is no {path}"
 
 
+def check_files(command: Command, words: list[str]) -> None:
+    """There is no server of either program here."""
+    if words[0] == "run":
+        resolve(keyword={}, spark_conf=documents.spark_settings(command))
+        return
+    files = [word for option, word in pairwise(words) if option in ("--file", "--filename")]
+    assert files and all((ROOT / file).is_file() for file in files), f"{command}: there is no such file"
+
+
 def check_pip_command(command: Command, words: list[str]) -> None:
-    """It installs this checkout, with extras that exist."""
+    """It installs this checkout, with extras that exist; or it writes the list of versions that it then keeps."""
+    if words == ["freeze", ">", "platform.txt"]:
+        return
+    if words[1:2] == ["--constraint"]:
+        assert words.pop(2) == "platform.txt" and words.pop(1)
     install, what = words
-    wanted = re.fullmatch(r"\.\[([\w,]+)\]", what)
+    wanted = re.fullmatch(r"\.(?:\[([\w,]+)\])?", what)
     assert install == "install" and wanted, str(command)
-    assert set(wanted[1].split(",")) <= aion.errors.EXTRAS.keys(), f"{command}: no such extra"
+    assert set((wanted[1] or "cli").split(",")) <= aion.errors.EXTRAS.keys(), f"{command}: no such extra"
 
 
 def test_the_readme_names_every_experiment_and_links_every_page() -> None:
@@ -401,7 +417,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_stands_between_backticks_and_looks_like_a_path_is_there(page: str) -> None:
-    for path in re.findall(r"`((?:aion|state_backends|policies|experiments|tests|docs|dashboards)/[\w./-]*)`",
+    for path in re.findall(r"`((?:aion|state_backends|policies|experiments|tests|docs|dashboards|deploy)/[\w./-]*)`",
                            documents.read(page)[1]):  # fmt: skip
         assert (ROOT / path).exists(), f"{page}: there is no {path}"
 

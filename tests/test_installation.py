@@ -17,9 +17,11 @@ from packaging.requirements import Requirement
 
 import aion
 from aion.errors import DISTRIBUTION, EXTRAS, ConfigError
+from aion.spark import NEWEST, OLDEST, numbers
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SPARK = PROJECT["optional-dependencies"]["spark"]
 PACKAGES = ("aion", "state_backends", "policies", "experiments")
 
 LOCAL = """
@@ -91,8 +93,83 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def with_spark(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("spark") / "venv", wheel, ["spark"])
+
+
+@pytest.fixture(scope="module")
 def with_cli(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("cli") / "venv", wheel, ["cli"])
+
+
+PANDAS_3 = """
+import sys
+from pathlib import Path
+
+import pandas as pd
+from pyspark.sql import SparkSession, functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+import aion
+from aion import aggregates as A
+
+
+class Counts(StatefulProcessor):
+    def init(self, handle):
+        self.seen = handle.getValueState("seen", "n int")
+
+    def handleInputRows(self, key, rows, times):
+        before = self.seen.get()[0] if self.seen.exists() else 0
+        self.seen.update((before + sum(map(len, rows)),))
+        yield pd.DataFrame({"k": [key[0]], "n": [self.seen.get()[0]]})
+
+    def close(self):
+        pass
+
+
+def come():
+    rows = spark.range(120).select(F.timestamp_seconds("id").alias("ts"), F.when(F.col("id") % 2 == 0, "a").alias("k"))
+    rows.coalesce(1).write.mode("append").parquet("events")
+
+
+def written(result, name):
+    writer = result.writeStream.format("parquet").option("path", name).option("checkpointLocation", f"{name}-cp")
+    writer.trigger(availableNow=True).start().awaitTermination()
+    return sorted(map(tuple, spark.read.parquet(name).select("k", "n").collect()), key=str)
+
+
+builder = SparkSession.builder.master("local[1]").config("spark.sql.shuffle.partitions", "1")
+builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+spark = aion.configure(builder, state_dir=str(Path("state").absolute())).getOrCreate()
+come()
+events = spark.readStream.schema("ts timestamp, k string").parquet("events")
+counts = aion.group_by(events, "k").transformWithStateInPandas(Counts(), "k string, n int", "Update", "None")
+print(written(counts, "counts"))
+come()
+print(written(counts, "counts"))
+cars = aion.windowed(
+    events.withWatermark("ts", "1 second"), key="k", time="ts", windows=aion.Tumbling("1 minute"),
+    aggregates={"n": A.count()},
+)
+print(written(cars, "cars"))
+print(pd.__version__.split(".")[0])
+"""
+
+
+@pytest.mark.proof
+def test_queries_run_with_pandas_3(wheel: Path, tmp_path: Path) -> None:
+    """pyspark warns, and all values are right, those of a null key included."""
+    programs = environment(tmp_path / "venv", wheel, ["spark"])
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    for other in site.glob("pandas*"):
+        other.unlink()
+    pip = [sys.executable, "-m", "pip", "--python", programs / "python", "install", "--quiet", "pandas>=3,<4"]
+    installed = run(pip, tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    done = run([programs / "python", "-c", PANDAS_3], tmp_path, PYSPARK_PYTHON=str(programs / "python"))
+    assert "does not yet fully support pandas >= 3" in done.stderr
+    once, twice = [("a", 60), (None, 60)], [("a", 120), ("a", 60), (None, 120), (None, 60)]
+    assert done.stdout.splitlines() == [*map(str, (once, twice, once)), "3"], done.stderr[-3000:]
 
 
 @pytest.mark.proof
@@ -128,8 +205,48 @@ def test_a_wheel_works_outside_the_checkout(with_cli: Path, tmp_path: Path) -> N
 def test_an_executor_needs_neither_plots_nor_a_command_line(bare: Path, tmp_path: Path) -> None:
     local = run([bare / "python", "-c", LOCAL.replace("{AGGREGATES}", "{'n': A.count()}")], tmp_path)
     assert (local.stderr, local.stdout.split(" ", 1)[1].strip()) == ("", "[2]")
+    assert run([bare / "python", "-c", "import state_backends.server.main"], tmp_path).stderr == ""
+
+
+@pytest.mark.proof
+def test_an_executor_needs_spark_and_nothing_else(with_spark: Path, tmp_path: Path) -> None:
     works = "import aion.spark.work, aion.spark.windows_task, aion.spark.stream, state_backends.server.main"
-    assert run([bare / "python", "-c", works], tmp_path).stderr == ""
+    assert run([with_spark / "python", "-c", works], tmp_path).stderr == ""
+
+
+NO_SPARK = "Aion on Spark needs the package 'pyspark', which is not installed: pip install 'aion[spark]'"
+
+
+@pytest.mark.proof
+def test_without_spark_what_needs_it_says_so(bare: Path, with_cli: Path, tmp_path: Path) -> None:
+    for name in ("configure", "windowed", "read_files"):
+        done = run([bare / "python", "-c", f"import aion; aion.{name}"], tmp_path)
+        assert done.stderr.strip().splitlines()[-1] == f"aion.errors.MissingExtra: {NO_SPARK}"
+    done = run([with_cli / "aion", "rescale", tmp_path, "2"], tmp_path)
+    assert (done.returncode, done.stderr.strip()) == (2, NO_SPARK)
+    done = run([with_cli / "aion", "inspect", tmp_path], tmp_path)
+    assert (done.returncode, "pyspark" in done.stderr) == (2, False), "it needs no Spark to say that there is no state"
+
+
+@pytest.mark.parametrize(("version", "ok"), [("3.5.1", False), ("4.0.0", False), ("4.1.0.dev1", True), ("4.4.0", True)])
+def test_a_platforms_own_pyspark_must_be_new_enough(tmp_path: Path, version: str, ok: bool) -> None:
+    """pip knows nothing of it."""
+    package = tmp_path / "pyspark" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text(f"__version__ = {version!r}")
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = run([sys.executable, "-c", "import aion.spark"], tmp_path, PYTHONPATH=path)
+    says = f"ConfigError: pyspark {version} ({package}) is too old: Aion needs Spark 4.1 to 4.3."
+    assert (done.stderr == "") if ok else says in done.stderr.strip().splitlines()[-1]
+
+
+def test_a_pyspark_newer_than_all_that_were_tested_is_warned_of(tmp_path: Path) -> None:
+    program = (
+        "import pyspark; pyspark.__version__ = '4.9.0'; from pyspark.sql import SparkSession; import aion; "
+        "aion.configure(SparkSession.builder)"
+    )
+    done = run([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(ROOT))
+    assert done.stderr == "pyspark 4.9.0 is newer than all that Aion was tested with, up to 4.3\n"
 
 
 @pytest.mark.proof
@@ -185,15 +302,70 @@ def test_the_extras_that_errors_name_are_those_that_can_be_installed() -> None:
 
 
 def test_versions_of_what_is_tested_are_within_the_bounds() -> None:
-    for line in PROJECT["dependencies"]:
+    for line in [*PROJECT["dependencies"], *SPARK]:
         requirement = Requirement(line)
         try:
             version = distribution(requirement.name).version
         except PackageNotFoundError:
             pytest.fail(f"{requirement.name} is not installed")
         assert version in requirement.specifier, line
-    bounded = {Requirement(line).name for line in PROJECT["dependencies"] if "<" in line}
+    bounded = {Requirement(line).name for line in [*PROJECT["dependencies"], *SPARK] if "<" in line}
     assert {"pyspark", "pandas"} <= bounded
+
+
+def test_the_versions_of_python_are_those_that_spark_carries_and_pages_name() -> None:
+    ours, theirs = (
+        sorted(minor for line in lines if (minor := line.rpartition("Python :: 3.")[2]).isdecimal())
+        for lines in (PROJECT["classifiers"], distribution("pyspark").metadata.get_all("Classifier") or ())
+    )
+    assert ours == theirs
+    for page in ("README.md", "docs/deploy.md"):
+        assert f"3.{ours[0]} to 3.{ours[-1]}" in (ROOT / page).read_text()
+    assert PROJECT["requires-python"] == f">=3.{ours[0]}"
+
+
+def test_the_versions_of_pyspark_are_those_of_the_extra() -> None:
+    (line,) = SPARK
+    allowed = Requirement(line).specifier
+    (major, oldest), (_, newest) = map(numbers, (OLDEST, NEWEST))
+    assert [minor for minor in range(20) if f"{major}.{minor}.1" in allowed] == list(range(oldest, newest + 1))
+
+
+# -- a platform on which it cannot work -----------------------------------------------------------------
+
+WINDOWS = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("fcntl", "resource", "pwd", "grp", "termios"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+for name in ("fcntl", "resource", "pwd", "grp", "termios"):
+    sys.modules.pop(name, None)
+sys.meta_path.insert(0, Missing())
+sys.platform = "win32"
+"""
+"""What a Python on Windows does not have."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-c", "import aion"],
+        ["-c", "from aion import LocalOperator"],
+        ["-m", "aion", "--help"],
+        ["-c", "from aion.__main__ import main; main()"],
+        ["-c", "import state_backends.server.client"],
+    ],
+)
+def test_on_windows_the_first_error_says_what_to_use_instead(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WINDOWS)
+    done = run([sys.executable, *words], tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    *_, last = done.stderr.strip().splitlines()
+    assert done.returncode == 1
+    assert re.search(r"Error[^\n]*: Aion does not run on Windows, .*'fcntl'.*WSL2.*container", last), done.stderr
+    assert last.count("Error") == 1, "nothing was raised while this was"
 
 
 # -- other people's modules of the same name ------------------------------------------------------------

@@ -146,7 +146,7 @@ def joined(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         # If it is no frame, pyspark says what is wrong.
         columns, of_columns = _copied(frame) if isinstance(frame, pd.DataFrame) else (None, [])
         if waiting and (columns is None or of_columns != types or not names.equals(frame.columns)):
-            yield _joined(waiting, names)
+            yield _joined(waiting, names, types)
             waiting, rows, size = [], 0, 0
         if columns is None:
             yield frame
@@ -156,10 +156,10 @@ def joined(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         rows += len(frame)
         size += sum(map(_size_bytes, columns))
         if rows >= _FRAME_ROWS or size >= _FRAME_BYTES:
-            yield _joined(waiting, names)
+            yield _joined(waiting, names, types)
             waiting, rows, size = [], 0, 0
     if waiting:
-        yield _joined(waiting, names)
+        yield _joined(waiting, names, types)
 
 
 def _size_bytes(column: npt.NDArray[Any]) -> int:
@@ -170,14 +170,18 @@ def _size_bytes(column: npt.NDArray[Any]) -> int:
 
 
 def _copied(frame: pd.DataFrame) -> tuple[list[npt.NDArray[Any]] | None, list[Any]]:
-    """Returns copies of the columns, and their types. None: they are not numpy's, or what is in them may change, as
-    lists may.
+    """Returns copies of the columns, and their types. None: they are neither numpy's nor text, or what is in them may
+    change, as lists may.
 
-    The type of a column of objects is what pandas finds in it.
+    The type of a column of objects is what pandas finds in it. Since pandas 3, text has a type of its own.
     """
     columns, types = [], []
     for _, column in frame.items():  # noqa: PERF102 (a frame's values are something else)
         type_: Any = column.dtype
+        if isinstance(type_, pd.StringDtype):
+            columns.append(column.to_numpy(object, copy=True))
+            types.append(type_)
+            continue
         if not isinstance(type_, np.dtype):
             return None, []
         copied = column.to_numpy(copy=True)
@@ -190,8 +194,13 @@ def _copied(frame: pd.DataFrame) -> tuple[list[npt.NDArray[Any]] | None, list[An
     return columns or None, types
 
 
-def _joined(waiting: list[list[npt.NDArray[Any]]], names: Any) -> pd.DataFrame:
-    frame = pd.DataFrame(dict(enumerate(map(np.concatenate, zip(*waiting, strict=True)))))
+def _joined(waiting: list[list[npt.NDArray[Any]]], names: Any, types: list[Any]) -> pd.DataFrame:
+    """Joins columns. ``types``: what pandas found in a column of objects, or its type."""
+    columns = [np.concatenate(parts) for parts in zip(*waiting, strict=True)]
+    dtypes = [object if isinstance(type_, str) else type_ for type_ in types]
+    frame = pd.DataFrame(
+        {at: pd.Series(column, dtype=dtype) for at, (column, dtype) in enumerate(zip(columns, dtypes, strict=True))}
+    )
     frame.columns = names
     return frame
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from aion.config import (
@@ -28,7 +29,7 @@ from aion.config.layers import Source
 from aion.config.model import leaves
 from aion.errors import ConfigError, MissingJava
 from aion.installation import require_extra
-from aion.spark import starts
+from aion.spark import NEWEST, numbers, starts
 from aion.spark.quiet import quiet
 from aion.spark.sessions import is_remote, master
 from aion.spark.settings import REQUIRED
@@ -101,6 +102,8 @@ def configure(
         require_extra("connect", "configure: a session of Spark Connect")
     else:
         check_java()
+    if numbers(pyspark.__version__) > numbers(NEWEST):
+        log.warning("pyspark %s is newer than all that Aion was tested with, up to %s", pyspark.__version__, NEWEST)
     if stateful:
         from aion.spark import patch
 

@@ -54,6 +54,10 @@ def alone(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 UNREGISTERED = {"spark.local.dir"}  # which Spark reads by its name
+OWN_NAMES = (
+    SPARK_PREFIX, "spark.executorEnv.", "spark.yarn.appMasterEnv.", "spark.kubernetes.executor.volumes.emptyDir.",
+    "spark.kubernetes.driver.secretKeyRef.", "spark.kubernetes.executor.secretKeyRef.",
+)  # fmt: skip
 
 
 def test_settings_of_spark_that_are_named_exist(spark: SparkSession) -> None:
@@ -61,11 +65,14 @@ def test_settings_of_spark_that_are_named_exist(spark: SparkSession) -> None:
     named = {key: str(c) for c in documents.commands(("spark-submit",)) for key in documents.spark_settings(c)}
     for page in documents.PAGES:
         named |= dict.fromkeys(re.findall(r"`(spark\.[a-z]\w*\.[\w.]+)`", documents.read(page)[1]), page)
-    entries = spark.sparkContext._jvm.org.apache.spark.internal.config.ConfigEntry
+    java: Any = spark.sparkContext._jvm
+    java.java.lang.Class.forName(
+        "org.apache.spark.deploy.k8s.Config$"
+    )  # which registers its settings when it is loaded
+    entries = java.org.apache.spark.internal.config.ConfigEntry
     assert {"spark.executor.memoryOverhead", "spark.sql.shuffle.partitions"} <= named.keys()
     for key, where in named.items():
-        own = (SPARK_PREFIX, "spark.executorEnv.", "spark.yarn.appMasterEnv.")
-        if key not in UNREGISTERED and not key.startswith(own):
+        if key not in UNREGISTERED and not key.startswith(OWN_NAMES):
             assert entries.findEntry(key) is not None, f"{where}: Spark has no {key}"
     assert entries.findEntry("spark.no.such.setting") is None
 
@@ -194,7 +201,7 @@ SHARED: dict[str, Callable[[Stage], None]] = {
     "docs/tuning.md": check_tuning,
     "docs/policies.md": check_policies,
 }
-ELSEWHERE = {"docs/metrics.md", "docs/recipes.md", "docs/stateful.md", "docs/store.md"}
+ELSEWHERE = {"docs/metrics.md", "docs/recipes.md", "docs/notebook.md", "docs/stateful.md", "docs/store.md"}
 
 
 def test_every_page_with_python_is_run() -> None:
