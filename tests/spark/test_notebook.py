@@ -128,7 +128,7 @@ def test_cells_are_run_again_and_a_kernel_is_killed(tmp_path: Path, temporary: P
         assert [notebook.run("one.isActive"), notebook.run("two.isActive"), notebook.run(ACTIVE)] == [False, True, 1]
         # Another definition on the same checkpoint.
         notebook.run('other = aion.windowed(events.withWatermark("ts", "20 seconds"), key="segment", time="ts", '
-                     'windows=aion.Tumbling("2 minutes"), aggregates={"cars": A.count()}, name="tolls")')  # fmt: skip
+                     'windows=aion.Tumbling("1 minute"), aggregates={"cars": A.count()}, emit="final", name="tolls")')  # fmt: skip
         changed = 'other.writeStream.format("noop").option("checkpointLocation", "tolls-cp/").start().name'
         assert notebook.run(changed).startswith("ForeignState: ")
         assert notebook.run(ACTIVE) == 0
