@@ -127,8 +127,10 @@ def test_cells_are_run_again_and_a_kernel_is_killed(tmp_path: Path, temporary: P
         notebook.run(f"two = {unnamed}.start()")
         assert [notebook.run("one.isActive"), notebook.run("two.isActive"), notebook.run(ACTIVE)] == [False, True, 1]
         # Another definition on the same checkpoint.
-        notebook.run('other = aion.windowed(events.withWatermark("ts", "20 seconds"), key="segment", time="ts", '
-                     'windows=aion.Tumbling("1 minute"), aggregates={"cars": A.count()}, emit="final", name="tolls")')  # fmt: skip
+        notebook.run(
+            'other = aion.windowed(events.withWatermark("ts", "20 seconds"), key="segment", time="ts", emit="final", '
+            'windows=aion.Tumbling("1 minute"), aggregates={"cars": A.count()}, name="tolls")'
+        )
         changed = 'other.writeStream.format("noop").option("checkpointLocation", "tolls-cp/").start().name'
         assert notebook.run(changed).startswith("ForeignState: ")
         assert notebook.run(ACTIVE) == 0
