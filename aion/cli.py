@@ -15,14 +15,12 @@ from typing import Annotated, Any
 
 from aion import __version__
 from aion.errors import AionError, ConfigError, PolicyError, needs_extra
-from aion.installation import check_packages, require_extra
+from aion.installation import check_experiments, has_experiments, require_extra
 
 with needs_extra("cli", "the command aion"):
     import rich  # noqa: F401 (checked here because commands print with it)
     import typer
     from typer.core import TyperGroup
-
-check_packages("experiments")
 
 
 class _Aion(TyperGroup):
@@ -53,8 +51,19 @@ app = typer.Typer(
 )
 policy_app = typer.Typer(help="Check and explain policies.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
-# Imported by name, here and in `demo`: mypy checks what this module imports strictly, but not the experiments.
-app.add_typer(import_module("experiments").app, name="experiment")
+if has_experiments():
+    # Imported by name: mypy checks what this module imports strictly, but not the experiments.
+    app.add_typer(import_module("experiments").app, name="experiment")
+else:
+
+    @app.command(
+        "experiment",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    )
+    def no_experiments() -> None:
+        """Measure Aion: workloads, baselines, figures. Only in a checkout."""
+        check_experiments("aion experiment")
+
 
 TABLE_WIDTH = 136
 PolicyFile = Annotated[
@@ -84,8 +93,7 @@ def demo(
 ) -> None:
     """Stream real late flights through Spark, and compare the panes with a batch computation."""
     require_extra("demo", "the demo")
-    require_extra("experiments", "the demo's figure")
-    raise typer.Exit(import_module("experiments.demo").run(flights=flights, out=out))
+    raise typer.Exit(import_module("aion.demo.command").run(flights=flights, out=out))
 
 
 @app.command("diff")
@@ -340,6 +348,7 @@ def tune(
     if trace is not None:
         found, source = read_trace(trace), str(trace)
     else:
+        check_experiments("--workload")
         with console.status(f"generating events of {workload}"):
             generated = import_module("experiments.tune_traces")
             found = generated.trace_of(workload, scale=scale, batches=batches, past_windows=past_windows, seed=seed)

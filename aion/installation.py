@@ -26,6 +26,27 @@ def check_packages(*names: str) -> None:
             )
 
 
+def has_experiments() -> bool:
+    """Returns whether this is a checkout, which has the experiments. Raises ShadowedPackage if another module hides
+    them.
+    """
+    if not (HOME / "experiments" / "__init__.py").is_file():
+        return False
+    check_packages("experiments")
+    return True
+
+
+def check_experiments(what: str) -> None:
+    """Raises ConfigError if there are no experiments."""
+    if not has_experiments():
+        from aion.errors import ConfigError
+
+        raise ConfigError(
+            f"{what} needs the experiments, which are in a checkout of Aion and not in what pip installs: clone its "
+            "repository, and run this command there"
+        )
+
+
 def require_extra(extra: str, what: str) -> None:
     """Raises MissingExtra if a package of the extra is missing, so that a query fails now and not hours later.
 

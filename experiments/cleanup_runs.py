@@ -184,7 +184,7 @@ def course(stream: Stream, result: Replay, oracle_us: Ints) -> dict[str, Any]:
 
 def flights(settings: Settings, stretches: int, days: int, warm_up_days: int) -> list[dict[str, Any]]:
     """Runs over the whole year and over stretches of it. Each starts without history. Windows of one hour."""
-    from experiments.flights import load_flights
+    from aion.demo.flights import load_flights
 
     data = load_flights()
     scheduled_us, arrived_us = data.scheduled_us, data.arrived_us

@@ -77,7 +77,7 @@ def simulated(name: str, settings: Settings) -> Feed:
 
 def flights(name: str, settings: Settings) -> Feed:
     """Windows of an hour of all flights; of six hours and of a day by carrier."""
-    from experiments.flights import load_flights
+    from aion.demo.flights import load_flights
 
     data = load_flights().choose(settings.flights)
     width = {"1h": "1 hour", "6h": "6 hours", "1d": "1 day"}[name.split()[1]]

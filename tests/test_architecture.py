@@ -49,6 +49,7 @@ LAYERS = (
     "aion.sinks",
     "aion.zones",
     "aion",
+    "aion.demo",
     "aion.tools.inspect",
     "aion.tools.tune",
     "aion.tools",
@@ -267,7 +268,7 @@ def test_of_the_store_the_core_knows_only_the_format() -> None:
 
 def test_only_what_is_spark_and_the_experiments_import_pyspark() -> None:
     users = {m for m in FILES if any(belongs(i, "pyspark", "py4j") for i in imports(m))}
-    assert {m for m in users if not belongs(m, "aion.spark", "aion.stateful", "experiments")} == set()
+    assert {m for m in users if not belongs(m, "aion.spark", "aion.stateful", "aion.demo", "experiments")} == set()
 
 
 def test_nothing_of_aion_but_its_command_line_knows_the_experiments() -> None:

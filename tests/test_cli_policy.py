@@ -428,7 +428,7 @@ def test_what_the_system_refuses_is_a_message(tmp_path: Path, monkeypatch: pytes
         out.mkdir(parents=True)
         return 0
 
-    monkeypatch.setitem(sys.modules, "experiments.demo", SimpleNamespace(run=fake))
+    monkeypatch.setitem(sys.modules, "aion.demo.command", SimpleNamespace(run=fake))
     result = run("demo", "--out", str(place))
     assert (result.exit_code, result.stderr) == (2, f"{place}: Not a directory\n")
 
@@ -441,7 +441,7 @@ def test_demo_passes_on_its_options_and_the_verdict(monkeypatch: pytest.MonkeyPa
         seen.append((flights, out))
         return 0 if equal else 1
 
-    monkeypatch.setitem(sys.modules, "experiments.demo", SimpleNamespace(run=fake))
+    monkeypatch.setitem(sys.modules, "aion.demo.command", SimpleNamespace(run=fake))
     assert run("demo", "--flights", "7", "--out", "there").exit_code == (0 if equal else 1)
     assert run("demo").exit_code == (0 if equal else 1)
     assert seen == [(7, Path("there")), (0, Path("out"))]
@@ -451,7 +451,7 @@ def test_demo_without_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     def fake(flights: int, out: Path) -> int:
         raise MissingJava("no Java found; install Java 17 or 21")
 
-    monkeypatch.setitem(sys.modules, "experiments.demo", SimpleNamespace(run=fake))
+    monkeypatch.setitem(sys.modules, "aion.demo.command", SimpleNamespace(run=fake))
     result = run("demo")
     assert (result.exit_code, result.stderr) == (2, "no Java found; install Java 17 or 21\n")
 

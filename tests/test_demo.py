@@ -15,10 +15,8 @@ import pytest
 from rich.console import Console
 
 import aion
-from aion.errors import ConfigError
-from experiments import demo
-from experiments.demo_report import Outcome, Sample, compare, draw, format_bytes, rated, summary, verdict
-from experiments.flights import (
+from aion.demo import command as demo
+from aion.demo.flights import (
     CHOSEN_FLIGHTS,
     DAY_US,
     HOUR_US,
@@ -32,6 +30,8 @@ from experiments.flights import (
     micros,
     write_stream,
 )
+from aion.demo.report import Outcome, Sample, compare, draw, format_bytes, rated, summary, verdict
+from aion.errors import ConfigError
 
 MINUTE_US = 60_000_000
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from experiments import demo
-from experiments.demo_report import compare, verdict
-from experiments.flights import arrivals, load_flights, write_stream
+from aion.demo import command as demo
+from aion.demo.flights import arrivals, load_flights, write_stream
+from aion.demo.report import compare, verdict
 from tests.test_demo import pandas_truth
 
 

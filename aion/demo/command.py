@@ -28,8 +28,8 @@ from rich.text import Text
 
 import aion
 from aion import aggregates as A
-from experiments import flights as data_of
-from experiments.demo_report import COMPLETENESS, Outcome, Sample, compare, draw, rated, summary, verdict
+from aion.demo import flights as data_of
+from aion.demo.report import COMPLETENESS, Outcome, Sample, compare, draw, rated, summary, verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,0 +1,1 @@
+"""``aion demo``: real late flights, streamed through Spark and compared with a computation over all of them."""
