@@ -15,6 +15,7 @@ from experiments.latency import latency
 from experiments.limits import limits
 from experiments.memory_pressure.command import compare, memory_pressure
 from experiments.network import network
+from experiments.nexmark import nexmark
 from experiments.overhead import overhead
 from experiments.planned import planned
 from experiments.restart import restart
@@ -49,6 +50,7 @@ app.command("compare")(compare)
 app.command("late-keys")(late_keys)
 app.command("limits")(limits)
 app.command("memory-pressure")(memory_pressure)
+app.command("nexmark")(nexmark)
 app.command("overhead")(overhead)
 app.command("planned")(planned)
 app.command("restart")(restart)

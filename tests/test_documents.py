@@ -61,6 +61,7 @@ RUN_SMALL = {
     "limits": "tests/test_experiments_limits.py::test_the_command_measures_and_says_what_it_found",
     "memory-pressure": "tests/experiments/test_sweep.py::test_a_sweep_that_was_stopped_goes_on_with_what_is_missing",
     "network": "tests/spark/test_experiments.py::test_hops_of_central_and_distributed_queries_are_counted",
+    "nexmark": "tests/experiments/test_commands.py::test_nexmark",
     "overhead": "tests/experiments/test_commands.py::test_overhead",
     "planned": "tests/test_experiments_planned.py::test_modes_yield_the_same_panes_and_find_different_things_in_memory",
     "restart": "tests/experiments/test_commands.py::test_restart",

@@ -76,3 +76,13 @@ def test_restart(tmp_path: Path) -> None:
     assert filled["state_bytes"] >= 2 << 20 and filled["files"] > 0
     again = start_again(settings, tmp_path, 1)
     assert again.panes > 0 and again.first_pane_s is not None and again.first_pane_s > 0
+
+
+def test_nexmark(tmp_path: Path) -> None:
+    """It ends with an error if a result is not that of all events."""
+    said, record = run(tmp_path, "nexmark", "--events", "20000", "--per-second", "500", "--batches", "3")
+    assert {(found["query"], found["contender"]) for found in record["results"]} == {
+        (query, contender) for query in ("q5", "q7", "q8", "q11", "q12") for contender in ("aion", "spark")
+    }
+    assert all(found["right"] and found["rows"] for found in record["results"])
+    assert "q11: Aion over stock Spark" in said
