@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,27 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def alone(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, which is left as it was: without queries, tables, or settings of a page's ``configure``."""
+    before = dict(spark.conf.getAll)
+    yield spark
+    for query in spark.streams.active:
+        query.stop()
+    for table in spark.sql("SHOW TABLES").collect():  # catalog.listTables() fails without generated code
+        spark.catalog.dropTempView(table.tableName)
+    for name, value in dict(spark.conf.getAll).items():
+        if before.get(name) != value:
+            with suppress(Exception):  # what cannot be changed any more was not changed either
+                spark.conf.set(name, before[name]) if name in before else spark.conf.unset(name)
+
+
+def settle(spark: SparkSession) -> None:
+    """Until all queries have taken what is there."""
+    for query in spark.streams.active:
+        query.processAllAvailable()
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ import aion
 from aion import aggregates as A
 from aion.errors import ConfigError
 from aion.spark.rescale import rescale
+from tests.counters import Counter
 from tests.spark.conftest import EVENTS, EVENTS_DDL, FileStream, Sink, plain
-from tests.spark.test_starting import Counter
 
 pytestmark = pytest.mark.skipif(
     not hasattr(SparkSession, "_streamingCheckpointManager"), reason="Spark moves the state of a query from 4.2 on"

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql import DataFrame, SparkSession
 
 import aion
 from aion import aggregates as A
 from aion.errors import ConfigError, DiskError, ForeignState, StorageError
+from tests.counters import Counter, FrameCounter
 from tests.object_store import ObjectStore
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes
 
@@ -34,25 +33,6 @@ def counts(stream: FileStream, **changes: Any) -> DataFrame:
 
 def keys(n: int, at: int) -> list[tuple[str, int, float]]:
     return [(f"key-{i}", at, 1.0) for i in range(n)]
-
-
-class Counter(StatefulProcessor):
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._n = handle.getValueState("n", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        n = (self._n.get() or (0,))[0] + sum(1 for _ in rows)
-        self._n.update((n,))
-        yield Row(k=key[0], n=n)
-
-    def close(self) -> None: ...
-
-
-class FrameCounter(Counter):
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        n = (self._n.get() or (0,))[0] + sum(map(len, rows))
-        self._n.update((n,))
-        yield pd.DataFrame({"k": [key[0]], "n": [n]})
 
 
 def test_partitions_may_change_between_two_starts(
