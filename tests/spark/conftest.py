@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import aion
 from tests.object_store import CREDENTIALS, ObjectStore, serving
+from tests.spark.program import Program
 
 SECOND = 1_000_000
 # Spark compiles each query to Java, which takes longer than to interpret it for a few rows, and it writes a file with a
@@ -43,6 +44,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    return Program(tmp_path_factory.mktemp("program"))
 
 
 @pytest.fixture
