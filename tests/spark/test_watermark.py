@@ -192,7 +192,7 @@ def test_windows_of_a_silent_source_close(
     old = int(time.time()) - HOUR
     for second in range(3):
         stream.put([("a", old + second, 1.0)])
-    df = aion.watermark(stream.read(EVENTS_DDL), "ts", "0 seconds", idle_after="2 seconds", max_ahead="2 minutes")
+    df = aion.watermark(stream.read(EVENTS_DDL), "ts", "0 seconds", idle_after="1 second", max_ahead="2 minutes")
     query = started(aion.windowed(df, **SECONDS, policy=POLICY))
     query.processAllAvailable()
     now = int(time.time())

@@ -17,7 +17,7 @@ from tests.spark.stateful.rig import Case, Output, both, compare
 
 def how_many_calls() -> int:
     """The profile says how many: a few hundred for ``make test``, tens of thousands for ``make proof``."""
-    return (20 if settings.default.derandomize else 100) * settings.default.max_examples
+    return (40 if settings.default.derandomize else 100) * settings.default.max_examples
 
 
 def the_seed() -> int:
