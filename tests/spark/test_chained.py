@@ -93,6 +93,7 @@ def sums(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, A
     return {"panes": len(totals), "middle": median(totals), "columns": ",".join(table.column_names)}
 
 
+@pytest.mark.proof
 def test_a_function_sees_the_newest_panes(stream: FileStream, sink: Sink) -> None:
     """Sessions take back panes, columns have other names, and dropped rows are left out before."""
     for batch in [*BATCHES, [("a", 40, 100.0)], [("a", 3000, 1.0)]]:  # which joins two sessions

@@ -154,6 +154,7 @@ def test_disjoint_keys_skip_the_levels_and_have_the_same_panes(stream: FileStrea
     assert {"on_time", "late", "retracted"} <= {row["kind"] for row in got}
 
 
+@pytest.mark.proof
 def test_levels_may_change_between_two_starts(stream: FileStream, sink: Sink) -> None:
     definition: dict[str, Any] = {
         "key": "k",

@@ -41,12 +41,12 @@ TUMBLING, COUNT, SESSION = aion.Tumbling("1 minute"), aion.Count(2), aion.Sessio
     ("window", "content"),
     [
         (TUMBLING, "aggregates"),
-        (SESSION, "apply"),
         *(
             pytest.param(window, content, marks=pytest.mark.proof)
             for window, content in (
                 (TUMBLING, "apply"),
                 (SESSION, "aggregates"),
+                (SESSION, "apply"),
                 (COUNT, "aggregates"),
                 (COUNT, "apply"),
             )
@@ -90,7 +90,8 @@ def newest(rows: list[dict[str, Any]]) -> dict[Any, Any]:
     return found
 
 
-@pytest.mark.parametrize("levels", [pytest.param(0, marks=pytest.mark.proof), 1])
+@pytest.mark.proof
+@pytest.mark.parametrize("levels", [0, 1])
 def test_files_and_merging_levels(spark: SparkSession, stream: FileStream, sink: Sink, levels: int) -> None:
     """Once by Aion's reader, with merging levels or without, and once by Spark's."""
     definition: dict[str, Any] = {
