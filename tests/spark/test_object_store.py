@@ -41,7 +41,7 @@ def test_a_query_goes_on_with_its_state_in_an_object_store(
 
     tables: list[pa.Table] = []
     first, *second = batches(4, count=3)
-    stopped = Sink(spark, tmp_path / "stopped")
+    stopped = Sink(tmp_path / "stopped")
     tables.append(stream.put(first))
     place(bucket.uri("state"))
     stopped.run(result({"memory": {"budget": "4KiB", "bucket_limit": "1KiB"}}))
@@ -80,7 +80,7 @@ def test_events_that_children_hand_over_lie_in_the_object_store(
 ) -> None:
     """The same panes as with rows, also after this host has lost its copies."""
     stream = FileStream(spark, tmp_path / "input", hand_over.SCHEMA)
-    sinks = {limit: Sink(spark, tmp_path / str(limit)) for limit in (None, "1")}
+    sinks = {limit: Sink(tmp_path / str(limit)) for limit in (None, "1")}
     place(bucket.uri("handed"))
     found: dict[Any, Any] = {}
     for files in (range(3), range(3, 5)):

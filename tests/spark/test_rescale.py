@@ -136,7 +136,7 @@ def test_an_interrupted_one_leaves_the_old_partitions_or_the_new(
     sink.run(panes(stream))
     once = FileStream(spark, tmp_path / "again", EVENTS)
     once.put(batch(0))
-    whole = Sink(spark, tmp_path / "whole")
+    whole = Sink(tmp_path / "whole")
     killed = 0
     for number, wait_s in enumerate((0.0, 0.3, 0.6, 1.0, 60.0), start=1):
         command = [sys.executable, "-m", "aion", "rescale", str(checkpoint), str(2 + number), "--state", place]

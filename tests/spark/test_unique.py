@@ -104,7 +104,7 @@ def test_files_and_merging_levels(spark: SparkSession, stream: FileStream, sink:
         spark, f"{stream.folder}/*.parquet", schema=EVENTS_DDL, watermark=("ts", "0 seconds"), max_files_per_trigger=1
     )
     rows = sink.run(aion.windowed(files, **definition))
-    other = Sink(spark, sink.folder / "rows")
+    other = Sink(sink.folder / "rows")
     of_rows = other.run(aion.windowed(stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"), **definition))
     assert newest(rows) == newest(of_rows)
     different = {event for batch in BATCHES for event in batch if event[1] is not None}

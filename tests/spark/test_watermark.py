@@ -176,8 +176,7 @@ def started(sink: Sink) -> Iterator[Callable[[DataFrame], StreamingQuery]]:
     queries: list[StreamingQuery] = []
 
     def start(df: DataFrame) -> StreamingQuery:
-        writer = df.writeStream.format("parquet").option("path", str(sink.folder / "out"))
-        queries.append(writer.option("checkpointLocation", str(sink.folder / "checkpoint")).start())
+        queries.append(sink.start(df))
         return queries[-1]
 
     yield start
