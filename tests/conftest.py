@@ -25,7 +25,7 @@ from tests import jvm
 from tests.leaks import nothing_is_left_behind, wait_for_the_end_of, wait_for_the_servers_in
 
 settings.register_profile(
-    "ci", derandomize=True, max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "ci", derandomize=True, max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("thorough", max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

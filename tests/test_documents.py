@@ -1,7 +1,7 @@
 """Every code block and every command of the documents is run by a test, or at least really parsed; see ACCOUNTED.
 
-Most Python needs Spark, and is run in ``tests/spark/test_documents.py``. A block of which nothing is known fails by
-name.
+Most Python needs Spark, and is run in ``test_documents.py`` and ``test_recipes.py`` of ``tests/spark``. A block that
+is not known fails by name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from state_backends.server.metrics import METRICS
 from state_backends.versions.manifest import Identity, dump_operator
 from tests import documents, pictures
 from tests.documents import PAGES, ROOT, SHELLS, Block, Command
-from tests.test_inspect import Writer
+from tests.state_folders import Writer
 from tests.test_inspect_key import schema, write
 
 SECTIONS = set(Policy.model_fields)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql import DataFrame, SparkSession
 
 import aion
 from aion import aggregates as A
 from aion.errors import AionError
 from tests.connect.events import DDL, put
+from tests.counters import Counter, FrameCounter
 
 WINDOWS: dict[str, Any] = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "lateness": "1 hour"}
 COUNTS: dict[str, Any] = {"aggregates": {"n": A.count()}, "trigger": "every_batch"}
@@ -170,28 +169,6 @@ def lines(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
         options={"header": True, "sep": ";"},
     )
     return run(aion.panes(aion.windowed(read, **WINDOWS, **COUNTS)), folder, "from-lines")
-
-
-class Counter(StatefulProcessor):
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._n = handle.getValueState("n", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        n = (self._n.get() or (0,))[0] + sum(1 for _ in rows)
-        self._n.update((n,))
-        yield Row(k=key[0], n=n)
-
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        self._n.update((initialState["n"],))
-
-    def close(self) -> None: ...
-
-
-class FrameCounter(Counter):
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        n = (self._n.get() or (0,))[0] + sum(map(len, rows))
-        self._n.update((n,))
-        yield pd.DataFrame({"k": [key[0]], "n": [n]})
 
 
 def processors(spark: SparkSession, folder: Path) -> list[list[dict[str, Any]]]:

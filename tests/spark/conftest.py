@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 import aion
 from tests.object_store import CREDENTIALS, ObjectStore, serving
+from tests.spark.program import Program
 
 SECOND = 1_000_000
 # Spark compiles each query to Java, which takes longer than to interpret it for a few rows, and it writes a file with a
@@ -42,6 +45,32 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    return Program(tmp_path_factory.mktemp("program"))
+
+
+@pytest.fixture
+def alone(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, which is left as it was: without queries, tables, or settings of a page's ``configure``."""
+    before = dict(spark.conf.getAll)
+    yield spark
+    for query in spark.streams.active:
+        query.stop()
+    for table in spark.sql("SHOW TABLES").collect():  # catalog.listTables() fails without generated code
+        spark.catalog.dropTempView(table.tableName)
+    for name, value in dict(spark.conf.getAll).items():
+        if before.get(name) != value:
+            with suppress(Exception):  # what cannot be changed any more was not changed either
+                spark.conf.set(name, before[name]) if name in before else spark.conf.unset(name)
+
+
+def settle(spark: SparkSession) -> None:
+    """Until all queries have taken what is there."""
+    for query in spark.streams.active:
+        query.processAllAvailable()
 
 
 @pytest.fixture(scope="module")
@@ -93,28 +122,32 @@ def _column(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
 
 
 class Sink:
-    """A Parquet sink with its checkpoint; ``run`` takes what is there and returns everything written so far."""
+    """Keeps the rows of each batch; a batch that runs again replaces its rows. ``run`` takes what is there, and returns
+    the rows of all batches.
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self._spark = spark
+    Writing files and reading them again would take a sixth of a query's processor time.
+    """
+
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.query_id = ""
+        self._batches: dict[int, list[dict[str, Any]]] = {}
+
+    def start(self, df: DataFrame, **trigger: Any) -> StreamingQuery:
+        writer = df.writeStream.foreachBatch(self._keep).option("checkpointLocation", str(self.folder / "checkpoint"))
+        query = (writer.trigger(**trigger) if trigger else writer).start()
+        self.query_id = query.id
+        return query
 
     def run(self, df: DataFrame) -> list[dict[str, Any]]:
-        query = (
-            df.writeStream.format("parquet")
-            .option("path", str(self.folder / "out"))
-            .option("checkpointLocation", str(self.folder / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        self.query_id = query.id
-        query.awaitTermination()
+        self.start(df, availableNow=True).awaitTermination()
         return self.rows()
 
     def rows(self) -> list[dict[str, Any]]:
-        written = self._spark.read.option("mergeSchema", "true").parquet(str(self.folder / "out"))
-        return [row.asDict(recursive=True) for row in written.collect()]
+        return [row for _, rows in sorted(self._batches.items()) for row in rows]
+
+    def _keep(self, batch: DataFrame, number: int) -> None:
+        self._batches[number] = [row.asDict(recursive=True) for row in batch.collect()]
 
 
 EVENTS = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64())])
@@ -128,7 +161,7 @@ def stream(spark: SparkSession, tmp_path: Path) -> FileStream:
 
 @pytest.fixture
 def sink(spark: SparkSession, tmp_path: Path) -> Sink:
-    return Sink(spark, tmp_path)
+    return Sink(tmp_path)
 
 
 def last_panes(rows: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], dict[str, Any]]:

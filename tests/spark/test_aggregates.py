@@ -117,7 +117,7 @@ def by_spark(spark: SparkSession, folder: Path) -> DataFrame:
 
 @pytest.mark.proof
 def test_the_same_results_as_sparks_own_functions(spark: SparkSession, tmp_path: Path) -> None:
-    stream, sink = FileStream(spark, tmp_path / "input", SCHEMA), Sink(spark, tmp_path)
+    stream, sink = FileStream(spark, tmp_path / "input", SCHEMA), Sink(tmp_path)
     rows = events(4, 240)
     stream.put(rows[0::2])
     stream.put([*rows[1::2], ("clock", 5000, 0.0, 0, None, "")])
@@ -173,7 +173,7 @@ NESTED_DDL = "k string, ts timestamp, s struct<i: bigint, x: double>, m map<stri
 
 
 def test_nested_values_in_a_session_of_another_zone(spark: SparkSession, tmp_path: Path) -> None:
-    stream, sink = FileStream(spark, tmp_path / "input", NESTED), Sink(spark, tmp_path)
+    stream, sink = FileStream(spark, tmp_path / "input", NESTED), Sink(tmp_path)
     large = 2**62 + 1
     stream.put([("a", 1000, {"i": large, "x": math.nan}, [("b", large)]), ("z", 1000, {"i": None, "x": None}, None)])
     stream.put([("clock", 5000, None, None)])

@@ -2,87 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from aion.spark.failures import brief
-
-QUERIES = """
-import json
-import shutil
-import sys
-from pyspark.sql import SparkSession, functions as F
-
-import aion
-from aion import aggregates as A
-
-builder = SparkSession.builder.master("local[2,3]").config("spark.sql.shuffle.partitions", "2")
-builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-spark = aion.configure(builder).getOrCreate()
-spark.range(100).select(F.timestamp_seconds(F.col("id")).alias("ts"), F.col("id")).write.parquet("events")
-events = spark.readStream.schema("ts timestamp, id long").parquet("events").withWatermark("ts", "1 second")
-said = {}
-
-
-def run(name, result, **options):
-    query = result.writeStream.format("noop").options(**options).trigger(availableNow=True).start()
-    try:
-        query.awaitTermination()
-    except Exception as error:
-        said[name] = str(error)
-        said[name + ", asked later"] = str(query.exception())
-
-
-def looks_up(names, event):
-    return names[event.num_rows]
-
-
-def names_of(key, window, rows):
-    return [{"n": looks_up({}, event) for event in rows}]
-
-
-def wrong(batches):
-    raise ValueError("no function of Aion")
-    yield
-
-
-windows = {"key": "id", "time": "ts", "windows": aion.Tumbling("10 seconds")}
-run("apply", aion.windowed(events, **windows, apply=names_of, schema="n long"))
-kept = aion.windowed(events, **windows, aggregates={"n": A.count()})
-run("begun", kept, checkpointLocation="checkpoint")
-shutil.rmtree("aion-state")
-spark.range(1).select(F.timestamp_seconds(F.col("id")).alias("ts"), F.col("id")).write.mode("append").parquet("events")
-run("state deleted", kept, checkpointLocation="checkpoint")
-print("-- now stock Spark", file=sys.stderr, flush=True)
-run("stock", events.mapInPandas(wrong, "n long"))
-json.dump(said, open("said.json", "w"))
-"""
-
-
-class Program:
-    def __init__(self, folder: Path) -> None:
-        paths = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
-        self.folder = folder.resolve()
-        (folder / "queries.py").write_text(QUERIES)
-        done = subprocess.run(
-            [sys.executable, "queries.py"], cwd=folder, capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        self.said: dict[str, str] = json.loads((folder / "said.json").read_text())
-        ours, stock = done.stderr.split("-- now stock Spark")
-        self.log, self.stock_log = ours.splitlines(), stock.splitlines()
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """A program with a query whose function for windows fails, and one of stock Spark that fails."""
-    return Program(tmp_path_factory.mktemp("program"))
+from tests.spark.program import Program
 
 
 @pytest.mark.parametrize("name", ["apply", "apply, asked later"])
@@ -112,7 +35,7 @@ def test_the_log_has_the_error_without_the_calls_inside_spark(program: Program) 
     assert any("ApplyError: apply for key (" in line for line in program.log)
     assert any("in looks_up" in line for line in program.log)
     assert [line for line in program.log if line.startswith("\tat ")] == []
-    assert len(program.log) < 150  # of two queries
+    assert len(program.log) < 150  # of two queries that fail
 
 
 def test_the_errors_of_stock_spark_stay_as_they_are(program: Program) -> None:

@@ -60,7 +60,7 @@ def test_a_function_goes_on_behind_what_it_has_read_and_runs_once(spark: SparkSe
         blocking=False,
         policy=policy,
     )
-    got = Sink(spark, tmp_path).run(result)
+    got = Sink(tmp_path).run(result)
     first = next(row for row in got if row["window_start"].minute == 16 and row["window_start"].second == 40)
     assert killed.exists()
     assert (first["n"], first["total"]) == (3 * rows, sum(range(3 * rows)))

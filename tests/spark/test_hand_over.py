@@ -67,7 +67,7 @@ def test_both_carriers_bring_the_same_panes(
     spark: SparkSession, tmp_path: Path, definition: str, restarts: bool
 ) -> None:
     stream = FileStream(spark, tmp_path / "input", SCHEMA)
-    sinks = {limit: Sink(spark, tmp_path / str(limit)) for limit in (None, "1")}
+    sinks = {limit: Sink(tmp_path / str(limit)) for limit in (None, "1")}
     for files in (range(3), range(3, 5)) if restarts else (range(4),):
         found = {}
         for file in files:
@@ -85,7 +85,7 @@ def test_many_bytes_are_handed_over_and_few_are_not(spark: SparkSession, tmp_pat
     for file in range(3):
         stream.put(rows(file, 3000, 1500))
     stream.put(rows(3, 5, 10))
-    sink = Sink(spark, tmp_path)
+    sink = Sink(tmp_path)
     definition = {**DEFINITIONS["with a key"], "merge_levels": 1}
     got = sink.run(panes(stream.read(DDL), definition, state={"shards": 2}))
     assert sum(row["n"] for row in got if row["kind"] == "on_time") > 5000

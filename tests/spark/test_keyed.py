@@ -122,7 +122,7 @@ CUT = {
 def test_cut_sessions_gaps_from_a_column_and_windows_on_arrival_over_a_restart(spark: Any, tmp_path: Any) -> None:
     """The first query takes the first batch, a restarted one the others. The gaps are Spark's intervals."""
     types = [("k", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.int64()), ("s", pa.int64())]
-    stream, sink = FileStream(spark, tmp_path / "in", pa.schema(types)), Sink(spark, tmp_path)
+    stream, sink = FileStream(spark, tmp_path / "in", pa.schema(types)), Sink(tmp_path)
 
     def rows() -> list[dict[str, Any]]:
         events = stream.read("k bigint, ts timestamp, v bigint, s bigint")

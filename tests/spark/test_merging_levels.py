@@ -54,7 +54,7 @@ def test_any_number_of_levels_gives_the_same_panes(
             fan_in=2,
             **how,
         )
-        results[levels] = plain(Sink(spark, tmp_path / str(levels)).run(result))
+        results[levels] = plain(Sink(tmp_path / str(levels)).run(result))
     assert all(result == results[0] for result in results.values())
     assert len(results[0]) > 50
 
@@ -90,7 +90,7 @@ def test_blocks_larger_than_a_row_of_spark_may_be_arrive_whole(spark: SparkSessi
         policy=BOUND,
         merge_levels=1,
     )
-    last = last_panes(Sink(mine, tmp_path).run(result), "k")
+    last = last_panes(Sink(tmp_path).run(result), "k")
     got = {(k, int(start.timestamp()) // 10): sorted(row["digests"]) for (k, _, start), row in last.items()}
     # The last of the three windows has not ended yet.
     assert got == {(k, at): sorted(digests) for (k, at), digests in truth.items() if at < 2}
@@ -154,6 +154,7 @@ def test_disjoint_keys_skip_the_levels_and_have_the_same_panes(stream: FileStrea
     assert {"on_time", "late", "retracted"} <= {row["kind"] for row in got}
 
 
+@pytest.mark.proof
 def test_levels_may_change_between_two_starts(stream: FileStream, sink: Sink) -> None:
     definition: dict[str, Any] = {
         "key": "k",

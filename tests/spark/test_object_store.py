@@ -26,7 +26,7 @@ from tests.spark.test_windowed import ALL, BOUND, batches, locally, naive, serve
 def test_a_query_goes_on_with_its_state_in_an_object_store(
     stream: FileStream, spark: SparkSession, tmp_path: Path, bucket: ObjectStore, place: Callable[[str], None]
 ) -> None:
-    """Restarted with another backend and budget; then the state has moved, and the state server is another one."""
+    """Restarted with another backend and budget, when the state has moved, and the state server is another one."""
 
     definition: dict[str, Any] = {
         "key": "k",
@@ -40,24 +40,22 @@ def test_a_query_goes_on_with_its_state_in_an_object_store(
         return aion.windowed(events, **definition, policy={**BOUND, **policy})
 
     tables: list[pa.Table] = []
-    batch = iter(batches(4, count=3))
-    stopped = Sink(spark, tmp_path / "stopped")
-    tables.append(stream.put(next(batch)))
+    first, *second = batches(4, count=3)
+    stopped = Sink(tmp_path / "stopped")
+    tables.append(stream.put(first))
     place(bucket.uri("state"))
     stopped.run(result({"memory": {"budget": "4KiB", "bucket_limit": "1KiB"}}))
-    tables.append(stream.put(next(batch)))
-    stopped.run(result({"state": {"backend": "rocksdb", "compression": "zstd"}}))
     for path, data in bucket.objects().items():
         bucket.put(path.replace("state/", "elsewhere/", 1), data)
         bucket.fs.delete_file(f"{bucket.bucket}/{path}")
     os.kill(server_pid(spark), signal.SIGKILL)
-    tables.append(stream.put(next(batch)))
+    tables += [stream.put(rows) for rows in second]
     place(bucket.uri("elsewhere"))
-    got = stopped.run(result({}))
+    got = stopped.run(result({"state": {"backend": "rocksdb", "compression": "zstd"}}))
     assert {path.split("/")[0] for path in bucket.objects()} == {"elsewhere"}
     assert {path.split("/")[1] for path in bucket.objects()} == {stopped.query_id}
     undisturbed = naive(locally(tables, **definition, policy=BOUND))
-    # A run that stops has one batch more, without data, so it executes some windows earlier.
+    # The run that stopped had one batch more, without data, so it executed some windows earlier.
     assert plain(strip(last_panes(got, "k").values())) == plain(strip(last_panes(undisturbed, "k").values()))
     assert sum(r["events"] for r in got if r["kind"] == "dropped") == sum(
         r["events"] for r in undisturbed if r["kind"] == "dropped"
@@ -82,7 +80,7 @@ def test_events_that_children_hand_over_lie_in_the_object_store(
 ) -> None:
     """The same panes as with rows, also after this host has lost its copies."""
     stream = FileStream(spark, tmp_path / "input", hand_over.SCHEMA)
-    sinks = {limit: Sink(spark, tmp_path / str(limit)) for limit in (None, "1")}
+    sinks = {limit: Sink(tmp_path / str(limit)) for limit in (None, "1")}
     place(bucket.uri("handed"))
     found: dict[Any, Any] = {}
     for files in (range(3), range(3, 5)):

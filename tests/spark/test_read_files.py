@@ -373,13 +373,13 @@ def test_a_query_goes_on_from_its_checkpoint(spark: SparkSession, stream: FileSt
 
     rows = stream.read(ddl).withWatermark("arrived", "1 second")
     put(7)
-    stopped = Sink(spark, tmp_path / "stopped")
+    stopped = Sink(tmp_path / "stopped")
     stopped.run(aion.windowed(rows, **windows))
     put(8)
     stopped.run(files())
     put(9)
     got = stopped.run(files())
-    alone = Sink(spark, tmp_path / "alone").run(aion.windowed(rows, **windows))
+    alone = Sink(tmp_path / "alone").run(aion.windowed(rows, **windows))
     # A run that stops has one batch more, without data, so it executes some windows earlier.
     assert sum(r["events"] for r in got if r["kind"] == "dropped") == sum(
         r["events"] for r in alone if r["kind"] == "dropped"

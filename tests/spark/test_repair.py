@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from typer.testing import CliRunner
@@ -68,6 +69,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.proof
 def test_a_query_is_set_back_to_what_is_whole(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
     state = tmp_path / "state"
     panes = Panes(tmp_path, stream, state)

@@ -20,14 +20,21 @@ import aion
 from aion import aggregates as A
 from aion.errors import ConfigError
 from aion.spark.rescale import rescale
-from tests.spark.conftest import EVENTS, EVENTS_DDL, FileStream, Sink, plain
-from tests.spark.test_starting import Counter
+from tests.counters import Counter
+from tests.spark.conftest import EVENTS, EVENTS_DDL, SECOND, FileStream, Sink, plain
+from tests.spark.test_windowed import naive
 
 pytestmark = pytest.mark.skipif(
     not hasattr(SparkSession, "_streamingCheckpointManager"), reason="Spark moves the state of a query from 4.2 on"
 )
-DEFINITION: dict[str, Any] = {"key": "k", "time": "ts", "lateness": "1 hour", "trigger": "every_batch"}
-WINDOWS = {"minutes": aion.Tumbling("1 minute"), "visits": aion.Session("20 seconds"), "threes": aion.Count(3)}
+DEFINITION: dict[str, Any] = {
+    "key": "k",
+    "time": "ts",
+    "windows": {"minutes": aion.Tumbling("1 minute"), "visits": aion.Session("20 seconds"), "threes": aion.Count(3)},
+    "aggregates": {"n": A.count(), "total": A.sum("v")},
+    "lateness": "1 hour",
+    "trigger": "every_batch",
+}
 
 
 def batch(number: int) -> list[tuple[str, int, float]]:
@@ -38,9 +45,8 @@ def batch(number: int) -> list[tuple[str, int, float]]:
 
 def panes(stream: FileStream, shards: int = 16) -> DataFrame:
     events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
-    counted = {"n": A.count(), "total": A.sum("v")}
     policy = {"state": {"shards": shards}, "distribution": {"hand_over": "1KiB"}}
-    return aion.windowed(events, windows=WINDOWS, aggregates=counted, policy=policy, **DEFINITION)
+    return aion.windowed(events, policy=policy, **DEFINITION)
 
 
 def settled(rows: list[dict[str, Any]]) -> list[str]:
@@ -48,22 +54,25 @@ def settled(rows: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("most", [4, pytest.param(16, marks=pytest.mark.proof)])
-def test_from_two_to_more_to_one(spark: SparkSession, tmp_path: Path, most: int) -> None:
-    """Windows of time and of keys, with late events under way; each batch is a run of its own."""
+def test_from_two_to_more_to_one(
+    spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path, most: int
+) -> None:
+    """Windows of time and of keys, with late events under way. The panes are those of one shard without Spark."""
     place = spark.conf.get("spark.aion.state.dir")
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for name, changes in {"plain": {}, "rescaled": {1: most, 2: 1}}.items():
-        (folder := tmp_path / name).mkdir()
-        stream, sink = FileStream(spark, folder / "input", EVENTS), Sink(spark, folder)
-        for number in range(3):
-            if number in changes:
-                done = rescale(spark, str(folder / "checkpoint"), changes[number], state_dir=place)
-                assert (done.after, done.shards) == (changes[number], {"windowed": most})
-            stream.put(batch(number))
-            stream.put([("key-0", 60 * number + 59, 0.5)])
-            runs[name] = sink.run(panes(stream, shards=most))
-    assert settled(runs["rescaled"]) == settled(runs["plain"])
-    last = max((tmp_path / "rescaled" / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    expected: list[dict[str, Any]] = []
+    watermark = None
+    with aion.LocalOperator(**DEFINITION) as operator:
+        for number, partitions in enumerate((None, most, 1)):
+            if partitions is not None:
+                done = rescale(spark, str(tmp_path / "checkpoint"), partitions, state_dir=place)
+                assert (done.after, done.shards) == (partitions, {"windowed": most})
+            for rows in (batch(number), [("key-0", 60 * number + 59, 0.5)]):
+                expected += operator.process(stream.put(rows), watermark).to_pylist()
+                watermark = max(watermark or 0, SECOND * max(at for _, at, _ in rows))
+            got = sink.run(panes(stream, shards=most))
+            expected += operator.advance(watermark).to_pylist()  # Spark's last batch, without data
+    assert settled(got) == settled(naive(expected))
+    last = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
     assert json.loads(last.read_text().splitlines()[1])["conf"]["spark.sql.shuffle.partitions"] == "1"
 
 
@@ -127,7 +136,7 @@ def test_an_interrupted_one_leaves_the_old_partitions_or_the_new(
     sink.run(panes(stream))
     once = FileStream(spark, tmp_path / "again", EVENTS)
     once.put(batch(0))
-    whole = Sink(spark, tmp_path / "whole")
+    whole = Sink(tmp_path / "whole")
     killed = 0
     for number, wait_s in enumerate((0.0, 0.3, 0.6, 1.0, 60.0), start=1):
         command = [sys.executable, "-m", "aion", "rescale", str(checkpoint), str(2 + number), "--state", place]

@@ -227,7 +227,7 @@ def test_windows_of_lines_with_a_filter_and_a_transform(spark: SparkSession, tmp
         spark, tmp_path / "in", format="json", schema="at timestamp, v int, `my.key` string, day int",
         watermark=("at", "0 s"), where=pc.field("v") > 7, transform=longer,
     )  # fmt: skip
-    rows = Sink(spark, tmp_path).run(aion.windowed(events, **what))
+    rows = Sink(tmp_path).run(aion.windowed(events, **what))
     expected: dict[tuple[str, int, int], tuple[int, int]] = {}
     for day in (1, 2):
         for v in range(8, 60):

@@ -108,7 +108,7 @@ def test_a_window_far_larger_than_the_budget_comes_to_a_function_bit_by_bit(
     late = b"and a late one"
     stream.put([(1001, late)])
     events = stream.read("ts timestamp, payload binary").withWatermark("ts", "0 seconds")
-    got = Sink(spark, tmp_path).run(
+    got = Sink(tmp_path).run(
         aion.windowed(
             events,
             time="ts",
@@ -167,7 +167,7 @@ def test_what_is_prestaged_is_hit_and_without_prestaging_all_is_missed(
     for mode in ("predictive", "none"):
         before = staging(spark)
         events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
-        found[mode] = Sink(spark, tmp_path / mode).run(
+        found[mode] = Sink(tmp_path / mode).run(
             aion.windowed(
                 events,
                 key="k",

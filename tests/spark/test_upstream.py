@@ -136,8 +136,8 @@ def test_a_second_watermark_behind_windows_is_an_error(stream: FileStream, sink:
 
 def test_an_aggregation_of_final_panes_works(stream: FileStream, tmp_path: Path) -> None:
     """Without a watermark of its own, and in update mode: each pane is final, so sums never take anything back."""
-    for at in (10, 20, 130, 30, 4000, 9000):
-        stream.put([("a", at, 1.0)])
+    for batch in ((10, 20, 130), (30,), (4000,), (9000,)):
+        stream.put([("a", at, 1.0) for at in batch])
     final = aion.panes(aion.windowed(events(stream), **WINDOWS, emit="final", policy=KEEPS))
     hours = final.groupBy(F.date_trunc("hour", "window_start").alias("hour")).agg(F.sum("n").alias("n"))
     found: dict[int, int] = {}

@@ -175,7 +175,7 @@ def test_backends_give_the_same_panes(stream: FileStream, spark: SparkSession, t
         result = aion.windowed(
             events, key="k", time="ts", windows=aion.Sliding("20 seconds", "10 seconds"), policy=policy, **how
         )
-        results[backend] = plain(Sink(spark, folder).run(result))
+        results[backend] = plain(Sink(folder).run(result))
     assert results["tiered"] == results["memory"] == results["rocksdb"]
     assert len(results["tiered"]) > 50
 
@@ -340,7 +340,7 @@ def test_values_of_every_type_reach_the_function_and_come_back(spark: SparkSessi
     stream.put([row, (1002, *[None] * 7)])
     stream.put([(1100, *[None] * 7)])
     events = stream.read(ddl).withWatermark("ts", "0 seconds")
-    got = Sink(spark, tmp_path).run(
+    got = Sink(tmp_path).run(
         aion.windowed(
             events,
             time="ts",
@@ -364,7 +364,7 @@ def test_punctuated_watermarks(spark: SparkSession, tmp_path: Path) -> None:
     stream.put([("flush", 1010, 0.0)])
     stream.put([("a", 1002, 3.0)])
     events = stream.read(EVENTS_DDL).withColumn("flushed", F.expr("if(k = 'flush', ts, null)"))
-    got = Sink(spark, tmp_path).run(
+    got = Sink(tmp_path).run(
         aion.windowed(
             events.withWatermark("flushed", "0 seconds"),
             key="k",
@@ -395,7 +395,7 @@ def test_columns_and_windows_may_have_any_names(spark: SparkSession, tmp_path: P
         events: Any = aion.read_files(spark, path, schema=ddl, watermark=("my ts", "0 s"), max_files_per_trigger=1)
     else:
         events = stream.read(ddl).withWatermark("`my ts`", "0 seconds")
-    rows = Sink(spark, tmp_path).run(aion.windowed(events, **definition))
+    rows = Sink(tmp_path).run(aion.windowed(events, **definition))
     with aion.LocalOperator(**definition) as operator:
         operator.process(tables[0])
         expected = operator.process(tables[1], 65_000_000).to_pylist() + operator.advance(130_000_000).to_pylist()

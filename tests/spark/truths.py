@@ -6,6 +6,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ def visits(events: Sequence[Event], gap_s: int, ts: str = "ts", key: str = "user
 
 def seconds(at: Any) -> int:
     return round(at.timestamp())
+
+
+def instant(text: str) -> float:
+    """A time in SQLite as seconds since the epoch."""
+    return datetime.fromisoformat(f"{text}+00:00").timestamp()
 
 
 def newest(df: DataFrame, *values: str) -> dict[Any, Any]:

@@ -83,8 +83,8 @@ class Twins:
 
 
 def test_a_query_goes_on_with_aion(spark: SparkSession, tmp_path: Path) -> None:
-    twins = Twins(spark, tmp_path, event_time(p.Fraud, ["a"], pandas=True, batches=events(["a"], batches=3)))
-    twins.begin(2)
+    twins = Twins(spark, tmp_path, event_time(p.Fraud, ["a"], pandas=True, batches=events(["a"], batches=2)))
+    twins.begin(1)
     with pytest.raises(ConfigError, match="there is no processor with the number 7; there are \\[0\\]"):
         twins.migrate(names={7: "x"})
     done = twins.migrate()

@@ -16,12 +16,12 @@ from tests.spark.stateful.rig import Case, Output, both, compare
 
 
 def how_many_calls() -> int:
-    """The profile says how many: a few hundred for ``make test``, tens of thousands for ``make proof``."""
+    """The profile says how many: a few hundred by itself, tens of thousands for ``make proof``."""
     return (40 if settings.default.derandomize else 100) * settings.default.max_examples
 
 
 def the_seed() -> int:
-    """Always the same for ``make test``, another one each time for ``make proof``."""
+    """Always the same by itself, another one each time for ``make proof``."""
     profile = settings.default
     assert profile is not None
     return 1 if profile.derandomize else Random(os.urandom(8)).randrange(2**31)
@@ -31,11 +31,12 @@ def the_seed() -> int:
     ("pandas", "time_mode"),
     [
         pytest.param(False, "eventTime", id="rows with timers"),
-        pytest.param(True, "eventTime", id="pandas with timers", marks=pytest.mark.proof),
-        pytest.param(True, "none", id="pandas", marks=pytest.mark.proof),
-        pytest.param(False, "none", id="rows", marks=pytest.mark.proof),
+        pytest.param(True, "eventTime", id="pandas with timers"),
+        pytest.param(True, "none", id="pandas"),
+        pytest.param(False, "none", id="rows"),
     ],
 )
+@pytest.mark.proof
 @pytest.mark.timeout(900)
 def test_every_call_returns_what_it_returns_on_spark(
     spark: SparkSession, tmp_path: Path, pandas: bool, time_mode: str
