@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
@@ -21,6 +21,7 @@ from aion.core.windows import Aligned
 from aion.execute.assembly import longest_bound_us, make_contents
 from aion.execute.windows import Windows
 from tests.durations import us
+from tests.examples import some
 
 SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64()), ("n", pa.int64())])
 WINDOWS: dict[str, aion.LocalOperator | Any] = {
@@ -232,7 +233,7 @@ def _in_time(drawn: list[tuple[list[str], list[str], Batches]]) -> list[tuple[li
     return found
 
 
-@settings(max_examples=150)
+@some(3)
 @given(phases())
 def test_any_changes_give_the_panes_of_queries_that_were_never_touched(
     drawn: list[tuple[list[str], list[str], Batches]],
@@ -240,7 +241,6 @@ def test_any_changes_give_the_panes_of_queries_that_were_never_touched(
     check(drawn)
 
 
-@settings(max_examples=60)
 @given(phases(), st.sampled_from([["session"], ["five"], ["record"], ["session", "ten"], ["hop", "five", "session"]]))
 def test_columns_also_come_and_go_beside_windows_of_keys(
     drawn: list[tuple[list[str], list[str], Batches]], windows: list[str]
@@ -285,7 +285,6 @@ def test_a_function_goes_on_with_other_windows_and_columns() -> None:
     assert found["long", "a", 0] == (6, 6, 25)
 
 
-@settings(max_examples=40)
 @given(phases())
 def test_a_key_gets_a_wider_type(drawn: list[tuple[list[str], list[str], Batches]]) -> None:
     """Blocks that are compacted are found by hashes of keys, also of negative ones, which more bits make other ones."""
