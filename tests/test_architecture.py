@@ -330,8 +330,8 @@ PICKLES = re.compile(
 )
 
 
-SENT = {"aion.spark.files", "aion.stateful.reading"}
-"""Of these, Spark sends to tasks: the functions of ``read_files``, and rows of state with a column of packed values."""
+SENT = {"aion.spark.files"}
+"""Spark sends the functions of ``read_files`` to tasks."""
 
 
 def test_nothing_pickles() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, MapType, StructType, TimestampType
@@ -12,7 +13,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, MapType
 from aion.base.time import EPOCH
 from aion.stateful.encoding import Codec
 from aion.stateful.layout import RECORDS, key_of_record
-from aion.stateful.packing import unpack
+from aion.stateful.packing import pack, unpack
 from aion.stateful.record import KeyRecord
 from aion.stateful.variables import Kind, Variable
 from state_backends.store.keyed.protocol import KeyedAttempt
@@ -35,26 +36,30 @@ def row_type(key: StructType, variables: Sequence[Variable]) -> StructType:
 
 
 def _type(variable: Variable) -> DataType:
-    schema = variable.codec.schema
-    match variable.kind:
+    key = variable.key_codec
+    return _type_of(variable.kind.value, variable.codec.schema, None if key is None else key.schema)
+
+
+def _type_of(kind: str, schema: StructType, key: StructType | None) -> DataType:
+    match Kind(kind):
         case Kind.VALUE:
             return schema
         case Kind.LIST:
             return ArrayType(schema)
-    assert variable.key_codec is not None
+    assert key is not None
     # Not a map: pandas would make dicts of its keys, which cannot be keys of a dict.
-    return ArrayType(StructType().add("key", variable.key_codec.schema).add("value", schema))
+    return ArrayType(StructType().add("key", key).add("value", schema))
 
 
 def rows(store: KeyedAttempt, key: StructType, variables: Sequence[Variable], names: Sequence[str]) -> Iterator[Any]:
     """Yields a row for each key. ``variables``: the shard's own. ``names``: the columns, in their order."""
     codec = Codec(key)
-    own = {variable.name: (variable, _type(variable)) for variable in variables if variable.name in names}
+    own = {v.name: (v, _type(v), _said(v)) for v in variables if v.name in names}
     for entry, data in store.scan(*RECORDS):
         record = KeyRecord(key_of_record(entry), data, store)
-        there = {name: (type_, held) for name, (v, type_) in own.items() if (held := _held(record, v)) is not None}
-        values = {name: type_.fromInternal(held) for name, (type_, held) in there.items()}
-        packed = pickle.dumps((list(record.timers or ()), there))
+        held = {name: (plain, *of) for name, of in own.items() if (plain := _held(record, of[0])) is not None}
+        values = {name: type_.fromInternal(_internal(said, plain)) for name, (plain, _, type_, said) in held.items()}
+        packed = pack((list(record.timers or ()), {name: (said, plain) for name, (plain, _, _, said) in held.items()}))
         yield (*codec.value(unpack(record.key)), record.timers, *map(values.get, names), packed)
 
 
@@ -62,8 +67,37 @@ def unpacked(packed: bytes) -> tuple[list[int], dict[str, Any]]:
     """Returns the timers (ms), and what each variable holds, by its name. The values may be written to state as they
     are.
     """
-    timers, values = pickle.loads(packed)
-    return timers, {name: _given(value, type_) for name, (type_, value) in values.items()}
+    timers, values = unpack(packed)
+    found = {}
+    for name, (said, plain) in values.items():
+        kind, value, key = said
+        type_ = _type_of(kind, _codec(value).schema, None if key is None else _codec(key).schema)
+        found[name] = _given(_internal(said, plain), type_)
+    return timers, found
+
+
+def _said(variable: Variable) -> tuple[str, str, str | None]:
+    """Returns the kind of a variable, and the schemas of its values and keys as JSON."""
+    key = variable.key_codec
+    return variable.kind.value, variable.codec.schema.json(), None if key is None else key.schema.json()
+
+
+@lru_cache(maxsize=256)
+def _codec(schema: str) -> Codec:
+    return Codec(StructType.fromJson(json.loads(schema)))
+
+
+def _internal(said: Sequence[Any], plain: Any) -> Any:
+    """Returns what a variable holds in Spark's internal form, from the form in which it is stored."""
+    kind, value, key = said
+    internal = _codec(value).internal
+    match Kind(kind):
+        case Kind.VALUE:
+            return internal(plain)
+        case Kind.LIST:
+            return [internal(one) for one in plain]
+    of_key = _codec(key).internal
+    return [(of_key(unpack(one)), internal(of)) for one, of in plain]
 
 
 def _given(value: Any, type_: DataType) -> Any:
@@ -85,13 +119,11 @@ def _given(value: Any, type_: DataType) -> Any:
 
 
 def _held(record: KeyRecord, variable: Variable) -> Any:
-    """Returns what a variable without TTL holds, in Spark's internal form. None: nothing."""
-    content, pages, value = record.content(variable), record.pages(variable), variable.codec.internal
+    """Returns what a variable without TTL holds, in the form in which it is stored. None: nothing."""
+    content, pages = record.content(variable), record.pages(variable)
     match variable.kind:
         case Kind.VALUE:
-            plain = content.get(0)
-            return None if plain is None else value(plain)
+            return content.get(0)
         case Kind.LIST:
-            return [value(plain) for plain in content.get(0, pages)] or None
-    assert variable.key_codec is not None
-    return [(variable.key_codec.internal(unpack(key)), value(plain)) for key, plain in content.items(0, pages)] or None
+            return [*content.get(0, pages)] or None
+    return [*content.items(0, pages)] or None
