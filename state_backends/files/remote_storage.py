@@ -18,6 +18,7 @@ from state_backends.files.bodies import Footer, Places, advise, by_file, find, f
 from state_backends.files.handed_remote import HandedPlace, bring
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, PART, Doomed, SstFile
 from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, chunks_of, keep, storage_errors
+from state_backends.files.requests import CountedFiles, Requests
 from state_backends.files.storage import check_same, link_or_copy, make_folder
 from state_backends.format.block import Block
 from state_backends.format.errors import CorruptState, StateError, StorageError
@@ -32,10 +33,18 @@ class RemoteStorage:
 
     The names are the same as in a local folder: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``. A commit
     takes one request for each new file, and one for its manifest. ``handed``: where children leave files for the shard.
+    ``requests`` counts what is asked of the file system.
     """
 
-    def __init__(self, remote: Remote, folder: str, cache: Path, handed: HandedPlace | None = None) -> None:
-        self._remote = remote
+    def __init__(
+        self,
+        remote: Remote,
+        folder: str,
+        cache: Path,
+        handed: HandedPlace | None = None,
+        requests: Requests | None = None,
+    ) -> None:
+        self._remote = remote.counted_by(requests)
         self._folder = folder
         self.files = cache
         self._handed = handed
@@ -79,7 +88,7 @@ class RemoteStorage:
             return read_footer(self.files / name)
         fs, path = self._at("files", name)
         with storage_errors(self._uri("files", name)), fs.open_input_file(path) as file:
-            return footer_of(file, name)
+            return footer_of(file.read_at, file.size_bytes, name)
 
     @property
     def bodies(self) -> Places:
@@ -196,8 +205,7 @@ class RemoteStorage:
     def load(self, token: str) -> bytes:
         fs, path = self._at("manifests", token + MANIFEST)
         with storage_errors(self.where(token), may_be_missing=True), fs.open_input_file(path) as file:
-            data: bytes = file.read(file.size())
-            return data
+            return b"".join(file.whole())
 
     def where(self, token: str) -> str:
         return self._uri("manifests", token + MANIFEST)
@@ -210,8 +218,7 @@ class RemoteStorage:
             storage_errors(where, may_be_missing=True),
             fs.open_input_file(path) as file,
         ):
-            data: bytes = file.read(file.size())
-            return data
+            return b"".join(file.whole())
         return None
 
     def claim(self, owner: bytes, *, first: bool) -> bytes:
@@ -317,7 +324,7 @@ class RemoteStorage:
         names = [self._folder.rpartition("/")[0], OPERATOR]
         return "/".join(filter(None, [base, *names])), "/".join(filter(None, [self._shown, *names]))
 
-    def _at(self, *parts: str) -> tuple[Any, str]:
+    def _at(self, *parts: str) -> tuple[CountedFiles, str]:
         fs, base = self._remote.connect()
         return fs, "/".join([base, self._folder, *parts])
 

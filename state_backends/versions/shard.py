@@ -21,6 +21,8 @@ from rocksdict import Cache
 from state_backends.backends import Stores
 from state_backends.files.faults import is_missing
 from state_backends.files.names import HANDED, Doomed, SstFile
+from state_backends.files.request_counts import Batch
+from state_backends.files.requests import Requests
 from state_backends.files.storage import Storage
 from state_backends.format.block import Block
 from state_backends.format.errors import (
@@ -60,7 +62,7 @@ class Shard:
     The caller makes one call at a time, except for reads. ``storage`` keeps the versions. The folder ``live`` has
     RocksDB's own files, and new files. ``retain``: how many batches Spark keeps. ``home`` finds the storage of the
     lineage of an identity (state_backends/versions/lineage.py); it is called when the shard is rebuilt from a version.
-    None: the lineage is in ``storage``.
+    None: the lineage is in ``storage``. ``requests``: what the storages of this shard count.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Shard:
         retain: int,
         home: Callable[[Identity], Home] | None = None,
         cache: Cache | None = None,
+        requests: Requests | None = None,
     ) -> None:
         self.identity = identity
         self.storage = storage
@@ -83,6 +86,9 @@ class Shard:
         self._home = home
         self._elsewhere: Callable[[str], Elsewhere | None] = lambda token: None
         self._cache = cache
+        self._requests = requests or Requests()
+        self.requested: Batch | None = None
+        """The requests for the last commit of this host."""
         self._attempt: StoreAttempt | None = None
         self._p_bucket: PBucket | None = None
         self._keyed: KeyedStore | None = None
@@ -235,6 +241,7 @@ class Shard:
             self._keyed.end([self._file(run) for run in runs_of(manifest)], snapshot.get("expected_ms"))
         self._at_work = None
         self._written = []
+        self.requested = Batch(batch_of(attempt), self._requests.since_last())
         self._expire(manifest, past, batch_of(attempt))
         return manifest.token
 

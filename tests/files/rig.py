@@ -14,6 +14,7 @@ from state_backends.backends import Stores
 from state_backends.files.names import SstFile
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
+from state_backends.files.requests import Requests
 from state_backends.files.storage import LocalStorage
 from state_backends.store.io_thread import IoThread, Priority
 from state_backends.store.m_bucket import MemoryBudget
@@ -108,9 +109,12 @@ class Host:
         self.folder = folder
         self.io = IoThread()
         self.remote = Remote(uri)
-        self.storage = RemoteStorage(self.remote, "query/tolls/shard-00003", folder / "copies")
+        self.requests = Requests()
+        self.storage = RemoteStorage(self.remote, "query/tolls/shard-00003", folder / "copies", requests=self.requests)
         self.kind = kind
-        self.shard = Shard(IDENTITY, self.storage, folder / "live", self.make_stores, retain=retain)
+        self.shard = Shard(
+            IDENTITY, self.storage, folder / "live", self.make_stores, retain=retain, requests=self.requests
+        )
 
     def make_stores(self, p_bucket: PBucket) -> Stores:
         return Stores.of(self.kind, p_bucket, self.io, MemoryBudget(64 << 10), bucket_limit_bytes=16 << 10)
