@@ -32,7 +32,7 @@ from state_backends.format.checksum import crc32
 from state_backends.format.errors import StorageError
 from state_backends.thresholds import threshold
 
-THREADS = 8
+THREADS = 16
 _THREADS_AHEAD = 4
 _UNCONFIRMED_BYTES = threshold(32 << 20, 512)  # an upload sends its parts in the background; this limits their memory
 WHOLE_PUTS = frozenset({"s3", "gcs"})

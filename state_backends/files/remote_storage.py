@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pyarrow.fs as pafs
 
 from state_backends.files.bodies import Footer, Places, advise, by_file, find, footer_of, read_footer
+from state_backends.files.faults import disk_errors
 from state_backends.files.handed_remote import HandedPlace, bring
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, PART, Doomed, SstFile
+from state_backends.files.partial import PartialCopy, is_large
 from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, chunks_of, keep, storage_errors
 from state_backends.files.requests import CountedFiles, Requests
 from state_backends.files.storage import check_same, link_or_copy, make_folder
@@ -25,6 +28,7 @@ from state_backends.format.errors import CorruptState, StateError, StorageError
 from state_backends.thresholds import threshold
 
 _CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -51,6 +55,7 @@ class RemoteStorage:
         self._adopted: list[str] = []  # paths of files that were copied, and can be deleted
         self._coming: set[str] = set()  # files that are being downloaded because they will be read
         self._closed = False
+        self._partial: dict[str, PartialCopy] = {}  # by name: copies that may lack a part
         self._deleting: set[Future[None]] = set()
         self._failed = Doomed([], [])  # what could not be deleted
         self._lock = threading.Lock()  # of the two lists of what is to be deleted
@@ -121,17 +126,75 @@ class RemoteStorage:
             if self._closed:
                 (self.files / name).unlink(missing_ok=True)
 
-    def fetch(self, files: Sequence[SstFile]) -> None:
+    def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         self._remote.connect()  # raises for a wrong URI, before any work is done
         self._closed = False
         make_folder(self.files)
         wanted = {f.name for f in files}
         for path in self.files.iterdir():
-            if path.name not in wanted:
+            if path.name not in wanted or self.partial(path.name) is not None:
                 path.unlink(missing_ok=True)
-        self._in_parallel(self._download, [f for f in files if not Path(f.path).exists()])
+        self._forget_partial(list(self._partial))
+        missing = [f for f in files if not Path(f.path).exists()]
+        if partly and _has_links(self.files):
+            self._fetch_partly([f for f in missing if is_large(f)])
+            missing = [f for f in missing if not is_large(f)]
+        self._in_parallel(self._download, missing)
+
+    def partial(self, name: str) -> PartialCopy | None:
+        copy = self._partial.get(name)
+        return None if copy is None or copy.is_whole else copy
+
+    def _fetch_partly(self, files: Sequence[SstFile]) -> None:
+        """Makes local copies with the parts that RocksDB needs to ingest them.
+
+        The files take their turns, so that each request is for all of them at the same time.
+        """
+        copies = self._in_parallel(self._begin_copy, files)
+        wanted = {copy.file.name: copy.first_spans() for copy in copies}
+        while wanted:
+            futures = {name: [f for s in spans for f in self._partial[name].bring(s)] for name, spans in wanted.items()}
+            _wait([future for of_file in futures.values() for future in of_file])
+            for name, of_file in futures.items():
+                for future in of_file:
+                    future.result()
+                try:
+                    wanted[name] = self._partial[name].open_index()
+                except CorruptState as error:
+                    raise CorruptState(f"file {name} at {self._uri('files', name)} is damaged: {error}") from error
+            wanted = {name: spans for name, spans in wanted.items() if spans}
+
+    def _begin_copy(self, file: SstFile) -> PartialCopy:
+        fs, path = self._at("files", file.name)
+        where = self._uri("files", file.name)
+        try:
+            with storage_errors(where, may_be_missing=True):
+                source = fs.open_input_file(path)
+        except FileNotFoundError:
+            raise CorruptState(f"file {file.name} is missing: {where} does not exist") from None
+        if source.size_bytes != file.size_bytes:
+            source.close()
+            raise CorruptState(
+                f"file {file.name} at {where} is damaged: it has {source.size_bytes} bytes, but its manifest says "
+                f"{file.size_bytes}"
+            )
+
+        def read_at(size_bytes: int, offset: int) -> bytes:
+            with storage_errors(where):
+                return source.read_at(size_bytes, offset)
+
+        copy = PartialCopy(file, read_at, self._remote.pool, self._remote.ahead, source.close)
+        copy.create()
+        self._partial[file.name] = copy
+        return copy
+
+    def _forget_partial(self, names: Iterable[str]) -> None:
+        for name in names:
+            if (copy := self._partial.pop(name, None)) is not None:
+                copy.close()
 
     def release(self, names: Collection[str]) -> None:
+        self._forget_partial(names)
         for name in names:
             with contextlib.suppress(OSError):  # the version exists already; fetch() tries again
                 (self.files / name).unlink(missing_ok=True)
@@ -231,6 +294,7 @@ class RemoteStorage:
     def close(self) -> None:
         """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""
         self._closed = True
+        self._forget_partial(list(self._partial))
         shutil.rmtree(self.files, ignore_errors=True)
         if self._handed is not None:
             for path in self._handed.local.glob(f"*{HANDED}"):
@@ -308,15 +372,14 @@ class RemoteStorage:
         except StorageError as error:
             log.warning("uploads that died could not be ended; the next opening tries again: %s", error)
 
-    def _in_parallel(self, function: Callable[[Any], None], arguments: Sequence[Any]) -> None:
-        """Calls the function for all arguments in parallel, because the calls wait for the network.
+    def _in_parallel(self, function: Callable[[Any], T], arguments: Sequence[Any]) -> list[T]:
+        """Returns what the function returns for each argument. Calls it in parallel, because it waits for the network.
 
         Raises the first error when all calls are over.
         """
         futures = [self._remote.pool.submit(function, argument) for argument in arguments]
         _wait(futures)
-        for future in futures:
-            future.result()
+        return [future.result() for future in futures]
 
     def _operator(self) -> tuple[str, str]:
         """Returns the path of ``operator.json``, which the operator's shards share, and its URI."""
@@ -346,3 +409,19 @@ def _wait(futures: Iterable[Future[Any]]) -> None:
     for future in futures:
         with contextlib.suppress(CancelledError):
             future.exception()
+
+
+def _has_links(folder: Path) -> bool:
+    """Whether RocksDB can take a file by a hard link. A copy of it would not get what is fetched later."""
+    probe = folder / f"{uuid4().hex}{PART}"
+    link = probe.with_name(f"{uuid4().hex}{PART}")
+    try:
+        with disk_errors("keeping copies of remote state", folder):
+            probe.touch(0o600)
+        os.link(probe, link)
+    except OSError:
+        return False
+    finally:
+        probe.unlink(missing_ok=True)
+        link.unlink(missing_ok=True)
+    return True

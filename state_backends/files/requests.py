@@ -107,6 +107,9 @@ class CountedInput:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._file.close()
 
     def read_at(self, size_bytes: int, offset: int) -> bytes:

@@ -20,6 +20,7 @@ from uuid import uuid4
 from state_backends.files.bodies import Footer, Places, advise, by_file, find, read_footer
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
+from state_backends.files.partial import PartialCopy
 from state_backends.format.block import Block
 from state_backends.format.errors import CorruptState
 from state_backends.thresholds import threshold
@@ -60,13 +61,16 @@ class Storage(Protocol):
     def read_ahead(self, references: Iterable[Block]) -> None:
         """Begins to bring the bodies of references to this host's memory, because they will be read. Does not wait."""
 
-    def fetch(self, files: Sequence[SstFile]) -> None:
+    def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         """Makes sure that these files are in the folder ``files``. Downloads missing files, and checks them.
 
         A remote storage deletes all other files there: the shard is being opened, so nobody needs them. A file that
-        exists already is not read, so the time depends on the number of files, not on their size. Raises CorruptState
-        naming the file.
+        exists already is not read, so the time depends on the number of files, not on their size. ``partly``: of large
+        files, only what RocksDB needs to ingest them; see :meth:`partial`. Raises CorruptState naming the file.
         """
+
+    def partial(self, name: str) -> PartialCopy | None:
+        """Returns the local copy of a file, if a part of it may be missing. None: it is whole. Any thread may call."""
 
     def release(self, names: Collection[str]) -> None:
         """Removes the local copies of these files: the current version does not need them, but older ones may."""
@@ -159,8 +163,11 @@ class LocalStorage:
             if (path := find(self.bodies.folders, name)) is not None:
                 advise(path, blocks)
 
-    def fetch(self, files: Sequence[SstFile]) -> None:
+    def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         """Does nothing: RocksDB notices a missing file when it ingests it."""
+
+    def partial(self, name: str) -> None:
+        """Returns None: all files are whole."""
 
     def release(self, names: Collection[str]) -> None:
         """Does nothing: this is the only copy."""

@@ -2,7 +2,8 @@
 
 A request is a generator. Each step does the I/O of one block and yields the number of bytes that it moved. After every
 step the thread looks for a more urgent request, so an urgent request waits for one block at most. Requests of one
-priority run in the order in which they came. A request can be given a higher priority, or be cancelled.
+priority run in the order in which they came. A request can be given a higher priority, or be cancelled. A request that
+waits for the network is set aside until the answer is there.
 
 More than one thread is possible only for the paper's ablation (figure 8, "no-sqntl-io").
 """
@@ -23,6 +24,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from state_backends.format.errors import ServerUnreachable
 from state_backends.store.io import BACKGROUND, LIMITED, Io, Pending, Priority, Steps
+from state_backends.store.waiting import Waits
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -114,6 +116,7 @@ class IoThread:
         self._closed = False
         self._death: str | None = None
         self._running: dict[int, IoRequest[Any]] = {}  # by thread: the request whose step is under way
+        self._aside: set[IoRequest[Any]] = set()  # they wait for another thread, and count as running
         self._clock = clock
         self._capacity = capacity
         self._rate = rate_limit
@@ -204,7 +207,7 @@ class IoThread:
         with self._wake:
             self._death = self._death or f"the I/O thread of the state server died ({type(error).__name__}: {error})"
             waiting = {request.number: request for _, _, request in self._heap}
-            waiting |= {request.number: request for request in self._running.values()}
+            waiting |= {request.number: request for request in (*self._running.values(), *self._aside)}
             self._heap.clear()
             self.stats.queued = 0
             self._wake.notify_all()
@@ -260,7 +263,8 @@ class IoThread:
                     continue
                 heapq.heappop(self._heap)
                 return request
-            if self._closed or self._cancelled or self._death is not None:
+            over = self._closed and all(request.future.done() for request in self._aside)
+            if over or self._cancelled or self._death is not None:
                 return None
             self._wake.wait()
 
@@ -284,16 +288,29 @@ class IoThread:
             self.stats.longest_step_s = max(self.stats.longest_step_s, took)
             if self._rate and request.priority in LIMITED:
                 self._background_from = max(self._background_from, begin) + moved / self._rate
-            request.running = False
+            aside = isinstance(moved, Waits) and not done
+            request.running = aside
             if done:
                 self._finished(request)
+            elif aside:
+                self._aside.add(request)
             else:
                 heapq.heappush(self._heap, (request.priority, request.number, request))
                 self._wake.notify()
+        if aside:
+            cast(Waits, moved).until.add_done_callback(lambda _: self._resume(request))
         if outcome is not None:
             # Do not ask first whether it was cancelled: it may be cancelled between the question and this.
             with contextlib.suppress(InvalidStateError):
                 outcome()
+
+    def _resume(self, request: IoRequest[Any]) -> None:
+        """Queues a request again that was set aside. Any thread may call it."""
+        with self._wake:
+            self._aside.discard(request)
+            request.running = False
+            heapq.heappush(self._heap, (request.priority, request.number, request))
+            self._wake.notify()
 
     def _finished(self, request: IoRequest[Any]) -> None:
         if request.future.cancelled():

@@ -232,13 +232,14 @@ class Shard:
         self._published, self._may_be_saved = [], False
         work.end()
         before = self._current.files if self._current else ()
-        self.storage.release({f.name for f in before} - {f.name for f in files})
         for file in self._written:
             if file.file_no not in live:
                 self._p_bucket.delete(file)
         self._keep_files(manifest)
         if self._keyed is not None:
             self._keyed.end([self._file(run) for run in runs_of(manifest)], snapshot.get("expected_ms"))
+        # Only now: until here, reads that go on beside this may have used them.
+        self.storage.release({f.name for f in before} - {f.name for f in files})
         self._at_work = None
         self._written = []
         self.requested = Batch(batch_of(attempt), self._requests.since_last())
@@ -379,12 +380,12 @@ class Shard:
             if manifest is not None:
                 self._keep_files(manifest)
             try:
-                work = self._restore(manifest)
+                work = self._restore(manifest, partly=not self._suspect)
             except (CorruptState, DiskError) as error:
                 log.warning("shard %d is made again without the files of this host: %s", identity.shard, error)
                 shutil.rmtree(self._live, ignore_errors=True)
                 self.storage.close()
-                work = self._restore(manifest)
+                work = self._restore(manifest, partly=False)
         except CorruptState as error:
             raise CorruptState(f"version {token} in {self.storage.where(token or '')}: {error}") from error.__cause__
         self._suspect = False
@@ -401,14 +402,17 @@ class Shard:
             raise
         return work
 
-    def _restore(self, manifest: Manifest | None) -> StoreAttempt:
-        """Makes the stores, with what is alive in a version. Raises CorruptState, DiskError, StorageError."""
+    def _restore(self, manifest: Manifest | None, *, partly: bool) -> StoreAttempt:
+        """Makes the stores, with what is alive in a version. Raises CorruptState, DiskError, StorageError.
+
+        ``partly``: large files of a remote storage may come later. Without it all are compared with their checksums.
+        """
         # New files stay in a folder of this host until a version names them, so that no other host deletes them.
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
-        p_bucket.ahead = self.storage.read_ahead
+        p_bucket.ahead, p_bucket.partial = self.storage.read_ahead, self.storage.partial
         stores = self._make_stores(p_bucket)
         try:
-            self.storage.fetch([self._file(f) for f in self._files.values()])
+            self.storage.fetch([self._file(f) for f in self._files.values()], partly=partly)
             if manifest is not None:
                 self.storage.publish([], list(self._handed))
                 blocks = [self._file(f) for no, f in self._files.items() if no not in manifest.runs]

@@ -105,8 +105,10 @@ def files(storage: Any) -> list[str]:
 class Host:
     """A host with one shard in the object store, and copies of nothing when it starts."""
 
-    def __init__(self, uri: str, folder: Path, *, kind: str = "tiered", retain: int = 100) -> None:
-        self.folder = folder
+    def __init__(
+        self, uri: str, folder: Path, *, kind: str = "tiered", retain: int = 100, budget: int = 64 << 10
+    ) -> None:
+        self.folder, self.budget = folder, budget
         self.io = IoThread()
         self.remote = Remote(uri)
         self.requests = Requests()
@@ -117,7 +119,8 @@ class Host:
         )
 
     def make_stores(self, p_bucket: PBucket) -> Stores:
-        return Stores.of(self.kind, p_bucket, self.io, MemoryBudget(64 << 10), bucket_limit_bytes=16 << 10)
+        self.p_bucket = p_bucket
+        return Stores.of(self.kind, p_bucket, self.io, MemoryBudget(self.budget), bucket_limit_bytes=self.budget // 4)
 
     def put(self, token: str | None, attempt: str, values: dict[bytes, bytes | None]) -> str:
         """The next version, with these keyed values more."""
