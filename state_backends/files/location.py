@@ -15,6 +15,7 @@ import pyarrow.fs as pafs
 
 from state_backends.files.faults import disk_errors
 from state_backends.files.handed_remote import HandedPlace
+from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
@@ -32,6 +33,11 @@ class Location(Protocol):
     """
 
     live: Path
+
+    def keep_copies(self, limit_bytes: int) -> None:
+        """Lets the copies of remote files stay on this host when a shard is closed, as long as they have at most so
+        many bytes. The largest limit that anybody asks for holds.
+        """
 
     def storage(self, names: Sequence[str], cache: Path, lineage: str, requests: Requests | None = None) -> Storage:
         """Returns the storage of a shard.
@@ -57,6 +63,9 @@ class LocalLocation:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.live = folder / ".live"
+
+    def keep_copies(self, limit_bytes: int) -> None:
+        """Does nothing: there are no copies."""
 
     def storage(
         self, names: Sequence[str], cache: Path, lineage: str, requests: Requests | None = None
@@ -84,13 +93,17 @@ class RemoteLocation:
     def __init__(self, remote: Remote, folder: Path) -> None:
         self.remote = remote
         self._folder = folder
+        self._kept = KeptCopies(folder)
         self.live = folder / ".live"
+
+    def keep_copies(self, limit_bytes: int) -> None:
+        self._kept.limit_bytes = max(self._kept.limit_bytes, limit_bytes)
 
     def storage(
         self, names: Sequence[str], cache: Path, lineage: str, requests: Requests | None = None
     ) -> RemoteStorage:
         handed = HandedPlace.of(self._folder, names, lineage)
-        return RemoteStorage(self.remote, "/".join(names), cache, handed, requests)
+        return RemoteStorage(self.remote, "/".join(names), cache, handed, requests, self._kept)
 
     def filesystem(self) -> tuple[Any, str]:
         return self.remote.filesystem()

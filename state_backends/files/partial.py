@@ -8,6 +8,7 @@ and those of Aion's blocks in them, find what is damaged; a hole never passes fo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -50,7 +51,8 @@ class PartialCopy:
     """A local copy of one file. Threads may use it together.
 
     ``read_at`` reads from the remote file, and ``end`` is called when it is not read any more. ``pool`` serves those
-    who wait, and ``ahead`` those who do not.
+    who wait, and ``ahead`` those who do not. ``checked`` is called when all of the file is here, with the answer
+    whether it has the right checksum.
     """
 
     index: TableIndex
@@ -62,10 +64,13 @@ class PartialCopy:
         pool: ThreadPoolExecutor,
         ahead: ThreadPoolExecutor | None = None,
         end: Callable[[], None] = lambda: None,
+        checked: Callable[[bool], None] = lambda right: None,
     ) -> None:
         self.file = file
         self._end: Callable[[], None] | None = end
         self.is_whole = False
+        self._checked = checked
+        self._was_kept = False
         self._path = Path(file.path)
         self._read_at = read_at
         self._pool, self._ahead = pool, ahead or pool
@@ -82,6 +87,20 @@ class PartialCopy:
                 os.ftruncate(fd, self.file.size_bytes)
             finally:
                 os.close(fd)
+
+    def take_kept(self) -> None:
+        """All of the file is here, but it was not compared with its checksum. That happens behind the batch.
+
+        If the file turns out to be damaged, all of it is fetched after all.
+        """
+        self._was_kept = True
+        self._here = bytearray(b"\1" * len(self._here))
+
+    def check_kept(self) -> None:
+        """Begins to compare a file that was here with its checksum. Does not wait."""
+        if self._was_kept:
+            with contextlib.suppress(RuntimeError):  # the connection is closed
+                self._ahead.submit(self._check)
 
     def first_spans(self) -> list[Span]:
         """Returns the ranges to begin with: what is needed to read the index, if it is as large as one expects."""
@@ -208,8 +227,18 @@ class PartialCopy:
         except AionError as error:  # who reads it next reports it
             log.debug("the copy of %s could not be checked: %s", self.file.name, error)
             return
+        right = crc == self.file.crc
+        self._checked(right)
+        was_kept, self._was_kept = self._was_kept, False
+        if not right and was_kept:
+            log.warning(
+                "the copy of file %s that was kept on this host is damaged; it is fetched again", self.file.name
+            )
+            with self._lock:
+                self._here = bytearray(len(self._here))
+            return
         self.is_whole = True
-        if crc != self.file.crc and not self._closed:
+        if not right and not self._closed:
             log.error(
                 "file %s is damaged: its CRC-32 is %08x, but its manifest says %08x; reading a damaged block fails",
                 self.file.name,

@@ -18,12 +18,15 @@ import pyarrow.fs as pafs
 from state_backends.files.bodies import Footer, Places, advise, by_file, find, footer_of, read_footer
 from state_backends.files.faults import disk_errors
 from state_backends.files.handed_remote import HandedPlace, bring
+from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, PART, Doomed, SstFile
 from state_backends.files.partial import PartialCopy, is_large
 from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, chunks_of, keep, storage_errors
+from state_backends.files.remote_file import RemoteFile
 from state_backends.files.requests import CountedFiles, Requests
 from state_backends.files.storage import check_same, link_or_copy, make_folder
 from state_backends.format.block import Block
+from state_backends.format.checksum import crc32
 from state_backends.format.errors import CorruptState, StateError, StorageError
 from state_backends.thresholds import threshold
 
@@ -37,7 +40,7 @@ class RemoteStorage:
 
     The names are the same as in a local folder: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``. A commit
     takes one request for each new file, and one for its manifest. ``handed``: where children leave files for the shard.
-    ``requests`` counts what is asked of the file system.
+    ``requests`` counts what is asked of the file system. ``kept``: copies that this host keeps for later.
     """
 
     def __init__(
@@ -47,8 +50,10 @@ class RemoteStorage:
         cache: Path,
         handed: HandedPlace | None = None,
         requests: Requests | None = None,
+        kept: KeptCopies | None = None,
     ) -> None:
         self._remote = remote.counted_by(requests)
+        self._kept = kept or KeptCopies(cache)
         self._folder = folder
         self.files = cache
         self._handed = handed
@@ -63,6 +68,7 @@ class RemoteStorage:
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
         """Uploads the new files. All others existed when the shard was opened, or have been uploaded since."""
         self._in_parallel(self._upload, new)
+        self._keep(new)
 
     def adopt(self, handed: Sequence[str]) -> list[Footer]:
         """The file system copies the files itself."""
@@ -138,8 +144,11 @@ class RemoteStorage:
         missing = [f for f in files if not Path(f.path).exists()]
         if partly and _has_links(self.files):
             self._fetch_partly([f for f in missing if is_large(f)])
-            missing = [f for f in missing if not is_large(f)]
+            missing = [f for f in missing if not is_large(f) and not self._take_small(f)]
+        else:
+            self._kept.remove(self._place, [f.name for f in missing])
         self._in_parallel(self._download, missing)
+        self._keep([f.name for f in missing])
 
     def partial(self, name: str) -> PartialCopy | None:
         copy = self._partial.get(name)
@@ -150,8 +159,9 @@ class RemoteStorage:
 
         The files take their turns, so that each request is for all of them at the same time.
         """
-        copies = self._in_parallel(self._begin_copy, files)
-        wanted = {copy.file.name: copy.first_spans() for copy in copies}
+        copies = [self._kept_copy(file) for file in files]
+        begun = self._in_parallel(self._begin_copy, [f for f, copy in zip(files, copies, strict=True) if copy is None])
+        wanted = {copy.file.name: copy.first_spans() for copy in begun}
         while wanted:
             futures = {name: [f for s in spans for f in self._partial[name].bring(s)] for name, spans in wanted.items()}
             _wait([future for of_file in futures.values() for future in of_file])
@@ -165,28 +175,61 @@ class RemoteStorage:
             wanted = {name: spans for name, spans in wanted.items() if spans}
 
     def _begin_copy(self, file: SstFile) -> PartialCopy:
-        fs, path = self._at("files", file.name)
-        where = self._uri("files", file.name)
-        try:
-            with storage_errors(where, may_be_missing=True):
-                source = fs.open_input_file(path)
-        except FileNotFoundError:
-            raise CorruptState(f"file {file.name} is missing: {where} does not exist") from None
-        if source.size_bytes != file.size_bytes:
-            source.close()
-            raise CorruptState(
-                f"file {file.name} at {where} is damaged: it has {source.size_bytes} bytes, but its manifest says "
-                f"{file.size_bytes}"
-            )
-
-        def read_at(size_bytes: int, offset: int) -> bytes:
-            with storage_errors(where):
-                return source.read_at(size_bytes, offset)
-
-        copy = PartialCopy(file, read_at, self._remote.pool, self._remote.ahead, source.close)
+        source = self._source(file)
+        source.open()
+        copy = self._partial[file.name] = self._copy_of(file, source)
         copy.create()
-        self._partial[file.name] = copy
         return copy
+
+    def _kept_copy(self, file: SstFile) -> PartialCopy | None:
+        """Takes a copy that this host has kept. None: there is none that can be used."""
+        if not self._kept.take(self._place, file):
+            return None
+        copy = self._copy_of(file, self._source(file))
+        copy.take_kept()
+        try:
+            copy.open_index()
+        except CorruptState:
+            Path(file.path).unlink()
+            self._kept.remove(self._place, [file.name])
+            return None
+        self._partial[file.name] = copy
+        copy.check_kept()
+        return copy
+
+    def _copy_of(self, file: SstFile, source: RemoteFile) -> PartialCopy:
+        def checked(right: bool) -> None:
+            if right:
+                self._keep([file.name])
+            else:
+                self._kept.remove(self._place, [file.name])
+
+        return PartialCopy(file, source.read_at, self._remote.pool, self._remote.ahead, source.close, checked)
+
+    def _take_small(self, file: SstFile) -> bool:
+        """Takes a copy that this host has kept, if it has the right checksum."""
+        if not self._kept.take(self._place, file):
+            return False
+        path = Path(file.path)
+        with disk_errors("reading a copy of remote state", path.parent):
+            if crc32(path.read_bytes()) == file.crc:
+                return True
+            path.unlink()
+        self._kept.remove(self._place, [file.name])
+        return False
+
+    def _keep(self, names: Sequence[str]) -> None:
+        """Keeps copies for later openings, behind the caller."""
+
+        def keep() -> None:
+            for name in names:
+                self._kept.put(self._place, self.files / name)
+
+        if names and self._kept.limit_bytes:
+            self._in_background(keep)
+
+    def _source(self, file: SstFile) -> RemoteFile:
+        return RemoteFile(file, self._at("files", file.name), self._uri("files", file.name))
 
     def _forget_partial(self, names: Iterable[str]) -> None:
         for name in names:
@@ -198,6 +241,7 @@ class RemoteStorage:
         for name in names:
             with contextlib.suppress(OSError):  # the version exists already; fetch() tries again
                 (self.files / name).unlink(missing_ok=True)
+        self._kept.remove(self._place, names)
 
     def delete(self, doomed: Doomed) -> Doomed:
         """Deletes in the background. Returns what could not be deleted before. A later opening finds it, too."""
@@ -356,6 +400,11 @@ class RemoteStorage:
             raise
 
     # -- helpers ------------------------------------------------------------------------------------------
+
+    @property
+    def _place(self) -> str:
+        """Names the folder of the files to all processes of this host."""
+        return self._uri("files")
 
     def _in_background(self, function: Callable[[], None]) -> None:
         """Calls the function later, unless the connection is closed before."""

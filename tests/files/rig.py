@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from state_backends.backends import Stores
+from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.names import SstFile
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
@@ -106,13 +107,22 @@ class Host:
     """A host with one shard in the object store, and copies of nothing when it starts."""
 
     def __init__(
-        self, uri: str, folder: Path, *, kind: str = "tiered", retain: int = 100, budget: int = 64 << 10
+        self,
+        uri: str,
+        folder: Path,
+        *,
+        kind: str = "tiered",
+        retain: int = 100,
+        budget: int = 64 << 10,
+        kept: KeptCopies | None = None,
     ) -> None:
         self.folder, self.budget = folder, budget
         self.io = IoThread()
         self.remote = Remote(uri)
         self.requests = Requests()
-        self.storage = RemoteStorage(self.remote, "query/tolls/shard-00003", folder / "copies", requests=self.requests)
+        self.storage = RemoteStorage(
+            self.remote, "query/tolls/shard-00003", folder / "copies", requests=self.requests, kept=kept
+        )
         self.kind = kind
         self.shard = Shard(
             IDENTITY, self.storage, folder / "live", self.make_stores, retain=retain, requests=self.requests
