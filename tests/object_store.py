@@ -147,7 +147,7 @@ def serving() -> Iterator[int]:
     app: Any = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, _watching(app, watches), threaded=True)
     _watches[server.server_port] = watches
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
         yield server.server_port

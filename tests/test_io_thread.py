@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aion.errors import ServerUnreachable, StorageError
-from state_backends.store.io_thread import IoRequest, IoThread, Priority, Steps
+from state_backends.store.io_thread import MOST_ASIDE, IoRequest, IoThread, Priority, Steps
 from state_backends.store.waiting import waiting_for
 
 PATIENCE = 10.0  # seconds after which a test that waits has failed
@@ -563,3 +563,37 @@ def test_a_thread_that_dies_fails_what_waits_for_the_network() -> None:
         result(waiting)
     thread.close()
     answer.set_result(None)
+
+
+def test_few_prestages_wait_for_the_network_at_a_time_and_reads_pass_them(io: IoThread) -> None:
+    log: list[str] = []
+    answers = [Future[None]() for _ in range(2 * MOST_ASIDE)]
+    staged = [io.submit(Priority.PRESTAGE, after(log, str(n), answer)) for n, answer in enumerate(answers)]
+    answer: Future[None] = Future()
+    read = io.submit(Priority.READ, after(log, "read", answer))
+    for name, priority in (("destage", Priority.DESTAGE), ("late", Priority.LATE_WRITE)):
+        result(io.submit(priority, note(log, name)))
+    first = [f"{n} asks" for n in range(MOST_ASIDE)]
+    assert sorted(log) == sorted([*first, "read asks", "destage", "late"]), "the last two need no network"
+    answer.set_result(None)
+    result(read)
+    assert not any(request.over() for request in staged)
+    staged[-1].raise_to(Priority.READ)
+    result(io.submit(Priority.WRITE, note(log, "write")))
+    assert f"{len(answers) - 1} asks" in log, "a task waits for it now"
+    for future in answers:
+        future.set_result(None)
+    assert [result(request) for request in staged] == [str(n) for n in range(len(answers))]
+    assert not io.busy()
+
+
+def test_closing_finishes_what_was_held() -> None:
+    thread, log, answer = IoThread(), list[str](), Future[None]()
+    requests = [thread.submit(Priority.MAINTENANCE, after(log, str(n), answer)) for n in range(3 * MOST_ASIDE)]
+    result(thread.submit(Priority.DESTAGE, note(log, "other")))
+    closing = threading.Thread(target=thread.close)
+    closing.start()
+    answer.set_result(None)
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+    assert [result(request) for request in requests] == [str(n) for n in range(len(requests))]

@@ -33,6 +33,7 @@ from state_backends.format.errors import StorageError
 from state_backends.thresholds import threshold
 
 THREADS = 16
+_THREADS_FOR_RANGES = 8
 _THREADS_AHEAD = 4
 _UNCONFIRMED_BYTES = threshold(32 << 20, 512)  # an upload sends its parts in the background; this limits their memory
 WHOLE_PUTS = frozenset({"s3", "gcs"})
@@ -53,9 +54,15 @@ class Remote:
         self.requests = Requests()
         self._link = _Link(uri, filesystem)
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="aion-remote")
-        # Downloads ahead and deletions have their own pools, so that no task waits for them.
+        # Ranges, downloads ahead and deletions have their own pools, so that no commit or opening waits for them.
+        self.ranges = ThreadPoolExecutor(_THREADS_FOR_RANGES, thread_name_prefix="aion-remote-ranges")
         self.ahead = ThreadPoolExecutor(_THREADS_AHEAD, thread_name_prefix="aion-remote-ahead")
         self.cleaning = ThreadPoolExecutor(1, thread_name_prefix="aion-remote-delete")
+
+    @property
+    def shown(self) -> str:
+        """The URI for messages, without its options."""
+        return self.uri.partition("?")[0].rstrip("/")
 
     def counted_by(self, requests: Requests | None) -> Remote:
         """Returns the same connection, whose requests are counted there."""
@@ -137,7 +144,7 @@ class Remote:
 
     def close(self) -> None:
         """Waits for requests under way, and drops others. Files that were to be deleted are found again later."""
-        for pool in (self.pool, self.ahead):
+        for pool in (self.pool, self.ranges, self.ahead):
             pool.shutdown(wait=True, cancel_futures=True)
         self.cleaning.shutdown(wait=True, cancel_futures=True)
 

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
 from uuid import uuid4
 
 import pyarrow.fs as pafs
 
 from state_backends.files.bodies import Footer, Places, advise, by_file, find, footer_of, read_footer
-from state_backends.files.faults import disk_errors
 from state_backends.files.handed_remote import HandedPlace, bring
 from state_backends.files.kept_copies import KeptCopies
+from state_backends.files.local_copies import LocalCopies
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, PART, Doomed, SstFile
-from state_backends.files.partial import PartialCopy, is_large
-from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, chunks_of, keep, storage_errors
-from state_backends.files.remote_file import RemoteFile
+from state_backends.files.parallel import in_parallel, wait_for
+from state_backends.files.partial import PartialCopy
+from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, storage_errors
 from state_backends.files.requests import CountedFiles, Requests
 from state_backends.files.storage import check_same, link_or_copy, make_folder
 from state_backends.format.block import Block
-from state_backends.format.checksum import crc32
 from state_backends.format.errors import CorruptState, StateError, StorageError
 from state_backends.thresholds import threshold
 
 _CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -53,26 +49,42 @@ class RemoteStorage:
         kept: KeptCopies | None = None,
     ) -> None:
         self._remote = remote.counted_by(requests)
-        self._kept = kept or KeptCopies(cache)
         self._folder = folder
         self.files = cache
         self._handed = handed
         self._adopted: list[str] = []  # paths of files that were copied, and can be deleted
         self._coming: set[str] = set()  # files that are being downloaded because they will be read
         self._closed = False
-        self._partial: dict[str, PartialCopy] = {}  # by name: copies that may lack a part
+        kept = kept or KeptCopies(cache)
+        self._copies = LocalCopies(self._remote, f"{folder}/files", cache, kept, self._in_background)
+        self._uploads: dict[str, Future[None]] = {}  # by name: files that no version names yet
         self._deleting: set[Future[None]] = set()
         self._failed = Doomed([], [])  # what could not be deleted
         self._lock = threading.Lock()  # of the two lists of what is to be deleted
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
-        """Uploads the new files. All others existed when the shard was opened, or have been uploaded since."""
-        self._in_parallel(self._upload, new)
-        self._keep(new)
+        """Uploads the new files, unless it has done so ahead. All others have been uploaded before."""
+        ahead = {name: upload for name in new if (upload := self._uploads.pop(name, None)) is not None}
+        in_parallel(self._remote.pool, self._upload, [name for name in new if name not in ahead])
+        wait_for(ahead.values())
+        in_parallel(self._remote.pool, self._upload, [name for name, upload in ahead.items() if not _succeeded(upload)])
+        self._uploads = {name: upload for name, upload in self._uploads.items() if not upload.done()}
+        self._copies.keep(new)
+
+    def publish_ahead(self, path: Path, name: str) -> None:
+        if name not in self._uploads:
+            with contextlib.suppress(RuntimeError):  # the connection is closed
+                self._uploads[name] = self._remote.pool.submit(self._upload_from, path, name)
+
+    def end_publishing(self) -> None:
+        uploads, self._uploads = self._uploads, {}
+        for upload in uploads.values():
+            upload.cancel()
+        wait_for(uploads.values())
 
     def adopt(self, handed: Sequence[str]) -> list[Footer]:
         """The file system copies the files itself."""
-        self._in_parallel(self._adopt, handed)
+        in_parallel(self._remote.pool, self._adopt, handed)
         return [self._footer(name) for name in handed]
 
     def _adopt(self, name: str) -> None:
@@ -135,113 +147,16 @@ class RemoteStorage:
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         self._remote.connect()  # raises for a wrong URI, before any work is done
         self._closed = False
-        make_folder(self.files)
-        wanted = {f.name for f in files}
-        for path in self.files.iterdir():
-            if path.name not in wanted or self.partial(path.name) is not None:
-                path.unlink(missing_ok=True)
-        self._forget_partial(list(self._partial))
-        missing = [f for f in files if not Path(f.path).exists()]
-        if partly and _has_links(self.files):
-            self._fetch_partly([f for f in missing if is_large(f)])
-            missing = [f for f in missing if not is_large(f) and not self._take_small(f)]
-        else:
-            self._kept.remove(self._place, [f.name for f in missing])
-        self._in_parallel(self._download, missing)
-        self._keep([f.name for f in missing])
+        self._copies.fetch(files, partly=partly)
 
     def partial(self, name: str) -> PartialCopy | None:
-        copy = self._partial.get(name)
-        return None if copy is None or copy.is_whole else copy
-
-    def _fetch_partly(self, files: Sequence[SstFile]) -> None:
-        """Makes local copies with the parts that RocksDB needs to ingest them.
-
-        The files take their turns, so that each request is for all of them at the same time.
-        """
-        copies = [self._kept_copy(file) for file in files]
-        begun = self._in_parallel(self._begin_copy, [f for f, copy in zip(files, copies, strict=True) if copy is None])
-        wanted = {copy.file.name: copy.first_spans() for copy in begun}
-        while wanted:
-            futures = {name: [f for s in spans for f in self._partial[name].bring(s)] for name, spans in wanted.items()}
-            _wait([future for of_file in futures.values() for future in of_file])
-            for name, of_file in futures.items():
-                for future in of_file:
-                    future.result()
-                try:
-                    wanted[name] = self._partial[name].open_index()
-                except CorruptState as error:
-                    raise CorruptState(f"file {name} at {self._uri('files', name)} is damaged: {error}") from error
-            wanted = {name: spans for name, spans in wanted.items() if spans}
-
-    def _begin_copy(self, file: SstFile) -> PartialCopy:
-        source = self._source(file)
-        source.open()
-        copy = self._partial[file.name] = self._copy_of(file, source)
-        copy.create()
-        return copy
-
-    def _kept_copy(self, file: SstFile) -> PartialCopy | None:
-        """Takes a copy that this host has kept. None: there is none that can be used."""
-        if not self._kept.take(self._place, file):
-            return None
-        copy = self._copy_of(file, self._source(file))
-        copy.take_kept()
-        try:
-            copy.open_index()
-        except CorruptState:
-            Path(file.path).unlink()
-            self._kept.remove(self._place, [file.name])
-            return None
-        self._partial[file.name] = copy
-        copy.check_kept()
-        return copy
-
-    def _copy_of(self, file: SstFile, source: RemoteFile) -> PartialCopy:
-        def checked(right: bool) -> None:
-            if right:
-                self._keep([file.name])
-            else:
-                self._kept.remove(self._place, [file.name])
-
-        return PartialCopy(file, source.read_at, self._remote.pool, self._remote.ahead, source.close, checked)
-
-    def _take_small(self, file: SstFile) -> bool:
-        """Takes a copy that this host has kept, if it has the right checksum."""
-        if not self._kept.take(self._place, file):
-            return False
-        path = Path(file.path)
-        with disk_errors("reading a copy of remote state", path.parent):
-            if crc32(path.read_bytes()) == file.crc:
-                return True
-            path.unlink()
-        self._kept.remove(self._place, [file.name])
-        return False
-
-    def _keep(self, names: Sequence[str]) -> None:
-        """Keeps copies for later openings, behind the caller."""
-
-        def keep() -> None:
-            for name in names:
-                self._kept.put(self._place, self.files / name)
-
-        if names and self._kept.limit_bytes:
-            self._in_background(keep)
-
-    def _source(self, file: SstFile) -> RemoteFile:
-        return RemoteFile(file, self._at("files", file.name), self._uri("files", file.name))
-
-    def _forget_partial(self, names: Iterable[str]) -> None:
-        for name in names:
-            if (copy := self._partial.pop(name, None)) is not None:
-                copy.close()
+        return self._copies.partial(name)
 
     def release(self, names: Collection[str]) -> None:
-        self._forget_partial(names)
+        self._copies.forget(names)
         for name in names:
             with contextlib.suppress(OSError):  # the version exists already; fetch() tries again
                 (self.files / name).unlink(missing_ok=True)
-        self._kept.remove(self._place, names)
 
     def delete(self, doomed: Doomed) -> Doomed:
         """Deletes in the background. Returns what could not be deleted before. A later opening finds it, too."""
@@ -300,7 +215,7 @@ class RemoteStorage:
             except FileNotFoundError:
                 raise CorruptState(f"file {name} is missing: {other._uri('files', name)} does not exist") from None
 
-        self._in_parallel(copy, names)
+        in_parallel(self._remote.pool, copy, names)
 
     def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
         path, where = self._at("manifests", token + MANIFEST)[1], self.where(token)
@@ -338,7 +253,8 @@ class RemoteStorage:
     def close(self) -> None:
         """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""
         self._closed = True
-        self._forget_partial(list(self._partial))
+        self.end_publishing()
+        self._copies.close()
         shutil.rmtree(self.files, ignore_errors=True)
         if self._handed is not None:
             for path in self._handed.local.glob(f"*{HANDED}"):
@@ -346,30 +262,16 @@ class RemoteStorage:
 
     def settle(self) -> None:
         """Waits until the deletions under way are over."""
-        _wait(set(self._deleting))
+        wait_for(set(self._deleting))
 
     # -- one file -----------------------------------------------------------------------------------------
 
     def _upload(self, name: str) -> None:
-        with (self.files / name).open("rb", buffering=0) as file:
-            self._put("files", name, iter(lambda: file.read(_CHUNK_BYTES), b""))
+        self._upload_from(self.files / name, name)
 
-    def _download(self, file: SstFile) -> None:
-        """Downloads a file and checks it. An incomplete copy never has the file's name."""
-        path = Path(file.path)
-        part = path.with_suffix(PART)
-        fs, source = self._at("files", file.name)
-        try:
-            size, crc = keep(chunks_of(fs, source, self._uri("files", file.name)), part)
-        except FileNotFoundError:
-            raise CorruptState(f"file {file.name} is missing: {self._uri('files', file.name)} does not exist") from None
-        if (size, crc) != (file.size_bytes, file.crc):
-            part.unlink()
-            raise CorruptState(
-                f"file {file.name} at {self._uri('files', file.name)} is damaged: it has {size} bytes with CRC-32 "
-                f"{crc:08x}, but its manifest says {file.size_bytes} bytes with {file.crc:08x}"
-            )
-        part.rename(path)
+    def _upload_from(self, path: Path, name: str) -> None:
+        with path.open("rb", buffering=0) as file:
+            self._put("files", name, iter(lambda: file.read(_CHUNK_BYTES), b""))
 
     def _copy(self, source: str, target: str, where: str) -> None:
         """Copies a file within the file system. Raises FileNotFoundError, or StorageError, which names ``where``."""
@@ -401,11 +303,6 @@ class RemoteStorage:
 
     # -- helpers ------------------------------------------------------------------------------------------
 
-    @property
-    def _place(self) -> str:
-        """Names the folder of the files to all processes of this host."""
-        return self._uri("files")
-
     def _in_background(self, function: Callable[[], None]) -> None:
         """Calls the function later, unless the connection is closed before."""
         with contextlib.suppress(RuntimeError):
@@ -421,20 +318,11 @@ class RemoteStorage:
         except StorageError as error:
             log.warning("uploads that died could not be ended; the next opening tries again: %s", error)
 
-    def _in_parallel(self, function: Callable[[Any], T], arguments: Sequence[Any]) -> list[T]:
-        """Returns what the function returns for each argument. Calls it in parallel, because it waits for the network.
-
-        Raises the first error when all calls are over.
-        """
-        futures = [self._remote.pool.submit(function, argument) for argument in arguments]
-        _wait(futures)
-        return [future.result() for future in futures]
-
     def _operator(self) -> tuple[str, str]:
         """Returns the path of ``operator.json``, which the operator's shards share, and its URI."""
         _, base = self._remote.connect()
         names = [self._folder.rpartition("/")[0], OPERATOR]
-        return "/".join(filter(None, [base, *names])), "/".join(filter(None, [self._shown, *names]))
+        return "/".join(filter(None, [base, *names])), "/".join(filter(None, [self._remote.shown, *names]))
 
     def _at(self, *parts: str) -> tuple[CountedFiles, str]:
         fs, base = self._remote.connect()
@@ -446,31 +334,13 @@ class RemoteStorage:
         return None if self._handed is None else "/".join(filter(None, [base, self._handed.path, name]))
 
     def _uri(self, *parts: str) -> str:
-        return "/".join([self._shown, self._folder, *parts])
-
-    @property
-    def _shown(self) -> str:
-        return self._remote.uri.partition("?")[0].rstrip("/")
+        return "/".join([self._remote.shown, self._folder, *parts])
 
 
-def _wait(futures: Iterable[Future[Any]]) -> None:
-    """Waits until all are over. ``wait`` would not return if the pool is closed, which cancels what has not begun."""
-    for future in futures:
-        with contextlib.suppress(CancelledError):
-            future.exception()
-
-
-def _has_links(folder: Path) -> bool:
-    """Whether RocksDB can take a file by a hard link. A copy of it would not get what is fetched later."""
-    probe = folder / f"{uuid4().hex}{PART}"
-    link = probe.with_name(f"{uuid4().hex}{PART}")
-    try:
-        with disk_errors("keeping copies of remote state", folder):
-            probe.touch(0o600)
-        os.link(probe, link)
-    except OSError:
+def _succeeded(upload: Future[None]) -> bool:
+    if upload.cancelled():
         return False
-    finally:
-        probe.unlink(missing_ok=True)
-        link.unlink(missing_ok=True)
-    return True
+    error = upload.exception()
+    if error is not None:
+        log.debug("a file could not be uploaded ahead: %s", error)
+    return error is None

@@ -48,6 +48,15 @@ class Storage(Protocol):
         CorruptState naming a file that is missing. Holds no lock that readers need.
         """
 
+    def publish_ahead(self, path: Path, name: str) -> None:
+        """Begins to make a new file durable, which a version may name. Does not wait, and never raises.
+
+        ``path``: where the file is now. Any thread may call it.
+        """
+
+    def end_publishing(self) -> None:
+        """Ends what :meth:`publish_ahead` began. When this returns, none of these files appears any more."""
+
     def adopt(self, handed: Sequence[str]) -> list[Footer]:
         """Links files that children handed over into this shard's folder. They are durable when this returns.
 
@@ -137,6 +146,12 @@ class LocalStorage:
             missing = [name for name in named if not (self.files / name).exists()]
         if missing:
             raise CorruptState(f"file {missing[0]} in {self.files} is missing, but the new version needs it")
+
+    def publish_ahead(self, path: Path, name: str) -> None:
+        """Does nothing: to publish a file is to link it."""
+
+    def end_publishing(self) -> None:
+        """Does nothing."""
 
     def adopt(self, handed: Sequence[str]) -> list[Footer]:
         if not handed:

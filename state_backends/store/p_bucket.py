@@ -71,6 +71,8 @@ class PBucket:
         """Brings the bodies of references nearer. Others read them, and map their files."""
         self.partial: Callable[[str], PartialCopy | None] = lambda name: None
         """The local copy of a file, by its name, if a part of it may be missing."""
+        self.made: Callable[[int, Path], None] = lambda file_no, path: None
+        """Called with the number and the path of each new file, when it is complete."""
         self.next_file_no = 0
         self._db: Rdict | None = None
         self._db_path = live
@@ -93,8 +95,7 @@ class PBucket:
             with disk_errors("writing state", into):
                 make_folder(into)
                 for file in files:
-                    mark = MERGED if is_merged(file.name) else ""
-                    path = into / f"{file.file_no:010d}-{attempt}{mark}{SST}"
+                    path = into / published_name(file.file_no, file.name, attempt)
                     names.append(path.name)
                     if not path.exists():
                         made.append(path)
@@ -168,6 +169,7 @@ class PBucket:
             raise
         finally:
             self._writing.discard(file_no)
+        self.made(file_no, path)
 
     def place(self, part: Path, path: Path) -> None:
         """Gives a complete file its name."""
@@ -380,6 +382,11 @@ class PBucket:
             else:
                 runs.append((no, no))
         return runs
+
+
+def published_name(file_no: int, name: str, attempt: str) -> str:
+    """Returns the name of a file in a version that an attempt makes. ``name``: the one under which it was written."""
+    return f"{file_no:010d}-{attempt}{MERGED if is_merged(name) else ''}{SST}"
 
 
 def linked(folder: Path, file: SstFile) -> Steps[None]:

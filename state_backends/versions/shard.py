@@ -50,6 +50,7 @@ from state_backends.versions.manifest import (
     runs_of,
 )
 from state_backends.versions.opening import claim, not_found, older
+from state_backends.versions.publishing import PublishingAhead
 from state_backends.versions.retention import Retention, batch_of, manifest_name
 
 T = TypeVar("T")
@@ -100,6 +101,7 @@ class Shard:
         self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
         self._published: list[str] = []  # by the attempt at work
         self._may_be_saved = False  # the manifest that names them
+        self._ahead = PublishingAhead(storage)
         self._retention = Retention(self._keep)
         self._unlisted_in: int | None = None  # the batch in which the folder must not be listed yet: see retention.py
         self._suspect = False  # something local was damaged or missing
@@ -130,6 +132,7 @@ class Shard:
             self._unlisted_in = None
         self.identity = identity
         self._at_work, self._new_token = attempt, makes or attempt
+        self._ahead.begins(attempt)
         snapshot = self._current.snapshot if self._current else None
         work.begin(snapshot["next_seq"] if snapshot else 0)
         assert self._p_bucket is not None
@@ -229,6 +232,7 @@ class Shard:
         self.storage.publish(self._published, [f.name for f in files])
         self._may_be_saved = True
         self.storage.save(manifest.token, dump(manifest))
+        self._retention.note([], self._ahead.committed([f.file_no for f in new], self._published))
         self._published, self._may_be_saved = [], False
         work.end()
         before = self._current.files if self._current else ()
@@ -252,6 +256,7 @@ class Shard:
             self._at_work = None
 
     def close(self) -> None:
+        self._ahead.ends()
         with self._stats_lock:
             stores = self._stores()
             self._attempt = self._keyed = None  # even if closing one fails, it is not used again
@@ -291,6 +296,7 @@ class Shard:
 
     def _undo(self) -> None:
         """Forgets everything that the attempt at work did."""
+        self._retention.note([], self._ahead.ends())
         assert self._attempt is not None and self._p_bucket is not None
         self._attempt.undo()
         if self._keyed is not None:
@@ -409,6 +415,8 @@ class Shard:
         """
         # New files stay in a folder of this host until a version names them, so that no other host deletes them.
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
+        self._ahead = PublishingAhead(self.storage)
+        p_bucket.made = self._ahead.made
         p_bucket.ahead, p_bucket.partial = self.storage.read_ahead, self.storage.partial
         stores = self._make_stores(p_bucket)
         try:

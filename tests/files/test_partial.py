@@ -247,7 +247,7 @@ def test_what_is_fetched_is_never_lost_when_the_network_fails(bucket: ObjectStor
 def test_copies_without_links_are_whole(bucket: ObjectStore, hosts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     token = fill(hosts(), 1, 40)
     other = hosts()
-    monkeypatch.setattr("state_backends.files.remote_storage._has_links", lambda folder: False)
+    monkeypatch.setattr("state_backends.files.local_copies._has_links", lambda folder: False)
     with nothing_behind_it(other.remote):
         other.shard.open(token, READER, IDENTITY)
         (file,) = manifest_of(bucket, token).files
