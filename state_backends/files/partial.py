@@ -55,8 +55,6 @@ class PartialCopy:
     whether it has the right checksum.
     """
 
-    index: TableIndex
-
     def __init__(
         self,
         file: SstFile,
@@ -69,6 +67,8 @@ class PartialCopy:
         self.file = file
         self._end: Callable[[], None] | None = end
         self.is_whole = False
+        self.index: TableIndex | None = None
+        """Known when the file can be ingested. None again when it is whole: it may be large."""
         self._checked = checked
         self._was_kept = False
         self._path = Path(file.path)
@@ -121,19 +121,19 @@ class PartialCopy:
         where, data_end = parts(self._bytes(listed))
         if self.missing(Span(data_end, size)):
             return [Span(data_end, size)]
-        self.index = index_of(self._bytes(where), data_end)
-        if not len(self.index):
+        index = self.index = index_of(self._bytes(where), data_end)
+        if not len(index):
             raise CorruptState("it has no blocks of data")
-        needed = [self.index.span(0), self.index.span(len(self.index) - 1)]
+        needed = [index.span(0), index.span(len(index) - 1)]
         return [span for span in needed if self.missing(span)]
 
     def around(self, key: bytes) -> Span:
         """Returns the range of the block of data with a key, and of some that follow it."""
-        at = self.index.find(key)
-        if at == len(self.index):
+        index = self.index
+        if index is None or (at := index.find(key)) == len(index):
             return Span(0, 0)
-        begin, end = self.index.span(at)
-        return Span(begin, max(end, min(begin + AHEAD_BYTES, self.index.data.end)))
+        begin, end = index.span(at)
+        return Span(begin, max(end, min(begin + AHEAD_BYTES, index.data.end)))
 
     def bring(self, span: Span, *, ahead: bool = False) -> list[Future[None]]:
         """Starts fetching what is missing of a range. Returns what to wait for. Does not wait.
@@ -237,7 +237,7 @@ class PartialCopy:
             with self._lock:
                 self._here = bytearray(len(self._here))
             return
-        self.is_whole = True
+        self.is_whole, self.index = True, None
         if not right and not self._closed:
             log.error(
                 "file %s is damaged: its CRC-32 is %08x, but its manifest says %08x; reading a damaged block fails",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -36,9 +38,14 @@ class TableIndex:
         self._block = block
         try:
             (count,) = _COUNT.unpack(block[-_COUNT.size :])
-            self._entries = struct.unpack_from(f"<{count}I", block, len(block) - _COUNT.size * (count + 1))
         except struct.error:
             raise CorruptState("the index of a table is cut off") from None
+        begin = len(block) - _COUNT.size * (count + 1)
+        if begin < 0:
+            raise CorruptState("the index of a table is cut off")
+        self._entries = array("I", block[begin : -_COUNT.size])
+        if sys.byteorder == "big":
+            self._entries.byteswap()
         self.data = data
 
     def __len__(self) -> int:

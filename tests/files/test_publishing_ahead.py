@@ -182,21 +182,21 @@ def test_a_file_that_died_in_its_batch_is_not_in_the_version(bucket: ObjectStore
     assert not {name for name in uploads.seen if name.endswith("0000000000-a.sst")} & names(bucket, "files")
 
 
+@pytest.mark.usual_sizes
 def test_a_merged_file_is_uploaded_while_the_next_batch_computes(bucket: ObjectStore, hosts: Any) -> None:
-    host, token = hosts(), None
-    number = -1
-    while not any("-merged" in path.name for path in host.shard._ahead._files.values()):
-        number += 1
-        token = host.commit(token, str(number), (number, number))
-        host.io.submit(Priority.MAINTENANCE, nothing()).result()
-    number += 1
+    host, token, values = hosts(), None, dict[bytes, bytes]()
+    for number in range(1, 32):
+        change = {b"%d-%d" % (key, number): b"value" * 20 for key in range(50)}
+        token = host.put(token, str(number - 1), change)
+        values |= change
+        if any("-merged" in path.name for path in host.shard._ahead._files.values()):
+            break
     uploads = Uploads(host)
     host.shard.open(token, attempt_of(number), IDENTITY)
-    merged = [name for name in host.shard._ahead._names if "-merged" in name]
-    assert merged
-    uploads.wait(len(merged))
-    assert set(merged) <= names(bucket, "files")
-    host.shard.commit(attempt_of(number), {"next_seq": number})
-    assert set(merged) <= {f.name for f in host.shard._files.values()}
-    assert len(uploads.seen) == len(set(uploads.seen))
-    assert content(hosts(), attempt_of(number), *range(number)) == [*range(number)]
+    (merged,) = (name for name in host.shard._ahead._names if "-merged" in name)
+    uploads.wait(1)
+    assert merged in names(bucket, "files") and uploads.seen == [merged]
+    host.shard.commit(attempt_of(number), {"next_seq": 0})
+    assert merged in {f.name for f in host.shard._files.values()}
+    assert uploads.seen == [merged], "once"
+    assert hosts().values(attempt_of(number)) == dict(sorted(values.items()))

@@ -21,7 +21,7 @@ from state_backends.files.names import SstFile
 from state_backends.files.partial import PartialCopy
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import AionError, CorruptState, StateError
-from state_backends.format.sst_table import Span
+from state_backends.format.sst_table import Span, TableIndex
 from state_backends.store.io import Steps
 from state_backends.store.keyed.run_file import STEP_BYTES, VALUES, NewRun, name_key, run_options
 from state_backends.store.p_bucket import PBucket, close_db, ingest, link_of, linked
@@ -58,6 +58,8 @@ class RunFiles:
         self._db_path = live
         self._ingested: tuple[SstFile, ...] = ()
         self._closed = False
+        self._looked_at: tuple[SstFile, ...] | None = None
+        self._copies: list[PartialCopy] = []  # of those runs, if a part of them was missing
 
     def write(self, changes: Iterable[tuple[bytes, bytes | None]], mark: str = "") -> Steps[SstFile]:
         """Steps that write a run. ``changes``: as NewRun takes them. ``mark``: see PBucket."""
@@ -228,32 +230,37 @@ class RunFiles:
                     if run not in self._missing():
                         link_of(self._live, run).unlink(missing_ok=True)
 
-    def _partial(self) -> list[PartialCopy]:
-        copies = (self._p_bucket.partial(run.name) for run in self.runs)
-        return [copy for copy in copies if copy is not None and not copy.is_whole]
+    def _partial(self) -> list[tuple[PartialCopy, TableIndex]]:
+        """The local copies that may lack a part, with their indexes."""
+        runs = self.runs
+        if runs is not self._looked_at:
+            copies = (self._p_bucket.partial(run.name) for run in runs)
+            self._looked_at, self._copies = runs, [copy for copy in copies if copy is not None]
+        if not self._copies:
+            return []
+        return [(copy, index) for copy in self._copies if (index := copy.index) is not None]
 
     def _spans_of(self, keys: Sequence[bytes]) -> Spans:
         """The ranges in which these keys may be."""
         found = []
-        for copy in self._partial():
-            places = {copy.index.find(VALUES + key) for key in keys}
-            found += [(copy, copy.index.span(at)) for at in sorted(places) if at < len(copy.index)]
+        for copy, index in self._partial():
+            places = {index.find(VALUES + key) for key in keys}
+            found += [(copy, index.span(at)) for at in sorted(places) if at < len(index)]
         return found
 
     def _spans_between(self, begin: bytes, end: bytes) -> tuple[Spans, bytes]:
         """The ranges that a scan from ``begin`` on reads, and where it has to end, because it would read others."""
         copies, upto = self._partial(), end
-        for copy in copies:
-            last = copy.index.find(begin) + SCANNED_BLOCKS
-            if last < len(copy.index):
-                upto = min(upto, copy.index.last_key(last))
+        for _, index in copies:
+            last = index.find(begin) + SCANNED_BLOCKS
+            if last < len(index):
+                upto = min(upto, index.last_key(last))
         found = []
-        for copy in copies:
+        for copy, index in copies:
             # One more than has such keys: RocksDB looks at the next key, and then sees that it is beyond the end.
-            first, last = copy.index.find(begin), copy.index.find(upto) + 1
-            last = min(last, len(copy.index) - 1)
+            first, last = index.find(begin), min(index.find(upto) + 1, len(index) - 1)
             if first <= last:
-                found.append((copy, Span(copy.index.span(first).begin, copy.index.span(last).end)))
+                found.append((copy, Span(index.span(first).begin, index.span(last).end)))
         return found, upto
 
     def _missing(self) -> tuple[SstFile, ...]:
