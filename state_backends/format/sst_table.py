@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import struct
-import sys
-from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from state_backends.format.errors import CorruptState
@@ -43,9 +42,7 @@ class TableIndex:
         begin = len(block) - _COUNT.size * (count + 1)
         if begin < 0:
             raise CorruptState("the index of a table is cut off")
-        self._entries = array("I", block[begin : -_COUNT.size])
-        if sys.byteorder == "big":
-            self._entries.byteswap()
+        self._entries = np.frombuffer(block, dtype="<u4", count=count, offset=begin)
         self.data = data
 
     def __len__(self) -> int:
@@ -71,7 +68,7 @@ class TableIndex:
         return self._entry(at)[0]
 
     def _entry(self, at: int) -> tuple[bytes, Span]:
-        begin = self._entries[at]
+        begin = int(self._entries[at])
         shared, size, begin = _varints(self._block, begin, 2)
         if shared:
             raise CorruptState("the index of a table is not as Aion writes it")
