@@ -35,8 +35,9 @@ class Location(Protocol):
     live: Path
 
     def keep_copies(self, limit_bytes: int) -> None:
-        """Lets the copies of remote files stay on this host when a shard is closed, as long as they have at most so
-        many bytes. The largest limit that anybody asks for holds.
+        """Lets copies of remote files stay on this host when a shard is closed, up to this number of bytes for all.
+
+        The largest limit that anybody asks for holds.
         """
 
     def storage(self, names: Sequence[str], cache: Path, lineage: str, requests: Requests | None = None) -> Storage:

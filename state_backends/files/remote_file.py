@@ -1,4 +1,4 @@
-"""A file on a remote file system, of which ranges are read."""
+"""Reads ranges of a file on a remote file system."""
 
 from __future__ import annotations
 

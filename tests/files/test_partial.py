@@ -128,7 +128,7 @@ def test_the_rest_comes_behind_it_and_then_nothing_is_asked_for(bucket: ObjectSt
 
 
 def test_commits_and_merges_go_on_while_parts_are_missing(bucket: ObjectStore, hosts: Any) -> None:
-    """Files are purged and merged of which RocksDB has a part only."""
+    """Files are purged and merged although RocksDB has only a part of each."""
     token = fill(hosts(), 4, 10)
     other = hosts()
     with nothing_behind_it(other.remote):
