@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,17 +32,25 @@ ORIGIN_US = 1_700_000_040 * 1_000_000  # a whole minute
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """``folder``: contains ``input``, ``checkpoint`` and ``state``."""
+    """``folder``: contains ``input``, ``checkpoint`` and, if ``state_dir`` is None, ``state``.
+
+    ``hands_over``: large blocks are in files of the children, and not in those of RocksDB.
+    """
 
     folder: str
     payload_bytes: int
     policy: str
     cores: int
+    state_dir: str | None = None
+    hands_over: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``first_pane_s``: seconds from the query's start until its sink got a pane; None if it got none."""
+    """``first_pane_s``: seconds from the query's start until its sink got a pane; None if it got none.
+
+    ``requests``: to the object store until then, by class, and their bytes; empty if the state is in a folder.
+    """
 
     application: str
     first_pane_s: float | None
@@ -54,6 +62,7 @@ class Answer:
     blocks: int
     disk_bytes: int
     peak_m_bucket_bytes: int
+    requests: dict[str, int] = field(default_factory=dict)
 
 
 def events(first_id: int, count: int, due_us: int, windows: int, arrived_us: int) -> pa.Table:
@@ -104,14 +113,21 @@ def run(request: Task) -> Answer:
     from aion import metrics
     from experiments.ingest_stream import session
 
-    spark = session(request.cores, Path(request.folder), policy=request.policy, memory="2g")
+    more = {} if request.hands_over else {"spark.aion.distribution.hand_over": "null"}
+    if request.state_dir is not None:
+        more["spark.aion.state.dir"] = request.state_dir
+    spark = session(request.cores, Path(request.folder), policy=request.policy, memory="2g", more=more)
     seen: list[float] = []
     found: list[Any] = []
+    asked: dict[str, int] = {}
 
     def sink(df: DataFrame, batch: int) -> None:
         rows = df.select("window_start", "kind").collect()
         if rows:
             seen.append(time.perf_counter())
+            if len(seen) == 1 and (now := metrics.state(spark)) is not None:
+                for operators in now.queries.values():
+                    asked.update(operators["windowed"].get("requests_total", {}))
             found.extend(rows)
 
     writer = panes_of(spark, request).writeStream.foreachBatch(sink)
@@ -133,6 +149,7 @@ def run(request: Task) -> Answer:
         blocks=state.blocks,
         disk_bytes=state.disk_bytes,
         peak_m_bucket_bytes=state.peak_m_bucket_bytes,
+        requests=asked,
     )
     spark.stop()
     return answer

@@ -50,7 +50,7 @@ def _left(look: Callable[[], dict[Hashable, str]], before: dict[Hashable, str]) 
 
 def threads() -> dict[Hashable, str]:
     """All but those of pyspark, which serve a JVM for as long as this process lives, and of an S3 server for tests."""
-    others = ("py4j", "pyspark", "socketserver", "moto")
+    others = ("py4j", "pyspark", "socketserver", "werkzeug")
     return {t: t.name for t in threading.enumerate() if not _module(t).startswith(others)}
 
 

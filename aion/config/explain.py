@@ -33,6 +33,9 @@ def _until_its_end(policy: Policy, limit_bytes: int) -> Story:
         f" through {count}, which merge the blocks of up to {merging.fan_in} senders," if merging.merge_levels else ""
     )
     folder = state.dir or "a folder that is chosen when the query starts"
+    kept = ""
+    if state.dir is not None and "://" in state.dir and state.kept_copies_bytes:
+        kept = f" Each host keeps copies of files from there, up to {format_bytes(state.kept_copies_bytes)}."
     target = format_bytes(policy.blocks.target_bytes)
     words = _backend_words(policy, limit_bytes)
     start, end = format_instant(_START_US), format_instant(_END_US)
@@ -43,7 +46,7 @@ def _until_its_end(policy: Policy, limit_bytes: int) -> Story:
             f"{shards}. {words.keep}",
         ),
         *_early_words(policy),
-        ("a Spark batch ends", f"The changes of the window are committed to {folder}."),
+        ("a Spark batch ends", f"The changes of the window are committed to {folder}.{kept}"),
         (
             f"the watermark reaches {end}, the window's end",
             f"On-time execution: {words.read} {_combining_words(policy)} One pane of kind on_time comes out. "

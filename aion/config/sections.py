@@ -131,6 +131,12 @@ class StatePolicy(Section):
 
     On a cluster, name a folder that all executors can reach.
     """
+    kept_copies_bytes: OptionalSize = None
+    """If dir is a URI: how much disk of a host copies of its files may take after their shards were closed there. The
+    least recently used go first. null: they are deleted with the shard.
+
+    Set it where queries restart often, or where the network to dir is slow.
+    """
 
 
 class MemoryPolicy(Section):

@@ -71,8 +71,9 @@ def progress(query: StreamingQuery) -> dict[str, dict[str, Any]]:
 
     ``batch``: the last batch that Spark has reported, with what Spark's progress has of it. The others are of the state
     server on the driver's host, now: ``windows``, ``memory_bytes`` and ``disk_bytes`` (what is in both counts in both),
-    ``shards``, the bounds of new windows (``bounds_us``), and the ``coverage`` of bounds. They are missing if there is
-    no server on this host. See docs/metrics.md.
+    ``shards``, the bounds of new windows (``bounds_us``), the ``coverage`` of bounds, and, if the state is behind a
+    URI, the ``requests`` to it for the last batch. They are missing if there is no server on this host. See
+    docs/metrics.md.
     """
     found: dict[str, dict[str, Any]] = {}
     for report in query.recentProgress:
@@ -92,7 +93,7 @@ def _by_name(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
     return dict(zip((field["name"] for field in metrics["schema"]["fields"]), metrics["values"], strict=True))
 
 
-_TOTALS = ("commits", "restores", "counters", "largest_staleness")
+_TOTALS = ("commits", "restores", "counters", "largest_staleness", "requests_total")
 
 
 def _kept(query: StreamingQuery) -> Mapping[str, Mapping[str, Any]]:

@@ -116,22 +116,22 @@ def read_footer(path: Path) -> Footer:
     """Raises CorruptState if the file is missing or not complete."""
     try:
         with path.open("rb") as file:
-            return footer_of(file, path.name)
+            fd = file.fileno()
+            return footer_of(partial(os.pread, fd), os.fstat(fd).st_size, path.name)
     except FileNotFoundError as error:
         raise CorruptState(f"file {path.name} cannot be read: {error}") from error
 
 
-def footer_of(file: Any, name: str) -> Footer:
-    """Reads the end of an open file, by ``seek``, ``tell`` and ``read``. Raises CorruptState if it is not complete."""
-    file.seek(0, os.SEEK_END)
-    size = file.tell()
-    file.seek(max(size - END.size, 0))
-    end = file.read()
+def footer_of(read_at: Callable[[int, int], bytes], size: int, name: str) -> Footer:
+    """Reads the end of a file of ``size`` bytes. Raises CorruptState if it is not complete.
+
+    ``read_at`` takes a number of bytes and an offset.
+    """
+    end = read_at(END.size, max(size - END.size, 0))
     if len(end) < END.size or end[-4:] != MAGIC:
         raise CorruptState(f"file {name}: it is not complete")
     length, crc, _ = END.unpack(end)
-    file.seek(max(size - END.size - length, 0))
-    footer = file.read(length)
+    footer = read_at(length, max(size - END.size - length, 0))
     if crc32(footer) != crc:
         raise CorruptState(f"file {name}: the checksum of its list of bodies is not that of what was written")
     return Footer(size, crc, [tuple(body) for body in orjson.loads(footer)])

@@ -15,9 +15,11 @@ import pyarrow.fs as pafs
 
 from state_backends.files.faults import disk_errors
 from state_backends.files.handed_remote import HandedPlace
+from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
+from state_backends.files.requests import Requests
 from state_backends.files.storage import LocalStorage, Storage, local_path, make_folder
 from state_backends.format.errors import StorageError
 
@@ -32,11 +34,18 @@ class Location(Protocol):
 
     live: Path
 
-    def storage(self, names: Sequence[str], cache: Path, lineage: str) -> Storage:
+    def keep_copies(self, limit_bytes: int) -> None:
+        """Lets copies of remote files stay on this host when a shard is closed, up to this number of bytes for all.
+
+        The largest limit that anybody asks for holds.
+        """
+
+    def storage(self, names: Sequence[str], cache: Path, lineage: str, requests: Requests | None = None) -> Storage:
         """Returns the storage of a shard.
 
         ``names``: its folders, from the query down to the shard. ``cache``: a folder for local copies of its files.
         ``lineage``: identifies the lineage that works with it, in the names of files that children hand over.
+        ``requests`` counts what it asks of a remote file system.
         """
 
     def filesystem(self) -> tuple[Any, str]:
@@ -56,7 +65,12 @@ class LocalLocation:
         self.folder = folder
         self.live = folder / ".live"
 
-    def storage(self, names: Sequence[str], cache: Path, lineage: str) -> LocalStorage:
+    def keep_copies(self, limit_bytes: int) -> None:
+        """Does nothing: there are no copies."""
+
+    def storage(
+        self, names: Sequence[str], cache: Path, lineage: str, requests: Requests | None = None
+    ) -> LocalStorage:
         query, operator, *_ = names
         return LocalStorage(self.folder.joinpath(*names), self.folder / query / operator / HANDED_FOLDER)
 
@@ -80,14 +94,20 @@ class RemoteLocation:
     def __init__(self, remote: Remote, folder: Path) -> None:
         self.remote = remote
         self._folder = folder
+        self._kept = KeptCopies(folder)
         self.live = folder / ".live"
 
-    def storage(self, names: Sequence[str], cache: Path, lineage: str) -> RemoteStorage:
+    def keep_copies(self, limit_bytes: int) -> None:
+        self._kept.limit_bytes = max(self._kept.limit_bytes, limit_bytes)
+
+    def storage(
+        self, names: Sequence[str], cache: Path, lineage: str, requests: Requests | None = None
+    ) -> RemoteStorage:
         handed = HandedPlace.of(self._folder, names, lineage)
-        return RemoteStorage(self.remote, "/".join(names), cache, handed)
+        return RemoteStorage(self.remote, "/".join(names), cache, handed, requests, self._kept)
 
     def filesystem(self) -> tuple[Any, str]:
-        return self.remote.connect()
+        return self.remote.filesystem()
 
     def check_writable(self) -> None:
         _, folder = self.remote.connect()

@@ -8,6 +8,7 @@ shard is opened. pyarrow finds credentials in the environment or in the instance
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,14 +26,15 @@ from state_backends.files import s3
 from state_backends.files.causes import told
 from state_backends.files.faults import disk_errors
 from state_backends.files.names import PART
+from state_backends.files.requests import CountedFiles, Requests
 from state_backends.files.storage import private
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import StorageError
 from state_backends.thresholds import threshold
 
-THREADS = 8
+THREADS = 16
+_THREADS_FOR_RANGES = 8
 _THREADS_AHEAD = 4
-_CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
 _UNCONFIRMED_BYTES = threshold(32 << 20, 512)  # an upload sends its parts in the background; this limits their memory
 WHOLE_PUTS = frozenset({"s3", "gcs"})
 """File systems on which a file appears only when it is complete. On others it is written as ``.part`` and renamed."""
@@ -44,41 +46,45 @@ class Remote:
     """A connection to the file system of a URI, and the threads that use it. The shards of a host share it.
 
     ``filesystem``: pyarrow's object and the path in it. If None, they are made from the URI when they are first needed,
-    which may take a network request.
+    which may take a network request. ``requests`` counts what is asked of it.
     """
 
     def __init__(self, uri: str, filesystem: tuple[Any, str] | None = None) -> None:
         self.uri = uri
-        self._connected: tuple[Any, str] | None = None
-        self._connecting = threading.Lock()
-        self._given = filesystem
+        self.requests = Requests()
+        self._link = _Link(uri, filesystem)
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="aion-remote")
-        # Downloads ahead and deletions have their own pools, so that no task waits for them.
+        # Ranges, downloads ahead and deletions have their own pools, so that no commit or opening waits for them.
+        self.ranges = ThreadPoolExecutor(_THREADS_FOR_RANGES, thread_name_prefix="aion-remote-ranges")
         self.ahead = ThreadPoolExecutor(_THREADS_AHEAD, thread_name_prefix="aion-remote-ahead")
         self.cleaning = ThreadPoolExecutor(1, thread_name_prefix="aion-remote-delete")
 
-    def connect(self) -> tuple[Any, str]:
-        """pyarrow's file system, and the path in it. Raises StorageError naming the URI."""
-        with self._connecting:
-            if self._connected is None:
-                with storage_errors(f"state.dir {self.uri}"):
-                    try:
-                        fs, path = self._given or pafs.FileSystem.from_uri(pyarrow_uri(self.uri))
-                    except ValueError as error:  # fsspec's, for a protocol that it does not know
-                        raise StorageError(f"state.dir {self.uri}: {error}") from error
-                    path = path.rstrip("/")
-                    bucket = path.partition("/")[0]
-                    # Folders are made when they are needed, but only the user makes buckets.
-                    if fs.type_name == "s3" and not _has_bucket(fs, bucket):
-                        raise StorageError(f"state.dir {self.uri}: there is no bucket {bucket!r}; make it")
-                    self._connected = fs, path
-            return self._connected
+    @property
+    def shown(self) -> str:
+        """The URI for messages, without its options."""
+        return self.uri.partition("?")[0].rstrip("/")
 
-    @cached_property
+    def counted_by(self, requests: Requests | None) -> Remote:
+        """Returns the same connection, whose requests are counted there."""
+        if requests is None:
+            return self
+        remote = copy.copy(self)
+        remote.requests = requests
+        return remote
+
+    def connect(self) -> tuple[CountedFiles, str]:
+        """The file system, and the path in it. Raises StorageError naming the URI."""
+        fs, path = self.filesystem()
+        return CountedFiles(fs, self.requests), path
+
+    def filesystem(self) -> tuple[Any, str]:
+        """pyarrow's file system, whose requests are not counted, and the path in it. Raises StorageError."""
+        return self._link.connect()
+
+    @property
     def _s3(self) -> s3.S3 | None:
-        """A client for what pyarrow cannot do. It is made when it is first needed: most workers never need it."""
-        fs, _ = self.connect()
-        return s3.client_of(self.uri, fs.region) if fs.type_name == "s3" else None
+        client = self._link.s3
+        return None if client is None else client.counted_by(self.requests)
 
     def put_once(self, path: str, data: bytes, where: str) -> bytes:
         """Writes a small file unless there is one. Returns what is there afterwards: it may be another host's.
@@ -138,9 +144,40 @@ class Remote:
 
     def close(self) -> None:
         """Waits for requests under way, and drops others. Files that were to be deleted are found again later."""
-        for pool in (self.pool, self.ahead):
+        for pool in (self.pool, self.ranges, self.ahead):
             pool.shutdown(wait=True, cancel_futures=True)
         self.cleaning.shutdown(wait=True, cancel_futures=True)
+
+
+class _Link:
+    """What all users of a connection share."""
+
+    def __init__(self, uri: str, given: tuple[Any, str] | None) -> None:
+        self._uri, self._given = uri, given
+        self._connected: tuple[Any, str] | None = None
+        self._connecting = threading.Lock()
+
+    def connect(self) -> tuple[Any, str]:
+        with self._connecting:
+            if self._connected is None:
+                with storage_errors(f"state.dir {self._uri}"):
+                    try:
+                        fs, path = self._given or pafs.FileSystem.from_uri(pyarrow_uri(self._uri))
+                    except ValueError as error:  # fsspec's, for a protocol that it does not know
+                        raise StorageError(f"state.dir {self._uri}: {error}") from error
+                    path = path.rstrip("/")
+                    bucket = path.partition("/")[0]
+                    # Folders are made when they are needed, but only the user makes buckets.
+                    if fs.type_name == "s3" and not _has_bucket(fs, bucket):
+                        raise StorageError(f"state.dir {self._uri}: there is no bucket {bucket!r}; make it")
+                    self._connected = fs, path
+            return self._connected
+
+    @cached_property
+    def s3(self) -> s3.S3 | None:
+        """A client for what pyarrow cannot do. It is made when it is first needed: most workers never need it."""
+        fs, _ = self.connect()
+        return s3.client_of(self._uri, fs.region) if fs.type_name == "s3" else None
 
 
 def _has_bucket(fs: Any, bucket: str) -> bool:
@@ -216,11 +253,10 @@ class RemoteUpload:
         return self._out
 
 
-def chunks_of(fs: Any, path: str, where: str) -> Iterator[bytes]:
+def chunks_of(fs: CountedFiles, path: str, where: str) -> Iterator[bytes]:
     """Reads a file. Raises FileNotFoundError, or StorageError, which names ``where``."""
     with storage_errors(where, may_be_missing=True), fs.open_input_file(path) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
+        yield from file.whole()
 
 
 def keep(chunks: Iterable[bytes], path: Path) -> tuple[int, int]:

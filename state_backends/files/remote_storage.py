@@ -7,17 +7,21 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pyarrow.fs as pafs
 
 from state_backends.files.bodies import Footer, Places, advise, by_file, find, footer_of, read_footer
 from state_backends.files.handed_remote import HandedPlace, bring
+from state_backends.files.kept_copies import KeptCopies
+from state_backends.files.local_copies import LocalCopies
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, PART, Doomed, SstFile
-from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, chunks_of, keep, storage_errors
+from state_backends.files.parallel import in_parallel, wait_for
+from state_backends.files.partial import PartialCopy
+from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, storage_errors
+from state_backends.files.requests import CountedFiles, Requests
 from state_backends.files.storage import check_same, link_or_copy, make_folder
 from state_backends.format.block import Block
 from state_backends.format.errors import CorruptState, StateError, StorageError
@@ -32,27 +36,55 @@ class RemoteStorage:
 
     The names are the same as in a local folder: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``. A commit
     takes one request for each new file, and one for its manifest. ``handed``: where children leave files for the shard.
+    ``requests`` counts what is asked of the file system. ``kept``: copies that this host keeps for later.
     """
 
-    def __init__(self, remote: Remote, folder: str, cache: Path, handed: HandedPlace | None = None) -> None:
-        self._remote = remote
+    def __init__(
+        self,
+        remote: Remote,
+        folder: str,
+        cache: Path,
+        handed: HandedPlace | None = None,
+        requests: Requests | None = None,
+        kept: KeptCopies | None = None,
+    ) -> None:
+        self._remote = remote.counted_by(requests)
         self._folder = folder
         self.files = cache
         self._handed = handed
         self._adopted: list[str] = []  # paths of files that were copied, and can be deleted
         self._coming: set[str] = set()  # files that are being downloaded because they will be read
         self._closed = False
+        kept = kept or KeptCopies(cache)
+        self._copies = LocalCopies(self._remote, f"{folder}/files", cache, kept, self._in_background)
+        self._uploads: dict[str, Future[None]] = {}  # by name: files that no version names yet
         self._deleting: set[Future[None]] = set()
         self._failed = Doomed([], [])  # what could not be deleted
         self._lock = threading.Lock()  # of the two lists of what is to be deleted
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
-        """Uploads the new files. All others existed when the shard was opened, or have been uploaded since."""
-        self._in_parallel(self._upload, new)
+        """Uploads the new files, unless it has done so ahead. All others have been uploaded before."""
+        ahead = {name: upload for name in new if (upload := self._uploads.pop(name, None)) is not None}
+        in_parallel(self._remote.pool, self._upload, [name for name in new if name not in ahead])
+        wait_for(ahead.values())
+        in_parallel(self._remote.pool, self._upload, [name for name, upload in ahead.items() if not _succeeded(upload)])
+        self._uploads = {name: upload for name, upload in self._uploads.items() if not upload.done()}
+        self._copies.keep(new)
+
+    def publish_ahead(self, path: Path, name: str) -> None:
+        if name not in self._uploads:
+            with contextlib.suppress(RuntimeError):  # the connection is closed
+                self._uploads[name] = self._remote.pool.submit(self._upload_from, path, name)
+
+    def end_publishing(self) -> None:
+        uploads, self._uploads = self._uploads, {}
+        for upload in uploads.values():
+            upload.cancel()
+        wait_for(uploads.values())
 
     def adopt(self, handed: Sequence[str]) -> list[Footer]:
         """The file system copies the files itself."""
-        self._in_parallel(self._adopt, handed)
+        in_parallel(self._remote.pool, self._adopt, handed)
         return [self._footer(name) for name in handed]
 
     def _adopt(self, name: str) -> None:
@@ -79,7 +111,7 @@ class RemoteStorage:
             return read_footer(self.files / name)
         fs, path = self._at("files", name)
         with storage_errors(self._uri("files", name)), fs.open_input_file(path) as file:
-            return footer_of(file, name)
+            return footer_of(file.read_at, file.size_bytes, name)
 
     @property
     def bodies(self) -> Places:
@@ -112,17 +144,16 @@ class RemoteStorage:
             if self._closed:
                 (self.files / name).unlink(missing_ok=True)
 
-    def fetch(self, files: Sequence[SstFile]) -> None:
+    def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         self._remote.connect()  # raises for a wrong URI, before any work is done
         self._closed = False
-        make_folder(self.files)
-        wanted = {f.name for f in files}
-        for path in self.files.iterdir():
-            if path.name not in wanted:
-                path.unlink(missing_ok=True)
-        self._in_parallel(self._download, [f for f in files if not Path(f.path).exists()])
+        self._copies.fetch(files, partly=partly)
+
+    def partial(self, name: str) -> PartialCopy | None:
+        return self._copies.partial(name)
 
     def release(self, names: Collection[str]) -> None:
+        self._copies.forget(names)
         for name in names:
             with contextlib.suppress(OSError):  # the version exists already; fetch() tries again
                 (self.files / name).unlink(missing_ok=True)
@@ -184,7 +215,7 @@ class RemoteStorage:
             except FileNotFoundError:
                 raise CorruptState(f"file {name} is missing: {other._uri('files', name)} does not exist") from None
 
-        self._in_parallel(copy, names)
+        in_parallel(self._remote.pool, copy, names)
 
     def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
         path, where = self._at("manifests", token + MANIFEST)[1], self.where(token)
@@ -196,8 +227,7 @@ class RemoteStorage:
     def load(self, token: str) -> bytes:
         fs, path = self._at("manifests", token + MANIFEST)
         with storage_errors(self.where(token), may_be_missing=True), fs.open_input_file(path) as file:
-            data: bytes = file.read(file.size())
-            return data
+            return b"".join(file.whole())
 
     def where(self, token: str) -> str:
         return self._uri("manifests", token + MANIFEST)
@@ -210,8 +240,7 @@ class RemoteStorage:
             storage_errors(where, may_be_missing=True),
             fs.open_input_file(path) as file,
         ):
-            data: bytes = file.read(file.size())
-            return data
+            return b"".join(file.whole())
         return None
 
     def claim(self, owner: bytes, *, first: bool) -> bytes:
@@ -224,6 +253,8 @@ class RemoteStorage:
     def close(self) -> None:
         """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""
         self._closed = True
+        self.end_publishing()
+        self._copies.close()
         shutil.rmtree(self.files, ignore_errors=True)
         if self._handed is not None:
             for path in self._handed.local.glob(f"*{HANDED}"):
@@ -231,30 +262,16 @@ class RemoteStorage:
 
     def settle(self) -> None:
         """Waits until the deletions under way are over."""
-        _wait(set(self._deleting))
+        wait_for(set(self._deleting))
 
     # -- one file -----------------------------------------------------------------------------------------
 
     def _upload(self, name: str) -> None:
-        with (self.files / name).open("rb", buffering=0) as file:
-            self._put("files", name, iter(lambda: file.read(_CHUNK_BYTES), b""))
+        self._upload_from(self.files / name, name)
 
-    def _download(self, file: SstFile) -> None:
-        """Downloads a file and checks it. An incomplete copy never has the file's name."""
-        path = Path(file.path)
-        part = path.with_suffix(PART)
-        fs, source = self._at("files", file.name)
-        try:
-            size, crc = keep(chunks_of(fs, source, self._uri("files", file.name)), part)
-        except FileNotFoundError:
-            raise CorruptState(f"file {file.name} is missing: {self._uri('files', file.name)} does not exist") from None
-        if (size, crc) != (file.size_bytes, file.crc):
-            part.unlink()
-            raise CorruptState(
-                f"file {file.name} at {self._uri('files', file.name)} is damaged: it has {size} bytes with CRC-32 "
-                f"{crc:08x}, but its manifest says {file.size_bytes} bytes with {file.crc:08x}"
-            )
-        part.rename(path)
+    def _upload_from(self, path: Path, name: str) -> None:
+        with path.open("rb", buffering=0) as file:
+            self._put("files", name, iter(lambda: file.read(_CHUNK_BYTES), b""))
 
     def _copy(self, source: str, target: str, where: str) -> None:
         """Copies a file within the file system. Raises FileNotFoundError, or StorageError, which names ``where``."""
@@ -301,23 +318,13 @@ class RemoteStorage:
         except StorageError as error:
             log.warning("uploads that died could not be ended; the next opening tries again: %s", error)
 
-    def _in_parallel(self, function: Callable[[Any], None], arguments: Sequence[Any]) -> None:
-        """Calls the function for all arguments in parallel, because the calls wait for the network.
-
-        Raises the first error when all calls are over.
-        """
-        futures = [self._remote.pool.submit(function, argument) for argument in arguments]
-        _wait(futures)
-        for future in futures:
-            future.result()
-
     def _operator(self) -> tuple[str, str]:
         """Returns the path of ``operator.json``, which the operator's shards share, and its URI."""
         _, base = self._remote.connect()
         names = [self._folder.rpartition("/")[0], OPERATOR]
-        return "/".join(filter(None, [base, *names])), "/".join(filter(None, [self._shown, *names]))
+        return "/".join(filter(None, [base, *names])), "/".join(filter(None, [self._remote.shown, *names]))
 
-    def _at(self, *parts: str) -> tuple[Any, str]:
+    def _at(self, *parts: str) -> tuple[CountedFiles, str]:
         fs, base = self._remote.connect()
         return fs, "/".join([base, self._folder, *parts])
 
@@ -327,15 +334,13 @@ class RemoteStorage:
         return None if self._handed is None else "/".join(filter(None, [base, self._handed.path, name]))
 
     def _uri(self, *parts: str) -> str:
-        return "/".join([self._shown, self._folder, *parts])
-
-    @property
-    def _shown(self) -> str:
-        return self._remote.uri.partition("?")[0].rstrip("/")
+        return "/".join([self._remote.shown, self._folder, *parts])
 
 
-def _wait(futures: Iterable[Future[Any]]) -> None:
-    """Waits until all are over. ``wait`` would not return if the pool is closed, which cancels what has not begun."""
-    for future in futures:
-        with contextlib.suppress(CancelledError):
-            future.exception()
+def _succeeded(upload: Future[None]) -> bool:
+    if upload.cancelled():
+        return False
+    error = upload.exception()
+    if error is not None:
+        log.debug("a file could not be uploaded ahead: %s", error)
+    return error is None

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from state_backends.files.requests import Requests
 from state_backends.thresholds import threshold
 
 LARGEST_COPY = threshold(5 << 30, 256)
@@ -27,10 +28,14 @@ log = logging.getLogger(__name__)
 
 
 class S3:
-    """A client. Paths are ``bucket/key``. Every method raises OSError."""
+    """A client. Paths are ``bucket/key``. Every method raises OSError. ``requests`` counts what it does."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, requests: Requests | None = None) -> None:
         self._client = client
+        self._requests = requests or Requests()
+
+    def counted_by(self, requests: Requests) -> S3:
+        return S3(self._client, requests)
 
     def delete(self, paths: Sequence[str]) -> None:
         """Deletes objects, if they exist."""
@@ -38,6 +43,7 @@ class S3:
             keys = [{"Key": path.partition("/")[2]} for path in in_bucket]
             for begin in range(0, len(keys), _AT_ONCE):
                 objects = {"Objects": keys[begin : begin + _AT_ONCE], "Quiet": True}
+                self._requests.count("delete")
                 with _errors(f"objects of {bucket} cannot be deleted"):
                     answer = self._client.delete_objects(Bucket=bucket, Delete=objects)
                 for failed in answer.get("Errors", ()):
@@ -48,6 +54,7 @@ class S3:
         from botocore.exceptions import ClientError
 
         bucket, _, key = path.partition("/")
+        self._requests.count("put", written_bytes=len(data))
         with _errors("it cannot be written"):
             try:
                 self._client.put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
@@ -65,6 +72,7 @@ class S3:
         from boto3.s3.transfer import TransferConfig
 
         (source_bucket, _, source_key), (bucket, _, key) = source.partition("/"), target.partition("/")
+        self._requests.count("copy")
         how = TransferConfig(multipart_threshold=LARGEST_COPY, multipart_chunksize=_PART_BYTES)
         with _errors("it cannot be copied"):
             self._client.copy({"Bucket": source_bucket, "Key": source_key}, bucket, key, Config=how)
@@ -75,8 +83,10 @@ class S3:
         before = datetime.now(UTC) - age
         with _errors("unfinished uploads cannot be ended"):
             for page in self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=key):
+                self._requests.count("list")
                 for upload in page.get("Uploads", ()):
                     if not age or upload["Initiated"] < before:
+                        self._requests.count("delete")
                         self._client.abort_multipart_upload(
                             Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                         )

@@ -20,6 +20,7 @@ from uuid import uuid4
 from state_backends.files.bodies import Footer, Places, advise, by_file, find, read_footer
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
+from state_backends.files.partial import PartialCopy
 from state_backends.format.block import Block
 from state_backends.format.errors import CorruptState
 from state_backends.thresholds import threshold
@@ -47,6 +48,15 @@ class Storage(Protocol):
         CorruptState naming a file that is missing. Holds no lock that readers need.
         """
 
+    def publish_ahead(self, path: Path, name: str) -> None:
+        """Begins to make a new file durable, which a version may name. Does not wait, and never raises.
+
+        ``path``: where the file is now. Any thread may call it.
+        """
+
+    def end_publishing(self) -> None:
+        """Ends what :meth:`publish_ahead` began. When this returns, none of these files appears any more."""
+
     def adopt(self, handed: Sequence[str]) -> list[Footer]:
         """Links files that children handed over into this shard's folder. They are durable when this returns.
 
@@ -60,13 +70,16 @@ class Storage(Protocol):
     def read_ahead(self, references: Iterable[Block]) -> None:
         """Begins to bring the bodies of references to this host's memory, because they will be read. Does not wait."""
 
-    def fetch(self, files: Sequence[SstFile]) -> None:
+    def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         """Makes sure that these files are in the folder ``files``. Downloads missing files, and checks them.
 
         A remote storage deletes all other files there: the shard is being opened, so nobody needs them. A file that
-        exists already is not read, so the time depends on the number of files, not on their size. Raises CorruptState
-        naming the file.
+        exists already is not read, so the time depends on the number of files, not on their size. ``partly``: of large
+        files, only what RocksDB needs to ingest them; see :meth:`partial`. Raises CorruptState naming the file.
         """
+
+    def partial(self, name: str) -> PartialCopy | None:
+        """Returns the local copy of a file, if a part of it may be missing. None: it is whole. Any thread may call."""
 
     def release(self, names: Collection[str]) -> None:
         """Removes the local copies of these files: the current version does not need them, but older ones may."""
@@ -134,6 +147,12 @@ class LocalStorage:
         if missing:
             raise CorruptState(f"file {missing[0]} in {self.files} is missing, but the new version needs it")
 
+    def publish_ahead(self, path: Path, name: str) -> None:
+        """Does nothing: to publish a file is to link it."""
+
+    def end_publishing(self) -> None:
+        """Does nothing."""
+
     def adopt(self, handed: Sequence[str]) -> list[Footer]:
         if not handed:
             return []
@@ -159,8 +178,11 @@ class LocalStorage:
             if (path := find(self.bodies.folders, name)) is not None:
                 advise(path, blocks)
 
-    def fetch(self, files: Sequence[SstFile]) -> None:
+    def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         """Does nothing: RocksDB notices a missing file when it ingests it."""
+
+    def partial(self, name: str) -> None:
+        """Returns None: all files are whole."""
 
     def release(self, names: Collection[str]) -> None:
         """Does nothing: this is the only copy."""

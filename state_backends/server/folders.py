@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from state_backends.files.location import LocalLocation, Location
+from state_backends.files.requests import Requests
 from state_backends.files.storage import Storage
 from state_backends.format.errors import ServerError
 from state_backends.server import live_folder
@@ -17,11 +18,15 @@ from state_backends.versions.manifest import Identity
 
 
 class ShardFolders(NamedTuple):
-    """The folders of one shard. ``live``: an empty folder of its own. ``home``: see versions.shard.Shard."""
+    """The folders of one shard. ``live``: an empty folder of its own. ``home``: see versions.shard.Shard.
+
+    ``requests`` counts what is asked of a remote file system for the shard.
+    """
 
     storage: Storage
     live: Path
     home: Callable[[Identity], Home]
+    requests: Requests
 
 
 class Folders:
@@ -37,11 +42,15 @@ class Folders:
         self._id = live_folder.own_name()
         self._made = 0
 
-    def of(self, state_dir: str, identity: Identity) -> ShardFolders:
-        """Returns the folders of a new shard. Raises ServerError, StorageError."""
+    def of(self, state_dir: str, identity: Identity, requests: Requests, kept_bytes: int) -> ShardFolders:
+        """Returns the folders of a new shard. Raises ServerError, StorageError.
+
+        ``requests``: of its operator. ``kept_bytes``: see :meth:`Location.keep_copies`.
+        """
         if state_dir not in self._locations:
             self._locations[state_dir] = self._locate(state_dir)
         location = self._locations[state_dir]
+        location.keep_copies(kept_bytes)
         parent = location.live.resolve()  # one folder may have several paths
         if parent not in self._live:
             live_folder.sweep(parent)
@@ -53,10 +62,12 @@ class Folders:
         self._made += 1  # each shard gets a new folder, even if the same shard was here before
         live = own / str(self._made)
         copies = live.joinpath("copies", *names)
+        counts = Requests(requests)
         return ShardFolders(
-            location.storage(names, copies, digest_of(identity.checkpoint)),
+            location.storage(names, copies, digest_of(identity.checkpoint), counts),
             live.joinpath("shard", *names),
-            lambda now: home_of(location, now, copies),
+            lambda now: home_of(location, now, copies, counts),
+            counts,
         )
 
     def live(self) -> list[LiveFolder]:

@@ -20,6 +20,8 @@ from policies.prestage import PrestagePolicy
 from policies.sizing import Execution, processing_bytes_per_s
 from state_backends.backends import StoreConfig, Stores, make_cache
 from state_backends.files.location import locate
+from state_backends.files.request_counts import newest
+from state_backends.files.requests import Requests
 from state_backends.format.errors import StateError
 from state_backends.server.attempts import Attempts, ShardKey, Work
 from state_backends.server.endpoint import MetricsEndpoint
@@ -94,6 +96,7 @@ class Host:
         self._executions_s: deque[float] = deque(maxlen=_REMEMBERED_EXECUTIONS)
         self._folders = Folders(locate)
         self._committed = Committed()
+        self._requests: dict[tuple[str, str], Requests] = {}  # by operator, since this server began
         self._closing: list[tuple[Shard, threading.Lock]] = []  # no attempt can find them any more
         self._closed_counts = StoreStats()  # counts of the shards that were closed
         self._endpoint = MetricsEndpoint(self.stats)
@@ -281,6 +284,11 @@ class Host:
             totals.add(self._closed_counts)
             attempts, planned = len(self.attempts), len(self._schedule)
             queries = self._committed.to_json((key[:2], shard.snapshot) for key, (shard, _) in shards)
+            asked = [(operator, requests.to_json()) for operator, requests in self._requests.items()]
+        for (query, operator), counts in asked:
+            if any(counts.values()) and operator in queries.get(query, {}):
+                batches = [shard.requested for key, (shard, _) in shards if key[:2] == (query, operator)]
+                queries[query][operator] |= {"requests": newest(batches), "requests_total": counts}
         for shard, _ in closing:
             totals.add(shard.stats())
         operators: dict[str, Any] = {}
@@ -357,7 +365,8 @@ class Host:
             self._sampler = Sampler(self.tick)
 
     def _make(self, key: ShardKey, identity: Identity, state_dir: str, config: StoreConfig) -> Shard:
-        folders = self._folders.of(state_dir, identity)
+        requests = self._requests.setdefault(key[:2], Requests())
+        folders = self._folders.of(state_dir, identity, requests, config.kept_copies_bytes)
         assert self._io is not None
         io, prestage = self._io.of_shard(), self._prestage
         times = self._disk_times.setdefault(key, _DiskTimes())
@@ -380,6 +389,7 @@ class Host:
             retain=config.retain_versions,
             home=folders.home,
             cache=self._cache,
+            requests=folders.requests,
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from state_backends.files.request_counts import CLASSES
 from state_backends.store.counting import number
 
 Stats = Mapping[str, Any]
@@ -118,6 +119,12 @@ def _each_of_operator(*path: str, names: Labels) -> Callable[[Stats], Iterator[R
     return read
 
 
+def _moved(stats: Stats) -> Iterator[Reading]:
+    for labels, known in _operators(stats):
+        for direction in ("read", "written"):
+            yield (*labels, direction), number(known, "requests_total", f"{direction}_bytes")
+
+
 def _bounds(stats: Stats) -> Iterator[Reading]:
     for labels, known in _operators(stats):
         for which, bound_us in known.get("bounds_us", {}).items():
@@ -220,6 +227,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "aion_restores_total", "counter", "Shards rebuilt from a version: after a restart, a move, or a failure.",
         _OPERATOR, _of_operator("restores"),
+    ),
+    Metric(
+        "aion_storage_requests_total", "counter",
+        "Requests to the file system of a URI, by class; get reads a whole file, and range a part of one.",
+        (*_OPERATOR, "class"), _each_of_operator("requests_total", names=CLASSES),
+    ),
+    Metric(
+        "aion_storage_bytes_total", "counter", "Bytes of these requests.", (*_OPERATOR, "direction"), _moved,
     ),
     # State, and memory.
     Metric(

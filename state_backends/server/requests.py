@@ -149,6 +149,7 @@ class StoreFields(ServerRequest):
     io_threads: Annotated[int, Field(ge=1, le=1024)]
     rate_limit_bytes_per_s: Annotated[int, Field(ge=1, le=_MOST)] | None
     retain_versions: Annotated[int, Field(ge=1, le=1 << 31)]
+    kept_copies_bytes: Annotated[int, Field(ge=0, le=1 << 62)]
     destage: dict[str, Any]
     destage_class: Text | None
     prestage: dict[str, Any]

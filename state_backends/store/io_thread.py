@@ -2,7 +2,9 @@
 
 A request is a generator. Each step does the I/O of one block and yields the number of bytes that it moved. After every
 step the thread looks for a more urgent request, so an urgent request waits for one block at most. Requests of one
-priority run in the order in which they came. A request can be given a higher priority, or be cancelled.
+priority run in the order in which they came. A request can be given a higher priority, or be cancelled. A request that
+waits for the network is set aside until the answer is there. Of those that no task waits for, only a few are set aside
+at a time: otherwise an urgent one would wait for all of their answers.
 
 More than one thread is possible only for the paper's ablation (figure 8, "no-sqntl-io").
 """
@@ -23,7 +25,12 @@ from typing import Any, Generic, TypeVar, cast
 
 from state_backends.format.errors import ServerUnreachable
 from state_backends.store.io import BACKGROUND, LIMITED, Io, Pending, Priority, Steps
+from state_backends.store.waiting import Waits
+from state_backends.thresholds import threshold
 
+MOST_ASIDE = threshold(4, 1)
+"""The most prestages, or all background requests together, that wait for the network at a time."""
+ON_THE_NETWORK = frozenset({Priority.PRESTAGE, Priority.MAINTENANCE})
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -114,6 +121,8 @@ class IoThread:
         self._closed = False
         self._death: str | None = None
         self._running: dict[int, IoRequest[Any]] = {}  # by thread: the request whose step is under way
+        self._aside: set[IoRequest[Any]] = set()  # they wait for another thread, and count as running
+        self._held: list[tuple[Priority, int, IoRequest[Any]]] = []  # until one of those goes on
         self._clock = clock
         self._capacity = capacity
         self._rate = rate_limit
@@ -156,7 +165,7 @@ class IoThread:
         """Returns how many requests wait for their next step, by priority."""
         counts = {p.name.lower(): 0 for p in Priority}
         with self._wake:
-            for priority, _, request in self._heap:
+            for priority, _, request in (*self._heap, *self._held):
                 if priority == request.priority and not request.running and not request.future.done():
                     counts[priority.name.lower()] += 1
         return counts
@@ -178,7 +187,7 @@ class IoThread:
         """Finishes all queued requests, then ends the thread."""
         with self._wake:
             self._closed = True
-            self._wake.notify_all()
+            self._release_held()
         for thread in self._threads:
             thread.join()
 
@@ -203,8 +212,8 @@ class IoThread:
         log.critical("the I/O thread died; every request fails from now on", exc_info=error)
         with self._wake:
             self._death = self._death or f"the I/O thread of the state server died ({type(error).__name__}: {error})"
-            waiting = {request.number: request for _, _, request in self._heap}
-            waiting |= {request.number: request for request in self._running.values()}
+            waiting = {request.number: request for _, _, request in (*self._heap, *self._held)}
+            waiting |= {request.number: request for request in (*self._running.values(), *self._aside)}
             self._heap.clear()
             self.stats.queued = 0
             self._wake.notify_all()
@@ -259,10 +268,27 @@ class IoThread:
                     self._wake.wait(delay)
                     continue
                 heapq.heappop(self._heap)
+                if self._is_held(priority):
+                    self._held.append((priority, request.number, request))
+                    continue
                 return request
-            if self._closed or self._cancelled or self._death is not None:
+            over = self._closed and all(request.future.done() for request in self._aside)
+            if over or self._cancelled or self._death is not None:
                 return None
             self._wake.wait()
+
+    def _is_held(self, priority: Priority) -> bool:
+        """Whether enough requests of this priority, or a higher one, wait for the network already. Hold the lock."""
+        if priority not in ON_THE_NETWORK or self._closed:
+            return False
+        return sum(Priority.PRESTAGE <= request.priority <= priority for request in self._aside) >= MOST_ASIDE
+
+    def _release_held(self) -> None:
+        """Queues the requests again that were held. Hold the lock."""
+        for entry in self._held:
+            heapq.heappush(self._heap, entry)
+        self._held.clear()
+        self._wake.notify_all()
 
     def _step(self, request: IoRequest[Any]) -> None:
         begin = self._clock()
@@ -284,16 +310,29 @@ class IoThread:
             self.stats.longest_step_s = max(self.stats.longest_step_s, took)
             if self._rate and request.priority in LIMITED:
                 self._background_from = max(self._background_from, begin) + moved / self._rate
-            request.running = False
+            aside = isinstance(moved, Waits) and not done
+            request.running = aside
             if done:
                 self._finished(request)
+            elif aside:
+                self._aside.add(request)
             else:
                 heapq.heappush(self._heap, (request.priority, request.number, request))
                 self._wake.notify()
+        if aside:
+            cast(Waits, moved).until.add_done_callback(lambda _: self._resume(request))
         if outcome is not None:
             # Do not ask first whether it was cancelled: it may be cancelled between the question and this.
             with contextlib.suppress(InvalidStateError):
                 outcome()
+
+    def _resume(self, request: IoRequest[Any]) -> None:
+        """Queues a request again that was set aside. Any thread may call it."""
+        with self._wake:
+            self._aside.discard(request)
+            request.running = False
+            heapq.heappush(self._heap, (request.priority, request.number, request))
+            self._release_held()
 
     def _finished(self, request: IoRequest[Any]) -> None:
         if request.future.cancelled():

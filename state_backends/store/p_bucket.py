@@ -22,13 +22,16 @@ from rocksdict import Cache, IngestExternalFileOptions, Rdict, WriteOptions
 
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import MERGED, PART, SST, SstFile, is_merged
+from state_backends.files.partial import PartialCopy
 from state_backends.files.storage import link_or_copy, linking, make_folder, sync
 from state_backends.format.block import Block, parse
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import CorruptBlock, CorruptState, StateError
+from state_backends.format.sst_table import Span
 from state_backends.store.file_index import Indexed
 from state_backends.store.io import Steps
 from state_backends.store.sst_file import NewFile, block_key, checksum, index_key, read_index, rocksdb_options
+from state_backends.store.waiting import waiting_for
 from state_backends.thresholds import threshold
 
 _FILES_AT_ONCE = threshold(64, 2)  # takes about 0.1 s; an urgent read of another shard waits for that
@@ -66,12 +69,18 @@ class PBucket:
         self.tag = "0"
         self.ahead: Callable[[Sequence[Block]], None] = lambda references: None
         """Brings the bodies of references nearer. Others read them, and map their files."""
+        self.partial: Callable[[str], PartialCopy | None] = lambda name: None
+        """The local copy of a file, by its name, if a part of it may be missing."""
+        self.made: Callable[[int, Path], None] = lambda file_no, path: None
+        """Called with the number and the path of each new file, when it is complete."""
         self.next_file_no = 0
         self._db: Rdict | None = None
         self._db_path = live
         self._closed = False
         self._failed = False
         self._ingested: dict[int, SstFile] = {}
+        self._copies: dict[int, PartialCopy] = {}  # of ingested files, if a part of the local copy was missing
+        self._left: set[int] = set()  # files that nobody needs, and that RocksDB cannot drop
         self._writing: set[int] = set()
 
     def publish(self, files: Sequence[SstFile], attempt: str, into: Path) -> list[str]:
@@ -86,8 +95,7 @@ class PBucket:
             with disk_errors("writing state", into):
                 make_folder(into)
                 for file in files:
-                    mark = MERGED if is_merged(file.name) else ""
-                    path = into / f"{file.file_no:010d}-{attempt}{mark}{SST}"
+                    path = into / published_name(file.file_no, file.name, attempt)
                     names.append(path.name)
                     if not path.exists():
                         made.append(path)
@@ -161,6 +169,7 @@ class PBucket:
             raise
         finally:
             self._writing.discard(file_no)
+        self.made(file_no, path)
 
     def place(self, part: Path, path: Path) -> None:
         """Gives a complete file its name."""
@@ -172,8 +181,11 @@ class PBucket:
         """Steps that read one block. Raises CorruptBlock if it is missing or damaged, DiskError if unreadable."""
         file = self._ingested.get(file_no)
         name = f"block {seq} of slice {slice_us} in file {file.name if file else file_no}"
+        key = block_key(file_no, slice_us, seq)
+        if (copy := self._copies.get(file_no)) is not None and not copy.is_whole:
+            yield from waiting_for(copy.bring(copy.around(key)))
         try:
-            value = self._open().get(block_key(file_no, slice_us, seq))
+            value = self._open().get(key)
         except Exception as error:  # rocksdict raises plain Exceptions
             if isinstance(error, OSError) or is_rocksdb_io(error):
                 raise disk_error(f"reading {name}", self.files, error) from error
@@ -182,6 +194,26 @@ class PBucket:
             raise CorruptBlock(f"{name}: it is not in the file")
         yield len(value)
         return parse(value, name)
+
+    def complete(self, files: Sequence[SstFile]) -> Steps[None]:
+        """Steps that fetch what the local copies lack, of the newest file first. Errors are left to who reads."""
+        for file in sorted(files, key=lambda file: file.file_no, reverse=True):
+            copy = self.partial(file.name)
+            if copy is None or copy.is_whole:
+                continue
+            for span in copy.spans():
+                try:
+                    yield from waiting_for(copy.bring(span, ahead=True))
+                except StateError as error:
+                    log.warning("file %s is fetched when it is read, and not before: %s", file.name, error)
+                    break
+                yield span.end - span.begin
+        yield 0
+
+    def whole(self, files: Sequence[SstFile]) -> Steps[None]:
+        """Steps that fetch all that the local copies lack. Raises StorageError."""
+        copies = [copy for file in files if (copy := self.partial(file.name)) is not None]
+        yield from waiting_for([future for copy in copies for future in copy.bring(Span(0, copy.file.size_bytes))])
 
     def read_ahead(self, references: Sequence[Block]) -> None:
         """Begins to bring the bodies of references to this host's memory. Does not wait."""
@@ -210,7 +242,8 @@ class PBucket:
                 if index is None or crc32(index) != file.index_crc:
                     # If a file was replaced by a copy of another one, their keys collide, and this index may be
                     # missing because of a third file. The checksums of the files show which one is bad.
-                    bad = next((f for f in files if checksum(Path(f.path)) != f.crc), file)
+                    here = (f for f in files if self.partial(f.name) is None)
+                    bad = next((f for f in here if checksum(Path(f.path)) != f.crc), file)
                     raise CorruptState(f"file {bad.name}: its index of blocks is not the one in the manifest")
                 try:
                     indexes.append(read_index(index))
@@ -231,6 +264,8 @@ class PBucket:
             self._open()  # which makes the folder
             for file in files:
                 yield from linked(self.live, file)
+                if (copy := self.partial(file.name)) is not None:
+                    self._copies[file.file_no] = copy
             self._ingest(files)
             found: list[bytes | None] = self._open().get([index_key(file.file_no) for file in files])
             return found
@@ -246,7 +281,11 @@ class PBucket:
     def drop(self, *file_nos: int) -> Steps[None]:
         """Steps that make RocksDB forget files. Retention deletes the published ones."""
         dropped = [self._ingested.pop(no) for no in sorted(file_nos) if no in self._ingested]
-        for first, last in self._runs([file.file_no for file in dropped]):
+        for no in file_nos:
+            # RocksDB would read such a file while it drops it, and fail at a hole. It goes with the folder.
+            if (copy := self._copies.pop(no, None)) is not None and not copy.is_whole:
+                self._left.add(no)
+        for first, last in self._runs([file.file_no for file in dropped if file.file_no not in self._left]):
             if self._db is None or self._failed:
                 break  # the next RocksDB is made without these files
             begin, end = index_key(first), index_key(last + 1)
@@ -280,6 +319,7 @@ class PBucket:
             close_db(self._db)
             self._db = None
         self._ingested.clear()
+        self._copies.clear()
         shutil.rmtree(self.live, ignore_errors=True)
 
     # -- RocksDB ------------------------------------------------------------------------------------------
@@ -325,6 +365,7 @@ class PBucket:
                 close_db(db)
             shutil.rmtree(path, ignore_errors=True)
             raise
+        self._left.clear()
         path, self._db_path = self._db_path, path
         self._db, self._failed = db, False
         close_db(old)
@@ -333,7 +374,7 @@ class PBucket:
 
     def _runs(self, file_nos: Sequence[int]) -> list[tuple[int, int]]:
         """Returns the numbers as ranges (first, last). No file that stays lies within a range."""
-        staying = sorted(self._ingested.keys() | self._writing)
+        staying = sorted(self._ingested.keys() | self._writing | self._left)
         runs: list[tuple[int, int]] = []
         for no in file_nos:
             if runs and bisect(staying, runs[-1][1]) == bisect(staying, no):
@@ -341,6 +382,11 @@ class PBucket:
             else:
                 runs.append((no, no))
         return runs
+
+
+def published_name(file_no: int, name: str, attempt: str) -> str:
+    """Returns the name of a file in a version that an attempt makes. ``name``: the one under which it was written."""
+    return f"{file_no:010d}-{attempt}{MERGED if is_merged(name) else ''}{SST}"
 
 
 def linked(folder: Path, file: SstFile) -> Steps[None]:

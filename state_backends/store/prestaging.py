@@ -82,10 +82,9 @@ class Prestager:
         """Fetches every block that is only on disk into memory, and waits for it."""
         with self._blocks.lock:
             entries = [e for e in self._blocks.ledger if e.place is Place.DISK]
-        for entry in entries:
-            with self._blocks.lock:
-                prestage = self._start(entry, Priority.READ, 0)
-            prestage.request.result()
+            requests = [self._start(entry, Priority.READ, 0).request for entry in entries]
+        for request in requests:
+            request.result()
 
     def find(self, seq: int) -> Pending[None] | None:
         """Returns the request that is fetching a block, if there is one. Hold the lock."""

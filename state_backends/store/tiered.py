@@ -86,6 +86,7 @@ class TieredStore:
         self._writer = Writer(self.blocks, p_bucket, io, outbox_bytes=spare)
         self._merger = Merger(self.blocks, p_bucket, io, limits)
         self._keeps_all = keeps_all
+        self._completing: Pending[None] | None = None  # fetches what the local copies of restored files lack
         self._eviction = Eviction(
             self.blocks,
             self._writer,
@@ -234,6 +235,7 @@ class TieredStore:
         indexes = self._io.submit(Priority.READ, self._files.adopt(files)).result()
         with self.blocks.lock:
             self.blocks.restore(files, indexes, alive)
+        self._completing = self._io.submit(Priority.MAINTENANCE, self._files.complete(files))
         if self._keeps_all:
             self._prestager.load_all()
 
@@ -257,6 +259,8 @@ class TieredStore:
 
     def close(self) -> None:
         self._merger.stop()
+        if self._completing is not None:
+            self._completing.cancel()
         with self.blocks.lock:
             self.blocks.closed = True
             under_way: list[Pending[Any]] = [*self._writer.requests(), *self._prestager.requests()]

@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 
 from state_backends.files.location import Location
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR
+from state_backends.files.requests import Requests
 from state_backends.files.storage import Storage
 from state_backends.format.errors import AionError, CorruptState, DiskError, FormatError, StorageError
 from state_backends.format.plain_names import PLAIN, is_plain
@@ -73,8 +74,8 @@ def digest_of(checkpoint: str) -> str:
     return hashlib.sha256(checkpoint.encode()).hexdigest()[:12]
 
 
-def home_of(location: Location, identity: Identity, cache: Path) -> Home:
-    """Finds the lineage of a checkpoint. Begins a new one if there is none.
+def home_of(location: Location, identity: Identity, cache: Path, requests: Requests | None = None) -> Home:
+    """Finds the lineage of a checkpoint. Begins a new one if there is none. ``requests`` counts those of its storages.
 
     Raises CorruptState if ``operator.json`` is damaged, ForeignState if the state belongs to another operator.
     """
@@ -83,7 +84,7 @@ def home_of(location: Location, identity: Identity, cache: Path) -> Home:
 
     def storage(*below: str) -> Storage:
         names = identity.query, identity.operator, *below
-        return location.storage(names, cache, digest_of(identity.checkpoint))
+        return location.storage(names, cache, digest_of(identity.checkpoint), requests)
 
     def home(*own: str) -> Home:
         def elsewhere(token: str) -> Elsewhere | None:

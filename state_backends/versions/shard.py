@@ -21,6 +21,8 @@ from rocksdict import Cache
 from state_backends.backends import Stores
 from state_backends.files.faults import is_missing
 from state_backends.files.names import HANDED, Doomed, SstFile
+from state_backends.files.request_counts import Batch
+from state_backends.files.requests import Requests
 from state_backends.files.storage import Storage
 from state_backends.format.block import Block
 from state_backends.format.errors import (
@@ -48,6 +50,7 @@ from state_backends.versions.manifest import (
     runs_of,
 )
 from state_backends.versions.opening import claim, not_found, older
+from state_backends.versions.publishing import PublishingAhead
 from state_backends.versions.retention import Retention, batch_of, manifest_name
 
 T = TypeVar("T")
@@ -60,7 +63,7 @@ class Shard:
     The caller makes one call at a time, except for reads. ``storage`` keeps the versions. The folder ``live`` has
     RocksDB's own files, and new files. ``retain``: how many batches Spark keeps. ``home`` finds the storage of the
     lineage of an identity (state_backends/versions/lineage.py); it is called when the shard is rebuilt from a version.
-    None: the lineage is in ``storage``.
+    None: the lineage is in ``storage``. ``requests``: what the storages of this shard count.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Shard:
         retain: int,
         home: Callable[[Identity], Home] | None = None,
         cache: Cache | None = None,
+        requests: Requests | None = None,
     ) -> None:
         self.identity = identity
         self.storage = storage
@@ -83,6 +87,9 @@ class Shard:
         self._home = home
         self._elsewhere: Callable[[str], Elsewhere | None] = lambda token: None
         self._cache = cache
+        self._requests = requests or Requests()
+        self.requested: Batch | None = None
+        """The requests for the last commit of this host."""
         self._attempt: StoreAttempt | None = None
         self._p_bucket: PBucket | None = None
         self._keyed: KeyedStore | None = None
@@ -94,6 +101,7 @@ class Shard:
         self._written: list[SstFile] = []  # by the attempt at work or by merging, and named by no manifest yet
         self._published: list[str] = []  # by the attempt at work
         self._may_be_saved = False  # the manifest that names them
+        self._ahead = PublishingAhead(storage)
         self._retention = Retention(self._keep)
         self._unlisted_in: int | None = None  # the batch in which the folder must not be listed yet: see retention.py
         self._suspect = False  # something local was damaged or missing
@@ -124,6 +132,7 @@ class Shard:
             self._unlisted_in = None
         self.identity = identity
         self._at_work, self._new_token = attempt, makes or attempt
+        self._ahead.begins(attempt)
         snapshot = self._current.snapshot if self._current else None
         work.begin(snapshot["next_seq"] if snapshot else 0)
         assert self._p_bucket is not None
@@ -223,18 +232,21 @@ class Shard:
         self.storage.publish(self._published, [f.name for f in files])
         self._may_be_saved = True
         self.storage.save(manifest.token, dump(manifest))
+        self._retention.note([], self._ahead.committed([f.file_no for f in new], self._published))
         self._published, self._may_be_saved = [], False
         work.end()
         before = self._current.files if self._current else ()
-        self.storage.release({f.name for f in before} - {f.name for f in files})
         for file in self._written:
             if file.file_no not in live:
                 self._p_bucket.delete(file)
         self._keep_files(manifest)
         if self._keyed is not None:
             self._keyed.end([self._file(run) for run in runs_of(manifest)], snapshot.get("expected_ms"))
+        # Only now: until here, reads that go on beside this may have used them.
+        self.storage.release({f.name for f in before} - {f.name for f in files})
         self._at_work = None
         self._written = []
+        self.requested = Batch(batch_of(attempt), self._requests.since_last())
         self._expire(manifest, past, batch_of(attempt))
         return manifest.token
 
@@ -244,6 +256,7 @@ class Shard:
             self._at_work = None
 
     def close(self) -> None:
+        self._ahead.ends()
         with self._stats_lock:
             stores = self._stores()
             self._attempt = self._keyed = None  # even if closing one fails, it is not used again
@@ -283,6 +296,7 @@ class Shard:
 
     def _undo(self) -> None:
         """Forgets everything that the attempt at work did."""
+        self._retention.note([], self._ahead.ends())
         assert self._attempt is not None and self._p_bucket is not None
         self._attempt.undo()
         if self._keyed is not None:
@@ -372,12 +386,12 @@ class Shard:
             if manifest is not None:
                 self._keep_files(manifest)
             try:
-                work = self._restore(manifest)
+                work = self._restore(manifest, partly=not self._suspect)
             except (CorruptState, DiskError) as error:
                 log.warning("shard %d is made again without the files of this host: %s", identity.shard, error)
                 shutil.rmtree(self._live, ignore_errors=True)
                 self.storage.close()
-                work = self._restore(manifest)
+                work = self._restore(manifest, partly=False)
         except CorruptState as error:
             raise CorruptState(f"version {token} in {self.storage.where(token or '')}: {error}") from error.__cause__
         self._suspect = False
@@ -394,14 +408,19 @@ class Shard:
             raise
         return work
 
-    def _restore(self, manifest: Manifest | None) -> StoreAttempt:
-        """Makes the stores, with what is alive in a version. Raises CorruptState, DiskError, StorageError."""
+    def _restore(self, manifest: Manifest | None, *, partly: bool) -> StoreAttempt:
+        """Makes the stores, with what is alive in a version. Raises CorruptState, DiskError, StorageError.
+
+        ``partly``: large files of a remote storage may come later. Without it all are compared with their checksums.
+        """
         # New files stay in a folder of this host until a version names them, so that no other host deletes them.
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
-        p_bucket.ahead = self.storage.read_ahead
+        self._ahead = PublishingAhead(self.storage)
+        p_bucket.made = self._ahead.made
+        p_bucket.ahead, p_bucket.partial = self.storage.read_ahead, self.storage.partial
         stores = self._make_stores(p_bucket)
         try:
-            self.storage.fetch([self._file(f) for f in self._files.values()])
+            self.storage.fetch([self._file(f) for f in self._files.values()], partly=partly)
             if manifest is not None:
                 self.storage.publish([], list(self._handed))
                 blocks = [self._file(f) for no, f in self._files.items() if no not in manifest.runs]

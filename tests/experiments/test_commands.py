@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +68,20 @@ def test_sessions(tmp_path: Path) -> None:
     assert "spark, session: a small batch with 2,000 keys over one with 50" in said
 
 
-def test_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("far", [False, True], ids=["folder", "s3"])
+def test_restart(tmp_path: Path, far: bool) -> None:
     """Not the command itself, which gives each of two states a life more: what it does with one of them."""
-    from experiments.restart import Settings, fill, start_again
+    from experiments.chaos_places import Bucket
+    from experiments.restart import Settings, fill, requests, start_again
 
-    settings = Settings(size_mib=2, payload_bytes=16_384, runs=1, policy="standard", cores=2)
-    filled = fill(settings, tmp_path, settings.size_mib)
-    assert filled["state_bytes"] >= 2 << 20 and filled["files"] > 0
-    again = start_again(settings, tmp_path, 1)
+    settings = Settings(size_mib=2, payload_bytes=16_384, runs=1, policy="standard", cores=2, hands_over=not far)
+    with closing(Bucket()) if far else nullcontext() as bucket:
+        uri = bucket.new() if bucket else None
+        filled = fill(settings, tmp_path, settings.size_mib, uri)
+        assert filled["state_bytes"] >= 2 << 20 and filled["files"] > 0
+        again = start_again(settings, tmp_path, 1, uri)
     assert again.panes > 0 and again.first_pane_s is not None and again.first_pane_s > 0
+    assert ("range" in requests(again)) == far
 
 
 def test_nexmark(tmp_path: Path) -> None:

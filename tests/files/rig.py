@@ -11,9 +11,11 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from state_backends.backends import Stores
+from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.names import SstFile
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
+from state_backends.files.requests import Requests
 from state_backends.files.storage import LocalStorage
 from state_backends.store.io_thread import IoThread, Priority
 from state_backends.store.m_bucket import MemoryBudget
@@ -104,16 +106,31 @@ def files(storage: Any) -> list[str]:
 class Host:
     """A host with one shard in the object store, and copies of nothing when it starts."""
 
-    def __init__(self, uri: str, folder: Path, *, kind: str = "tiered", retain: int = 100) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        uri: str,
+        folder: Path,
+        *,
+        kind: str = "tiered",
+        retain: int = 100,
+        budget: int = 64 << 10,
+        kept: KeptCopies | None = None,
+    ) -> None:
+        self.folder, self.budget = folder, budget
         self.io = IoThread()
         self.remote = Remote(uri)
-        self.storage = RemoteStorage(self.remote, "query/tolls/shard-00003", folder / "copies")
+        self.requests = Requests()
+        self.storage = RemoteStorage(
+            self.remote, "query/tolls/shard-00003", folder / "copies", requests=self.requests, kept=kept
+        )
         self.kind = kind
-        self.shard = Shard(IDENTITY, self.storage, folder / "live", self.make_stores, retain=retain)
+        self.shard = Shard(
+            IDENTITY, self.storage, folder / "live", self.make_stores, retain=retain, requests=self.requests
+        )
 
     def make_stores(self, p_bucket: PBucket) -> Stores:
-        return Stores.of(self.kind, p_bucket, self.io, MemoryBudget(64 << 10), bucket_limit_bytes=16 << 10)
+        self.p_bucket = p_bucket
+        return Stores.of(self.kind, p_bucket, self.io, MemoryBudget(self.budget), bucket_limit_bytes=self.budget // 4)
 
     def put(self, token: str | None, attempt: str, values: dict[bytes, bytes | None]) -> str:
         """The next version, with these keyed values more."""

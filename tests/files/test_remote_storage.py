@@ -14,6 +14,7 @@ import pytest
 
 from aion.errors import CorruptState, DiskError, StorageError
 from state_backends.files import remote as remote_module
+from state_backends.files import requests as requests_module
 from state_backends.files.names import Doomed
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
@@ -137,7 +138,7 @@ def test_what_could_not_be_uploaded_is_not_there(make: Callable[..., Place], cal
 
 
 def test_a_large_file_goes_in_parts(make: Callable[..., Place], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_module, "_CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(requests_module, "WHOLE_BYTES", 1 << 10)
     monkeypatch.setattr(remote_module, "_UNCONFIRMED_BYTES", 3 << 10)
     place = make()
     storage, other = place.storage(), place.storage()

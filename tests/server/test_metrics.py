@@ -23,6 +23,7 @@ from state_backends.server.host import Host
 from state_backends.server.metrics import METRICS
 from state_backends.server.server_folder import LOG
 from tests.durations import us
+from tests.object_store import ObjectStore, serving
 from tests.operators import advance, arrive, end_batch, make
 from tests.server.conftest import (
     STORE,
@@ -256,3 +257,17 @@ def test_the_server_takes_no_rubbish_for_a_histogram(connect: Connect, tmp_path:
     said = {**snapshot(1), "lateness": {"learnt_bound": {}, "lateness": {}, "histogram": {"events": {"1": "many"}}}}
     with pytest.raises(aion.errors.RequestError, match="histogram"):
         attempt.commit(said)
+
+
+def test_requests_to_an_object_store_are_told_by_class(application: str, connect: Connect) -> None:
+    with serving() as port:
+        bucket, client = ObjectStore(port), connect()
+        for n in range(3):
+            commit(client, bucket.uri("state"), f"t{n}" if n else None, f"t{n + 1}", snapshot(n), at=n)  # type: ignore[arg-type]
+        told_by = client.stats()["queries"]["query"]["windowed"]
+        last, total = told_by["requests"], told_by["requests_total"]
+        assert last["batch"] == 3 and last["put"] == 2, "a file and a manifest"
+        assert total["put"] == 2 * 3 + 1, "and operator.json"
+        samples = scrape(port_of(client))
+        assert told(samples, "aion_storage_requests_total", **OF, **{"class": "put"}) == total["put"]
+        assert told(samples, "aion_storage_bytes_total", **OF, direction="written") == total["written_bytes"] > 0

@@ -52,6 +52,11 @@ def test_a_query_goes_on_with_its_state_in_an_object_store(
     tables += [stream.put(rows) for rows in second]
     place(bucket.uri("elsewhere"))
     got = stopped.run(result({"state": {"backend": "rocksdb", "compression": "zstd"}}))
+    state = aion.metrics.state(spark)
+    assert state is not None
+    (operators,) = (known for query, known in state.queries.items() if query == stopped.query_id)
+    (asked,) = (known["requests_total"] for known in operators.values())
+    assert asked["put"] > 0 and asked["get"] > 0 and asked["read_bytes"] > 0, "this server has opened the shards"
     assert {path.split("/")[0] for path in bucket.objects()} == {"elsewhere"}
     assert {path.split("/")[1] for path in bucket.objects()} == {stopped.query_id}
     undisturbed = naive(locally(tables, **definition, policy=BOUND))

@@ -10,26 +10,33 @@ import contextlib
 import itertools
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rocksdict import Rdict
 
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import SstFile
+from state_backends.files.partial import PartialCopy
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import AionError, CorruptState, StateError
+from state_backends.format.sst_table import Span, TableIndex
 from state_backends.store.io import Steps
 from state_backends.store.keyed.run_file import STEP_BYTES, VALUES, NewRun, name_key, run_options
 from state_backends.store.p_bucket import PBucket, close_db, ingest, link_of, linked
 from state_backends.store.sst_file import checksum
+from state_backends.store.waiting import waiting_for
 from state_backends.thresholds import threshold
 
 _FIRST_KEYS, _MOST_KEYS = threshold(64, 1), threshold(1024, 2)  # of one step of a get
 _ENTRIES = threshold(4096, 2)  # of one step of a scan
+SCANNED_BLOCKS = threshold(32, 2)
+"""How many blocks of data of each run a step of a scan reads, if parts of the run are not here."""
 _END = b"\x02"  # above all keys of values
 _db_numbers = itertools.count()  # a RocksDB that failed may keep its folder locked
 log = logging.getLogger(__name__)
+Spans = list[tuple[PartialCopy, Span]]
 
 
 class RunFiles:
@@ -51,6 +58,8 @@ class RunFiles:
         self._db_path = live
         self._ingested: tuple[SstFile, ...] = ()
         self._closed = False
+        self._looked_at: tuple[SstFile, ...] | None = None
+        self._copies: list[PartialCopy] = []  # of those runs, if a part of them was missing
 
     def write(self, changes: Iterable[tuple[bytes, bytes | None]], mark: str = "") -> Steps[SstFile]:
         """Steps that write a run. ``changes``: as NewRun takes them. ``mark``: see PBucket."""
@@ -70,7 +79,7 @@ class RunFiles:
         count, total = _FIRST_KEYS, 0
         while len(values) < len(keys) and total < most_bytes:
             part = keys[len(values) : len(values) + count]
-            yield from self._ready()
+            yield from self._ready_for(partial(self._spans_of, part))
             with self._reading() as db:
                 found = db.get([VALUES + key for key in part])
             size = sum(map(len, filter(None, found)))
@@ -90,9 +99,12 @@ class RunFiles:
         upto = _END if end is None else VALUES + end
         at: bytes | None = VALUES + begin
         while at is not None:
-            yield from self._ready()
+            yield from self._ready_for(lambda at=at: self._spans_between(at, upto)[0])  # type: ignore[misc]
+            _, upto_here = self._spans_between(at, upto)
             with self._reading() as db:
-                size, at = _read(db, at, upto, entries)
+                size, at = _read(db, at, upto_here, entries)
+            if at is None and upto_here < upto:
+                at = upto_here
             yield size
             if entries:
                 break
@@ -120,6 +132,10 @@ class RunFiles:
                 bad = self._damaged() or run
                 raise CorruptState(f"file {bad.name}: it is not the file that the manifest names")
 
+    def complete(self) -> Steps[None]:
+        """Steps that fetch what the local copies of the runs lack."""
+        return self._p_bucket.complete(self.runs)
+
     def refresh(self) -> Steps[None]:
         """Steps that bring RocksDB up to date. Then the next read need not do it."""
         if not self._closed:
@@ -134,6 +150,7 @@ class RunFiles:
 
         A RocksDB of its own merges them, and checks their bytes.
         """
+        yield from self._p_bucket.whole(runs)
         path = self._new_path()
         db: Rdict | None = None
         try:
@@ -185,6 +202,18 @@ class RunFiles:
                 raise
             yield db
 
+    def _ready_for(self, spans: Callable[[], Spans]) -> Steps[None]:
+        """Like :meth:`_ready`. Also fetches the ranges ``spans()`` of local copies, which the next read needs.
+
+        They are asked for again after each step, because the runs may have changed.
+        """
+        while True:
+            yield from self._ready()
+            futures = [future for copy, span in spans() for future in copy.bring(span)]
+            if not futures:
+                return
+            yield from waiting_for(futures)
+
     def _ready(self) -> Steps[None]:
         """Steps that copy the runs that RocksDB has not ingested yet, if the file system has no links.
 
@@ -200,6 +229,39 @@ class RunFiles:
                     yield from linked(self._live, run)
                     if run not in self._missing():
                         link_of(self._live, run).unlink(missing_ok=True)
+
+    def _partial(self) -> list[tuple[PartialCopy, TableIndex]]:
+        """The local copies that may lack a part, with their indexes."""
+        runs = self.runs
+        if runs is not self._looked_at:
+            copies = (self._p_bucket.partial(run.name) for run in runs)
+            self._looked_at, self._copies = runs, [copy for copy in copies if copy is not None]
+        if not self._copies:
+            return []
+        return [(copy, index) for copy in self._copies if (index := copy.index) is not None]
+
+    def _spans_of(self, keys: Sequence[bytes]) -> Spans:
+        """The ranges in which these keys may be."""
+        found = []
+        for copy, index in self._partial():
+            places = {index.find(VALUES + key) for key in keys}
+            found += [(copy, index.span(at)) for at in sorted(places) if at < len(index)]
+        return found
+
+    def _spans_between(self, begin: bytes, end: bytes) -> tuple[Spans, bytes]:
+        """The ranges that a scan from ``begin`` on reads, and where it has to end, because it would read others."""
+        copies, upto = self._partial(), end
+        for _, index in copies:
+            last = index.find(begin) + SCANNED_BLOCKS
+            if last < len(index):
+                upto = min(upto, index.last_key(last))
+        found = []
+        for copy, index in copies:
+            # One more than has such keys: RocksDB looks at the next key, and then sees that it is beyond the end.
+            first, last = index.find(begin), min(index.find(upto) + 1, len(index) - 1)
+            if first <= last:
+                found.append((copy, Span(index.span(first).begin, index.span(last).end)))
+        return found, upto
 
     def _missing(self) -> tuple[SstFile, ...]:
         """The runs that RocksDB has not ingested yet."""
@@ -231,7 +293,8 @@ class RunFiles:
     def _damaged(self) -> SstFile | None:
         """The first run whose bytes are not those that were written. Reads all runs."""
         with contextlib.suppress(OSError):
-            return next((run for run in self.runs if checksum(Path(run.path)) != run.crc), None)
+            here = (run for run in self.runs if self._p_bucket.partial(run.name) is None)
+            return next((run for run in here if checksum(Path(run.path)) != run.crc), None)
         return None
 
     def _open(self) -> Rdict:

@@ -250,6 +250,7 @@ class KeyedStore:
         if runs:
             self._cache.clear()
             self._io.submit(Priority.READ, self._files.adopt()).result()
+            self._under_way.append(self._io.submit(Priority.MAINTENANCE, self._files.complete()))
 
     def compact(self) -> None:
         """Starts merging runs in the background, if that is worth it. Call it after each commit."""

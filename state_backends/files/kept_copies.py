@@ -1,0 +1,118 @@
+"""Keeps local copies of remote files after their shards were closed, within a budget for the host.
+
+A shard that is opened again on this host, by this state server or a later one, takes its files from here. The servers
+of a user on a host share one folder. Files have two names while their shard is open: one here, and one in the folder of
+the shard. So keeping them takes no more disk until the shard is closed. What was used least recently goes first.
+
+Nothing here is trusted: who takes a file compares its length at once and its checksum behind the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from state_backends.files.names import SstFile
+
+FOLDER = "kept"
+_LOCK = ".lock"
+log = logging.getLogger(__name__)
+
+
+class _Kept(NamedTuple):
+    used_ns: int
+    size_bytes: int
+    path: Path
+
+
+class KeptCopies:
+    """The copies of a host. ``folder``: of this user. ``limit_bytes``: the most that they may have together.
+
+    No method raises an error of the disk: what cannot be kept is fetched again.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int = 0) -> None:
+        self._folder = folder / FOLDER
+        self.limit_bytes = limit_bytes
+
+    def take(self, place: str, file: SstFile) -> bool:
+        """Gives a copy the path of ``file``. Returns whether it did. ``place``: the URI of the file's folder."""
+        if not self.limit_bytes:
+            return False
+        kept = self._path(place, file.name)
+        try:
+            found = kept.lstat()
+            if not stat.S_ISREG(found.st_mode) or found.st_size != file.size_bytes:
+                kept.unlink()
+                return False
+            os.link(kept, file.path)
+            os.utime(kept)
+        except OSError:  # there is none, or another process has just removed it
+            return False
+        return True
+
+    def put(self, place: str, path: Path) -> None:
+        """Keeps a copy. It is whole, and its checksum is right."""
+        if not self.limit_bytes:
+            return
+        try:
+            if path.stat().st_size > self.limit_bytes:
+                return
+            kept = self._path(place, path.name)
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.link(path, kept)
+            os.utime(kept)
+            self._make_room()
+        except OSError as error:
+            log.debug("%s is not kept: %s", path.name, error)
+
+    def remove(self, place: str, names: Iterable[str]) -> None:
+        """Forgets copies: the files are damaged, or no longer in use."""
+        if not self.limit_bytes:
+            return
+        for name in names:
+            with contextlib.suppress(OSError):
+                self._path(place, name).unlink()
+
+    def _path(self, place: str, name: str) -> Path:
+        return self._folder / hashlib.sha256(place.encode()).hexdigest()[:32] / name
+
+    def _make_room(self) -> None:
+        with self._locked():
+            kept = sorted(self._all())
+            excess = sum(copy.size_bytes for copy in kept) - self.limit_bytes
+            for copy in kept:
+                if excess <= 0:
+                    break
+                with contextlib.suppress(FileNotFoundError):
+                    copy.path.unlink()
+                    excess -= copy.size_bytes
+                with contextlib.suppress(OSError):  # unless there are others in it
+                    copy.path.parent.rmdir()
+
+    def _all(self) -> Iterator[_Kept]:
+        for folder in self._folder.iterdir():
+            if folder.name == _LOCK:
+                continue
+            for path in folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    found = path.lstat()
+                    yield _Kept(found.st_mtime_ns, found.st_size, path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process makes room at a time. Otherwise two would remove more than is too much."""
+        fd = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)

@@ -1,0 +1,259 @@
+"""Local copies that have a part of a remote file's bytes, so that a shard can be opened before its files are here.
+
+Such a copy has the size of the file, and holes. RocksDB ingests it like any other: it reads the first and the last
+block of data, and what follows them. Before it reads another block, :class:`PartialCopy` fetches the block's range.
+When all bytes are here, they are compared with the checksum of the manifest. Until then RocksDB's checksums of blocks,
+and those of Aion's blocks in them, find what is damaged; a hole never passes for data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from state_backends.files.faults import disk_errors
+from state_backends.files.names import SstFile
+from state_backends.format.checksum import crc32
+from state_backends.format.errors import AionError, CorruptState, StorageError
+from state_backends.format.sst_table import END, Span, TableIndex, index_of, metaindex, parts
+from state_backends.thresholds import threshold
+
+PIECE_BYTES = threshold(64 << 10, 64)
+"""The unit of what is here or not."""
+LEAST_BYTES = threshold(512 << 10, 256)
+"""A smaller file is fetched whole, by one request."""
+AHEAD_BYTES = threshold(512 << 10, 128)
+"""The least that is fetched for a block of a file of blocks: its neighbours are of the same slice or the next."""
+MOST_BYTES = threshold(4 << 20, 512)
+"""The most that one request asks for."""
+_INDEX_ENTRY_BYTES = 64  # about, with some to spare: of a block of data in the index,
+_KEY_BYTES = 2  # and of a key in the filter
+_ABOUT_BYTES = 2048  # of the other parts of a table that are not data
+_BLOCK_BYTES = 4096
+_FIRST_BYTES = _BLOCK_BYTES + 256  # of the first block of data, unless it lists many blocks
+log = logging.getLogger(__name__)
+
+ReadAt = Callable[[int, int], bytes]
+"""Reads this many bytes from this offset on. Raises StorageError."""
+
+
+def is_large(file: SstFile) -> bool:
+    """Whether it is worth fetching parts of a file."""
+    return file.size_bytes >= LEAST_BYTES
+
+
+class PartialCopy:
+    """A local copy of one file. Threads may use it together.
+
+    ``read_at`` reads from the remote file, and ``end`` is called when it is not read any more. ``pool`` serves those
+    who wait, and ``ahead`` those who do not. ``checked`` is called when all of the file is here, with the answer
+    whether it has the right checksum.
+    """
+
+    def __init__(
+        self,
+        file: SstFile,
+        read_at: ReadAt,
+        pool: ThreadPoolExecutor,
+        ahead: ThreadPoolExecutor | None = None,
+        end: Callable[[], None] = lambda: None,
+        checked: Callable[[bool], None] = lambda right: None,
+    ) -> None:
+        self.file = file
+        self._end: Callable[[], None] | None = end
+        self.is_whole = False
+        self.index: TableIndex | None = None
+        """Known when the file can be ingested. None again when it is whole: it may be large."""
+        self._checked = checked
+        self._was_kept = False
+        self._path = Path(file.path)
+        self._read_at = read_at
+        self._pool, self._ahead = pool, ahead or pool
+        self._lock = threading.Lock()
+        self._here = bytearray(-(-file.size_bytes // PIECE_BYTES))
+        self._coming: dict[int, Future[None]] = {}  # by piece
+        self._closed = False
+
+    def create(self) -> None:
+        """Makes the file. Raises DiskError."""
+        with disk_errors("keeping a copy of remote state", self._path.parent):
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                os.ftruncate(fd, self.file.size_bytes)
+            finally:
+                os.close(fd)
+
+    def take_kept(self) -> None:
+        """All of the file is here, but it was not compared with its checksum. That happens behind the batch.
+
+        If the file turns out to be damaged, all of it is fetched after all.
+        """
+        self._was_kept = True
+        self._here = bytearray(b"\1" * len(self._here))
+
+    def check_kept(self) -> None:
+        """Begins to compare a file that was here with its checksum. Does not wait."""
+        if self._was_kept:
+            with contextlib.suppress(RuntimeError):  # the connection is closed
+                self._ahead.submit(self._check)
+
+    def first_spans(self) -> list[Span]:
+        """Returns the ranges to begin with: what is needed to read the index, if it is as large as one expects."""
+        size = self.file.size_bytes
+        blocks = min(self.file.blocks, size // _BLOCK_BYTES) + 2
+        tail = _ABOUT_BYTES + _INDEX_ENTRY_BYTES * blocks + _KEY_BYTES * self.file.blocks
+        return [Span(max(size - tail, 0), size), Span(0, min(_FIRST_BYTES, size))]
+
+    def open_index(self) -> list[Span]:
+        """Reads the index, or returns the ranges that it needs first. Raises CorruptState.
+
+        What RocksDB reads when it ingests the file is here, too, when this returns nothing.
+        """
+        size = self.file.size_bytes
+        listed = metaindex(self._bytes(Span(size - END.size, size)), size)
+        if self.missing(listed):
+            return [listed]
+        where, data_end = parts(self._bytes(listed))
+        if self.missing(Span(data_end, size)):
+            return [Span(data_end, size)]
+        index = self.index = index_of(self._bytes(where), data_end)
+        if not len(index):
+            raise CorruptState("it has no blocks of data")
+        needed = [index.span(0), index.span(len(index) - 1)]
+        return [span for span in needed if self.missing(span)]
+
+    def around(self, key: bytes) -> Span:
+        """Returns the range of the block of data with a key, and of some that follow it."""
+        index = self.index
+        if index is None or (at := index.find(key)) == len(index):
+            return Span(0, 0)
+        begin, end = index.span(at)
+        return Span(begin, max(end, min(begin + AHEAD_BYTES, index.data.end)))
+
+    def bring(self, span: Span, *, ahead: bool = False) -> list[Future[None]]:
+        """Starts fetching what is missing of a range. Returns what to wait for. Does not wait.
+
+        ``ahead``: nobody waits for it yet.
+        """
+        if self.is_whole:
+            return []
+        with self._lock:
+            if self._closed:
+                return []
+            wanted = [piece for piece in self._pieces(span) if not self._here[piece]]
+            found = {id(future): future for piece in wanted if (future := self._coming.get(piece)) is not None}
+            for run in _runs((piece for piece in wanted if piece not in self._coming), MOST_BYTES // PIECE_BYTES):
+                try:
+                    future = (self._ahead if ahead else self._pool).submit(self._fetch, run)
+                except RuntimeError as error:
+                    raise StorageError(f"{self._path.name}: the connection is closed") from error
+                self._coming.update(dict.fromkeys(run, future))
+                found[id(future)] = future
+            return list(found.values())
+
+    def missing(self, span: Span) -> bool:
+        return not self.is_whole and any(not self._here[piece] for piece in self._pieces(span))
+
+    def spans(self) -> Iterator[Span]:
+        """Yields the whole file in ranges that take one request each."""
+        for begin in range(0, self.file.size_bytes, MOST_BYTES):
+            yield Span(begin, min(begin + MOST_BYTES, self.file.size_bytes))
+
+    def close(self) -> None:
+        """Nothing more is fetched."""
+        with self._lock:
+            self._closed = True
+        self._end_if_unused()
+
+    def _pieces(self, span: Span) -> range:
+        return range(span.begin // PIECE_BYTES, -(-min(span.end, self.file.size_bytes) // PIECE_BYTES))
+
+    def _bytes(self, span: Span) -> bytes:
+        """Reads from the local file."""
+        with disk_errors("reading a copy of remote state", self._path.parent), self._path.open("rb") as file:
+            return os.pread(file.fileno(), span.end - span.begin, span.begin)
+
+    def _fetch(self, run: Sequence[int]) -> None:
+        """Fetches neighbouring pieces by one request."""
+        complete = False
+        try:
+            begin, end = run[0] * PIECE_BYTES, min((run[-1] + 1) * PIECE_BYTES, self.file.size_bytes)
+            if not self._closed:
+                self._write(self._read_at(end - begin, begin), begin, end)
+                with self._lock:
+                    for piece in run:
+                        self._here[piece] = 1
+                    complete = all(self._here)
+        finally:
+            with self._lock:
+                for piece in run:
+                    del self._coming[piece]
+        if complete:
+            self._check()
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        with self._lock:
+            if self._coming or not (self._closed or self.is_whole):
+                return
+            end, self._end = self._end, None
+        if end is not None:
+            end()
+
+    def _write(self, data: bytes, begin: int, end: int) -> None:
+        if len(data) != end - begin:
+            raise StorageError(f"file {self.file.name}: {len(data)} of {end - begin} bytes came")
+        with disk_errors("keeping a copy of remote state", self._path.parent):
+            fd = os.open(self._path, os.O_WRONLY)
+            try:
+                rest, at = memoryview(data), begin
+                while rest:
+                    written = os.pwrite(fd, rest, at)
+                    rest, at = rest[written:], at + written
+            finally:
+                os.close(fd)
+
+    def _check(self) -> None:
+        """Compares the whole file with the checksum of the manifest."""
+        crc = 0
+        try:
+            for span in self.spans():
+                crc = crc32(self._bytes(span), crc)
+        except AionError as error:  # who reads it next reports it
+            log.debug("the copy of %s could not be checked: %s", self.file.name, error)
+            return
+        right = crc == self.file.crc
+        self._checked(right)
+        was_kept, self._was_kept = self._was_kept, False
+        if not right and was_kept:
+            log.warning(
+                "the copy of file %s that was kept on this host is damaged; it is fetched again", self.file.name
+            )
+            with self._lock:
+                self._here = bytearray(len(self._here))
+            return
+        self.is_whole, self.index = True, None
+        if not right and not self._closed:
+            log.error(
+                "file %s is damaged: its CRC-32 is %08x, but its manifest says %08x; reading a damaged block fails",
+                self.file.name,
+                crc,
+                self.file.crc,
+            )
+            self._path.unlink(missing_ok=True)  # the next opening fetches it again
+
+
+def _runs(pieces: Iterable[int], most: int) -> list[list[int]]:
+    """Returns ascending numbers as runs of neighbours, of at most this many."""
+    runs: list[list[int]] = []
+    for piece in pieces:
+        if runs and runs[-1][-1] + 1 == piece and len(runs[-1]) < most:
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    return runs
