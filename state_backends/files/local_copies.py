@@ -99,7 +99,7 @@ class LocalCopies:
                 try:
                     wanted[name] = self._partial[name].open_index()
                 except CorruptState as error:
-                    raise CorruptState(f"file {name} at {self._uri(name)} is damaged: {error}") from error
+                    raise CorruptState(f"file {name} at {self._uri(name)} is damaged: {error}") from error.__cause__
             wanted = {name: spans for name, spans in wanted.items() if spans}
 
     def _begin_copy(self, file: SstFile) -> PartialCopy:

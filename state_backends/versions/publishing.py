@@ -38,7 +38,7 @@ class PublishingAhead:
         """An attempt begins. The merged files that are here will most likely be in its version."""
         with self._lock:
             self._attempt = attempt
-            self._files = {file_no: path for file_no, path in self._files.items() if path.exists()}
+            self._files = {file_no: path for file_no, path in self._files.items() if _is_there(path)}
             for file_no, path in self._files.items():
                 self._begin(attempt, file_no, path)
 
@@ -64,3 +64,11 @@ class PublishingAhead:
         name = published_name(file_no, path.name, attempt)
         self._names.add(name)
         self._storage.publish_ahead(path, name)
+
+
+def _is_there(path: Path) -> bool:
+    """Returns whether a file is there. A disk that cannot say it says so again when the file is read."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
