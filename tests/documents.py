@@ -81,6 +81,10 @@ def blocks(*languages: str) -> list[Block]:
     return [block for page in PAGES for block in read(page)[0] if not languages or block.language in languages]
 
 
+def blocks_of(page: str, language: str) -> list[Block]:
+    return [block for block in read(page)[0] if block.language == language]
+
+
 def commands(programs: tuple[str, ...]) -> list[Command]:
     """Every command in a block of a shell; of these programs also those in running text, between backticks."""
     return [command for page in PAGES for command in _commands(page, programs)]

@@ -1,6 +1,6 @@
 """The Python of the documents, run on Spark as it stands; what it leaves behind is compared with plain computations.
 
-A page's blocks are one program. What they take for granted is given: the imports of the README and ``events``.
+A page's blocks are one program. What they take for granted is given: the imports of the guide and ``events``.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Stage:
         return self.spark.table(table)
 
 
-def check_readme(stage: Stage) -> None:
+def check_guide(stage: Stage) -> None:
     # A batch computation over all events, the late ones included.
     panes = stage.spark.read.parquet(str(stage.folder / "tolls"))
     events = [e for e in stage.events if e["user"] != "end"]
@@ -167,7 +167,7 @@ def check_policies(stage: Stage) -> None:
 
 
 SHARED: dict[str, Callable[[Stage], None]] = {
-    "README.md": check_readme,
+    "docs/guide.md": check_guide,
     "docs/windows.md": check_windows,
     "docs/sinks.md": check_sinks,
     "docs/distribution.md": check_levels,
@@ -175,7 +175,7 @@ SHARED: dict[str, Callable[[Stage], None]] = {
     "docs/tuning.md": check_tuning,
     "docs/policies.md": check_policies,
 }
-ELSEWHERE = {"docs/metrics.md", "docs/notebook.md", "docs/recipes.md", "docs/stateful.md", "docs/store.md"}
+ELSEWHERE = {"README.md", "docs/metrics.md", "docs/notebook.md", "docs/recipes.md", "docs/stateful.md", "docs/store.md"}
 """Pages with tests of their own: here, in ``test_recipes.py``, and in others."""
 
 
@@ -205,8 +205,8 @@ def test_what_pages_say_of_a_stream(
         (own / "positions").symlink_to(folder)
         (own / "my.yaml").write_text("memory:\n  budget: 1GiB\n")
         monkeypatch.chdir(own)
-        # The README says all that it needs; the others go on from there.
-        names = run_python(page, {} if page == "README.md" else given, own, THE_REST)
+        # The guide says all that it needs; the others go on from there.
+        names = run_python(page, {} if page == "docs/guide.md" else given, own, THE_REST)
         stage = Stage(alone, stream, [e for events in stages for e in events], own, names)
         settle(alone)  # a query begins with a Python of its own: not many at once
         told.append((check, stage))
@@ -225,6 +225,14 @@ def test_what_pages_say_of_a_stream(
 
 
 # -- pages with streams of their own --------------------------------------------------------------------------
+
+
+def test_the_query_of_the_readme_prints_what_it_says(
+    alone: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_python("README.md", {}, tmp_path, {})
+    (said,) = documents.blocks_of("README.md", "text")
+    assert capsys.readouterr().out.strip() == said.text.strip()
 
 
 @pytest.mark.proof
