@@ -10,7 +10,7 @@ TINY := $(addprefix tests/, local/test_restarts.py local/test_all_windows.py loc
 	local/test_large_windows.py test_scenarios.py test_keyed_windows.py test_keyed_index.py test_operator_any_order.py test_updates.py test_changing.py test_evolution.py \
 	stores/test_any_order.py versions/test_any_order.py versions/test_keyed_any_order.py stateful/test_states.py)
 
-.PHONY: demo test proof check format clean setup
+.PHONY: demo dist test proof check format clean setup
 
 setup: $(VENV)/.ready
 
@@ -37,6 +37,14 @@ proof: setup
 		-m "proof or hypothesis"
 	AION_THRESHOLDS=tiny $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --timeout 3600 -m "not proof"
 	AION_THRESHOLDS=tiny HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -q --timeout 3600 -m "not proof" $(TINY)
+
+# What `pip install` takes, tried in an empty environment.
+dist: setup
+	rm -rf out/dist out/empty
+	$(BIN)/hatchling build --directory out/dist
+	$(PYTHON) -m venv out/empty
+	out/empty/bin/pip install --quiet --disable-pip-version-check "$$(ls out/dist/*.whl)[cli]"
+	cd out && empty/bin/aion --version && empty/bin/aion policy check standard
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from aion.spark.stream import changes, dropped, explain, panes, windowed
     from aion.spark.watermarks import watermark
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
 __all__ = [
     "Calendar",
     "Count",
