@@ -44,7 +44,9 @@ dist: setup
 	$(BIN)/hatchling build --directory out/dist
 	$(PYTHON) -m venv out/empty
 	out/empty/bin/pip install --quiet --disable-pip-version-check "$$(ls out/dist/*.whl)[cli]"
-	cd out && empty/bin/aion --version && empty/bin/aion policy check standard
+	cd out && empty/bin/aion --version && empty/bin/aion --help > /dev/null && empty/bin/aion policy check standard
+	cd out && empty/bin/python -c "import aion; aion.LocalOperator(windows=aion.Tumbling('1 minute'), time='ts', \
+		aggregates={'n': aion.aggregates.count()}, input_schema='ts timestamp').close()"
 
 format: setup
 	$(BIN)/ruff check --fix .
