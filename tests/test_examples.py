@@ -15,7 +15,7 @@ from tests.sinks.databases import WITHOUT_SERVER, server
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 
-pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 def run(folder: Path, *words: str) -> list[str]:
@@ -33,6 +33,7 @@ def test_each_example_is_in_the_list() -> None:
     assert all(f"python examples/{path.parent.name}/main.py" in said for path in EXAMPLES.glob("*/main.py"))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", ["late_flights", "clickstream", "take_over"])
 def test_an_example_agrees_with_its_own_computation(name: str, tmp_path: Path) -> None:
     said = run(tmp_path, str(EXAMPLES / name / "main.py"))
@@ -40,6 +41,7 @@ def test_an_example_agrees_with_its_own_computation(name: str, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.proof
 def test_clicks_also_go_to_postgresql(tmp_path: Path) -> None:
     with server() as uri:
         if uri is None:
@@ -48,6 +50,7 @@ def test_clicks_also_go_to_postgresql(tmp_path: Path) -> None:
     assert " 0 differ from " in said[-1]
 
 
+@pytest.mark.proof
 def test_the_cells_of_the_notebook_run_from_top_to_bottom(tmp_path: Path) -> None:
     notebook = json.loads((EXAMPLES / "notebook.ipynb").read_text())
     assert all(not cell.get("outputs") for cell in notebook["cells"])

@@ -54,7 +54,7 @@ def main(out: Path, database: str) -> int:
 
 
 def made(rng: random.Random) -> list[Click]:
-    """Returns clicks in sessions, hours apart. Then a click of nobody, days later, by which all sessions end."""
+    """Returns clicks in sessions, hours apart."""
     clicks: list[Click] = []
     for user in range(USERS):
         at = START + timedelta(minutes=rng.randrange(600))
@@ -67,7 +67,10 @@ def made(rng: random.Random) -> list[Click]:
 
 
 def write(clicks: list[Click], folder: Path) -> int:
-    """Writes the clicks as they come: some hours late, and one in ten twice. Returns how many events these are."""
+    """Writes the clicks as they come: some hours late, and one in ten twice. Returns how many events these are.
+
+    At last comes a click of nobody, days later, by which all sessions end.
+    """
     rng = random.Random(2)
     coming = [(click["ts"] + timedelta(minutes=rng.choice([0, 0, 0, 5, 240])), click) for click in clicks]
     coming += [(at + timedelta(minutes=20), click) for at, click in coming if rng.random() < 0.1]

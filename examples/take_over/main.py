@@ -63,7 +63,8 @@ def main(out: Path) -> int:
 def run(program: list[str], settings: dict[str, str], *arguments: Path) -> None:
     """Runs the job as spark-submit would, with these settings."""
     submit = " ".join(f"--conf {key}={value}" for key, value in settings.items())
-    environment = os.environ | {"PYSPARK_SUBMIT_ARGS": f"{submit} pyspark-shell"}
+    submit_args = f"{submit} pyspark-shell"
+    environment = os.environ | {"PYSPARK_SUBMIT_ARGS": submit_args, "PYSPARK_PYTHON": sys.executable}
     quiet([*program, *map(str, arguments)], environment)
 
 

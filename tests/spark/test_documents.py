@@ -228,8 +228,9 @@ def test_what_pages_say_of_a_stream(
 
 
 def test_the_query_of_the_readme_prints_what_it_says(
-    alone: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    alone: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run_python("README.md", {}, tmp_path, {})
     (said,) = documents.blocks_of("README.md", "text")
     assert capsys.readouterr().out.strip() == said.text.strip()
