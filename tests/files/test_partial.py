@@ -104,10 +104,11 @@ def test_requests_and_bytes_of_an_opening_do_not_depend_on_the_size_of_the_state
             assert read(other, [blocks + 5]) == [blocks + 5]
             after = watched.count()
         seen.append(opened)
-        assert opened["range"] in (2 * 3, 2 * 3 + 1), "the beginning and the end of each file; a client may ask again"
+        assert opened["range"] == 2 * 3, "the beginning and the end of each file"
         assert after["range"] == opened["range"] + 1, "the block that was read"
         assert after["read_bytes"] - opened["read_bytes"] < 3 * 3000
-    requests = [{name: n for name, n in opened.items() if name not in ("range", "read_bytes")} for opened in seen]
+        complete(other)  # what this host still fetches is not what the next one asks for
+    requests = [{name: n for name, n in opened.items() if name != "read_bytes"} for opened in seen]
     assert requests[0] == requests[1]
     more = seen[1]["read_bytes"] - seen[0]["read_bytes"]
     assert more < 3 * 60 * 200, "of three files with 60 blocks more, only what says where they are"
