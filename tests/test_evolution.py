@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from aion.core.query.evolved import evolved, of_shard
 from aion.core.query.history import EVOLUTION, Evolution
 from aion.core.query.spec import Spec
 from aion.core.windows import Aligned
+from aion.errors import ForeignState
 from aion.execute.assembly import longest_bound_us, make_contents
 from aion.execute.windows import Windows
 from tests.durations import us
@@ -299,3 +301,21 @@ def test_a_key_gets_a_wider_type(drawn: list[tuple[list[str], list[str], Batches
             rows += [row for events, at in some for row in running.process([(keys[k], t, n) for k, t, n in events], at)]
         rows += running.close()
     _check_rows([{**row, "k": {v: k for k, v in keys.items()}[row["k"]]} for row in rows], drawn, running.definition)
+
+
+def test_columns_called_like_types_are_refused_where_the_state_does_not_tell_which_is_which() -> None:
+    schema = pa.schema([*list(SCHEMA)[:2], ("int64", pa.int64())])
+
+    def spec_with(*names: str) -> Spec:
+        made = {"low": A.min("int64"), "last": A.last("int64")}
+        aggregates = {name: made[name] for name in names}
+        return Spec(windows={"ten": WINDOWS["ten"]}, key="k", time="ts", aggregates=aggregates, lateness="1 minute")
+
+    clear = Restarted(spec_with("last"), schema)
+    clear.restart(spec_with("low", "last"))
+    assert clear.change is not None
+    clear.close()
+    unclear = Restarted(spec_with("low", "last"), schema)
+    with pytest.raises(ForeignState, match="called like a type"):
+        unclear.restart(spec_with("low"))
+    unclear.close()

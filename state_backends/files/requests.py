@@ -15,7 +15,7 @@ import pyarrow.fs as pafs
 from state_backends.files.request_counts import BYTES, CLASSES
 from state_backends.thresholds import threshold
 
-_LISTED_AT_ONCE = 1000
+_LISTED_AT_ONCE = 1000  # what S3 lists for one request
 _PART_BYTES = 10 << 20  # pyarrow uploads a larger file in parts of this size
 WHOLE_BYTES = threshold(4 << 20, 256)
 """A file up to this size is read at once."""
@@ -73,7 +73,7 @@ class CountedFiles:
         except BaseException:
             self._requests.count("list")
             raise
-        self._requests.count("list", 1 + len(found) // _LISTED_AT_ONCE)
+        self._requests.count("list", max(1, -(-len(found) // _LISTED_AT_ONCE)))
         return found
 
     def copy_file(self, source: str, target: str) -> None:

@@ -100,6 +100,8 @@ def change(
             f"the columns {', '.join(columns)} are new, and emit='changes' keeps rows as it has shown them; {_BESIDE}"
         )
     _check_columns(found, plan)
+    for part in _parts(found):
+        part.widths()  # raises if the columns cannot be told apart
     steps = (*before.steps, Step(_edges(before), _parts(found)))
     follows = tuple(dict.fromkeys((*before.follows, digest(found))))
     gone = _names(found) - {name for name, _ in now[WORDS]["aggregates"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -133,25 +133,9 @@ def _names_then(plan: Plan, step: int) -> dict[str, str]:
     columns = had[first:]
     at = 0
     before = {}
-    for spec, width in zip(
-        part.partials, _widths(part.partials, [type_ for _, type_ in part.block[first:]]), strict=True
-    ):
+    for spec, width in zip(part.partials, part.widths(), strict=True):
         before[orjson.dumps(spec)] = columns[at : at + width]
         at += width
     for partial, now in plan.layout.partials.items():
         names |= dict(zip(now, before.get(orjson.dumps(partial.spec()), ()), strict=False))
     return names
-
-
-def _widths(partials: Sequence[list[Any]], types: Sequence[str]) -> list[int]:
-    """Returns how many columns each partial has, given the types of all columns. Its spec has those of its own."""
-    if not partials:
-        return []
-    first, *rest = partials
-    for width in range(1, len(types) - len(rest) + 1):
-        own = list(types[:width])
-        if any(first[i : i + width] == own for i in range(1, len(first))):
-            found = _widths(rest, types[width:])
-            if len(found) == len(rest) and (rest or width == len(types)):
-                return [width, *found]
-    return []

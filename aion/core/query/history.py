@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from aion.errors import ForeignState
 from state_backends.format.definitions import BEFORE, FOLLOWS
 
 EVOLUTION = "evolution"
@@ -35,6 +37,36 @@ class Part(NamedTuple):
 
     block: list[list[str]]
     partials: list[Any]
+
+    def widths(self) -> list[int]:
+        """Returns how many columns of blocks each partial has. Raises ForeignState if the names do not tell.
+
+        A partial is stored as the name of its class, its columns, their types, and more. So a column of events that is
+        called like a type, ``double`` for example, can be taken for one.
+        """
+        types = [type_ for _, type_ in self.block]
+        own = types[len(types) - sum(name.startswith("p") for name, _ in self.block) :] if self.partials else []
+        found = list(islice(_widths(self.partials, own), 2))
+        if len(found) != 1:
+            raise ForeignState(
+                "aggregates: which columns of the state belong to which of them cannot be told, because a column of "
+                "events is called like a type; start the query with a checkpoint of its own, and let this one run "
+                "until it is not needed"
+            )
+        return found[0]
+
+
+def _widths(partials: Sequence[list[Any]], types: Sequence[str]) -> Iterator[list[int]]:
+    """Yields each way to share the columns among the partials, so that each one's types are in its description."""
+    if not partials:
+        if not types:
+            yield []
+        return
+    first, *rest = partials
+    for width in range(1, len(types) - len(rest) + 1):
+        own = list(types[:width])
+        if any(first[i : i + width] == own for i in range(1, len(first))):
+            yield from ([width, *others] for others in _widths(rest, types[width:]))
 
 
 class Step(NamedTuple):
