@@ -14,7 +14,7 @@ from typing import Any
 
 from state_backends.store.io_thread import IoThread, Priority, Steps
 from state_backends.store.p_bucket import PBucket
-from tests.test_io_thread import PATIENCE
+from tests.io_thread.rig import PATIENCE
 
 KINDS = {"write": "write", "fetch": "read", "adopt": "read", "drop": "drop"}
 

@@ -25,9 +25,9 @@ from state_backends.files.faults import disk_errors
 from state_backends.server import host, wire
 from state_backends.store.file_index import Indexed
 from state_backends.store.protocol import StoreStats
+from tests.io_thread.rig import PATIENCE
 from tests.stores.conftest import make
 from tests.stores.rig import EAGER, Rig
-from tests.test_io_thread import PATIENCE
 from tests.versions.host import Host
 
 __all__ = ["make"]

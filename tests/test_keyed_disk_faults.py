@@ -13,8 +13,8 @@ import pytest
 from aion.errors import DiskError
 from state_backends.store.keyed import run_files
 from state_backends.store.keyed.protocol import KeyedValue
+from tests.io_thread.rig import result
 from tests.test_disk_faults import Faults
-from tests.test_io_thread import result
 from tests.versions.host import Host
 from tests.versions.keyed_attempt import LocalKeyedAttempt
 

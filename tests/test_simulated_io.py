@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aion.tools.tune.disk import Moved, SimulatedDisk
 from state_backends.store.io import Io, Pending, Priority, Steps
 from state_backends.store.io_thread import IoThread
-from tests.test_io_thread import Gate
+from tests.io_thread.rig import Gate
 
 
 class Asked(NamedTuple):

@@ -22,9 +22,9 @@ from state_backends.store.io_thread import Priority
 from state_backends.store.keyed import run_files
 from state_backends.versions.manifest import load
 from tests.files.rig import IDENTITY, Host
+from tests.io_thread.rig import PATIENCE
 from tests.object_store import ObjectStore
 from tests.stores.rig import make_block, nothing
-from tests.test_io_thread import PATIENCE
 
 READER = "0000009999-reader"
 

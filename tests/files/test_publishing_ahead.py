@@ -12,9 +12,9 @@ import pytest
 from aion.errors import StorageError
 from state_backends.store.io_thread import Priority
 from tests.files.rig import IDENTITY, Host, names
+from tests.io_thread.rig import PATIENCE
 from tests.object_store import ObjectStore
 from tests.stores.rig import make_block, nothing
-from tests.test_io_thread import PATIENCE
 
 SIZE = 3000
 

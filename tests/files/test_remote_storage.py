@@ -26,7 +26,7 @@ from tests.files.rig import (
     published,
     write,
 )
-from tests.test_io_thread import PATIENCE
+from tests.io_thread.rig import PATIENCE
 
 
 def test_a_task_that_waits_for_a_connection_that_is_closed_gets_an_exception(make: Callable[..., Place]) -> None:

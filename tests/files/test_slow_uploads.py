@@ -25,8 +25,8 @@ from tests.files.rig import (
     URI,
     Place,
 )
+from tests.io_thread.rig import PATIENCE
 from tests.stores.rig import make_block
-from tests.test_io_thread import PATIENCE
 
 FIRST = "0000000000-first"
 

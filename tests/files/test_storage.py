@@ -22,7 +22,7 @@ from tests.files.rig import (
     published,
     write,
 )
-from tests.test_io_thread import PATIENCE
+from tests.io_thread.rig import PATIENCE
 
 
 def test_what_is_kept_is_for_its_user_only(place: Place) -> None:

@@ -13,8 +13,8 @@ from aion.core.ingest.encoding import encode
 from state_backends.backends import StoreConfig
 from state_backends.format.block import Block, BlockKind
 from state_backends.server.remote_attempt import RemoteAttempt
+from tests.io_thread.rig import PATIENCE
 from tests.server.conftest import Connect, open_shard, server_of, snapshot
-from tests.test_io_thread import PATIENCE
 
 MIB = 1 << 20
 BUDGET = 48 * MIB

@@ -18,8 +18,8 @@ from state_backends.store.m_bucket import MemoryBudget, Stretches
 from state_backends.store.merge_choice import DEFAULTS, Limits
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Runs
+from tests.io_thread.rig import result
 from tests.simulated_disk import Disk, OnDisk
-from tests.test_io_thread import result
 
 KIB = 1 << 10
 

@@ -20,8 +20,8 @@ from state_backends.store.io_thread import Priority, Steps
 from state_backends.store.merge_choice import Limits
 from state_backends.store.merge_turns import OVERDUE_COMMITS
 from state_backends.store.p_bucket import PBucket
+from tests.io_thread.rig import PATIENCE, Gate
 from tests.stores.rig import KIB, Rig
-from tests.test_io_thread import PATIENCE, Gate
 
 pytestmark = pytest.mark.usual_sizes
 

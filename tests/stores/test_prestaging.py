@@ -11,8 +11,8 @@ import pytest
 from aion.errors import StateError
 from state_backends.format.block import Block
 from state_backends.store.io_thread import IoRequest, Steps
+from tests.io_thread.rig import PATIENCE, Gate
 from tests.stores.rig import KIB, Rig
-from tests.test_io_thread import PATIENCE, Gate
 
 
 def staged(make: Callable[..., Rig], *slices: int, **options: Any) -> Rig:

@@ -10,8 +10,8 @@ import pytest
 from aion.errors import StateError
 from state_backends.format.block import Compacted
 from state_backends.store.p_bucket import PBucket
+from tests.io_thread.rig import Gate
 from tests.stores.rig import WHEREVER, Rig, make_block
-from tests.test_io_thread import Gate
 
 
 @pytest.mark.parametrize("where", WHEREVER)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from aion.errors import StateError
+from tests.io_thread.rig import PATIENCE, Gate
 from tests.stores.rig import KIB, WHEREVER, Rig
-from tests.test_io_thread import PATIENCE, Gate
 
 
 @pytest.mark.parametrize("where", WHEREVER)

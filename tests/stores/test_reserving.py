@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from state_backends.store.io_thread import Priority
+from tests.io_thread.rig import PATIENCE, Gate
 from tests.simulated_disk import Disk, Job, at_rest
 from tests.stores.rig import KIB, Rig
-from tests.test_io_thread import PATIENCE, Gate
 
 READERS = 8
 BLOCKS = 40

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.io_thread.rig import PATIENCE, Gate
 from tests.stores.rig import Rig
-from tests.test_io_thread import PATIENCE, Gate
 
 
 def test_persist_returns_the_files_that_are_new(rig: Rig) -> None:

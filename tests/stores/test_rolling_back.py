@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from aion.errors import StateError
+from tests.io_thread.rig import PATIENCE, Gate
 from tests.simulated_disk import Disk, Job, at_rest
 from tests.stores.rig import WHEREVER, Rig
-from tests.test_io_thread import PATIENCE, Gate
 
 
 @pytest.mark.parametrize("where", ["as it is", "flushed", "destaged", "persisted"])

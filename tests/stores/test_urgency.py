@@ -12,9 +12,9 @@ import pytest
 from state_backends.backends import STORES
 from state_backends.store.io_thread import Steps
 from state_backends.store.p_bucket import PBucket
+from tests.io_thread.rig import PATIENCE
 from tests.simulated_disk import Job
 from tests.stores.rig import KIB, Rig, make_block
-from tests.test_io_thread import PATIENCE
 
 BLOCKS = 30
 

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from state_backends.store.io_thread import Priority
 from state_backends.store.keyed.protocol import KeyedValue
 from tests.examples import some
+from tests.io_thread.rig import result
 from tests.stores.rig import nothing
-from tests.test_io_thread import result
 from tests.versions.host import Host
 from tests.versions.keyed_attempt import LocalKeyedAttempt
 
