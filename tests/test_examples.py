@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import random
+import sqlite3
 import subprocess
 import sys
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from aion.demo.flights import load_flights
 from tests.sinks.databases import WITHOUT_SERVER, server
 
 ROOT = Path(__file__).parent.parent
@@ -39,6 +48,46 @@ def test_an_example_agrees_with_its_own_computation(name: str, tmp_path: Path) -
     said = run(tmp_path, str(EXAMPLES / name / "main.py"))
     assert " 0 differ from " in said[-1]
     assert list(tmp_path.iterdir()) == []
+
+
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / name / "main.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_example_finds_a_wrong_mean_of_flights(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    flights = load_flights().table.slice(0, 100).to_pandas()
+    hours = flights["scheduled"].dt.tz_convert("UTC").dt.floor("h").dt.tz_localize(None).rename("window_start")
+    rows = flights.groupby(["carrier", hours])["arr_delay"].agg(flights="count", delay="mean").reset_index()
+    for change, code in ((0.0, 0), (0.5, 1)):
+        rows.loc[3, "delay"] += change
+        with closing(sqlite3.connect(tmp_path / "db")) as db:
+            rows.astype({"window_start": str}).to_sql("delays", db, if_exists="replace")
+        assert example("late_flights").compare(tmp_path / "db", flights) == code
+
+
+def test_an_example_finds_a_wrong_session() -> None:
+    pytest.importorskip("pyspark")
+    clickstream = example("clickstream")
+    clicks = clickstream.made(random.Random(3))
+    right = set(clickstream.sessions(clicks))
+    user, start, count, pages = next(iter(right))
+    assert clickstream.compare(right, clicks) == 0
+    assert clickstream.compare(right - {(user, start, count, pages)} | {(user, start, count + 1, pages)}, clicks) == 1
+
+
+def test_an_example_finds_a_wrong_balance(tmp_path: Path) -> None:
+    for number, total in enumerate((3, 4)):
+        (tmp_path / f"batch={number}").mkdir()
+        table = pa.table({"account": ["a"], "total": pa.array([total], pa.int64())})
+        pq.write_table(table, tmp_path / f"batch={number}" / "part.parquet")
+    take_over = example("take_over")
+    assert take_over.compare(tmp_path, Counter(a=4)) == 0
+    assert take_over.compare(tmp_path, Counter(a=3)) == 1
 
 
 @pytest.mark.proof

@@ -101,7 +101,7 @@ def sentences(found: Change) -> list[str]:
         said.append(f"columns {_listed(found.columns)} begin {at}, and are null in earlier ones")
     if found.removed:
         ends = "and what they have goes now" if found.drops else "and those that have begun finish"
-        said.append(f"windows {_listed(found.removed)} begin no more, {ends}")
+        said.append(f"no windows of {_listed(found.removed)} begin any more, {ends}")
     if found.gone_columns:
         said.append(f"columns {_listed(found.gone_columns)} are gone")
     return said or ["what is kept is read as it is asked for now"]

@@ -30,6 +30,8 @@ SCHEMA = pa.schema(
 def main(out: Path, database: str) -> int:
     clicks = made(random.Random(1))
     events = write(clicks, out / "clicks")
+    if database.startswith("sqlite:"):
+        print("sessions go to SQLite; into PostgreSQL with --database postgresql://USER@HOST/DATABASE")
     print(f"{len(clicks):,} clicks of {USERS} users; with those that came again, {events:,} events")
     builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", 2)
     builder = builder.config("spark.ui.showConsoleProgress", "false")
@@ -78,7 +80,7 @@ def write(clicks: list[Click], folder: Path) -> int:
     batches = [events[len(events) * n // BATCHES : len(events) * (n + 1) // BATCHES] for n in range(BATCHES)]
     last = max(click["ts"] for click in clicks) + timedelta(days=4)
     batches += [[{"id": -n, "user": None, "ts": last + n * GAP, "page": None}] for n in (1, 2)]
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for number, batch in enumerate(batches):
         path = folder / f"{number:03d}.parquet"
         pq.write_table(pa.Table.from_pylist(batch, SCHEMA), path)
@@ -124,7 +126,7 @@ def compare(found: set[tuple[str, datetime, int, int]], clicks: list[Click]) -> 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="a new folder for data, state and results")
+    parser.add_argument("--out", type=Path, help="a folder for data, state and results; a second run goes on with them")
     parser.add_argument("--database", help="e.g. postgresql://me@localhost/shop. Default: a SQLite file")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -89,5 +89,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="a new folder for data, state and results")
     given = parser.parse_args().out
+    if given is not None and given.exists():
+        parser.error(f"--out {given} exists; the checkpoint is taken over once, so name a new folder")
     with tempfile.TemporaryDirectory() as temporary:
         raise SystemExit(main((given or Path(temporary)).absolute()))

@@ -2,7 +2,7 @@
 
 A shard that is opened again on this host, by this state server or a later one, takes its files from here. The servers
 of a user on a host share one folder. Files have two names while their shard is open: one here, and one in the folder of
-the shard. So keeping them takes no more disk until the shard is closed. What was used least recently goes first.
+the shard. So they need no disk of their own until the shard is closed. What was used least recently goes first.
 
 Nothing here is trusted: who takes a file compares its length at once and its checksum behind the batch.
 """

@@ -143,7 +143,7 @@ def test_diff_says_beforehand_what_a_start_would_do(
         "windowed:",
         "  windows 'hour' begin with windows from 1970-01-01T00:01:00Z on",
         "  columns 'top' begin with windows from 1970-01-01T00:01:00Z on, and are null in earlier ones",
-        "  windows 'minute' begin no more, and those that have begun finish",
+        "  no windows of 'minute' begin any more, and those that have begun finish",
     ]
     refused = run("other")
     assert refused.exit_code == 2

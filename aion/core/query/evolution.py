@@ -48,7 +48,10 @@ class Change(NamedTuple):
 
 
 def settled(found: dict[str, Any], batch: int | None) -> dict[str, Any]:
-    """Returns the stored definition, without a change of which no batch has ended. ``batch``: the last that has."""
+    """Returns the stored definition; that from before its newest change, if no batch has ended since.
+
+    ``batch``: the last batch that has ended.
+    """
     before = found.get(BEFORE, {"definition": None})
     return found if before["definition"] is None or before["batch"] != batch else before["definition"]
 
@@ -305,7 +308,7 @@ def nothing(plan: Plan, rows: int, known: Container[str]) -> dict[str, pa.Array]
 
 
 def reached_us(snapshot: Mapping[str, Any], definition: Mapping[str, Any], plan: Plan) -> int | None:
-    """Returns an instant that no kept event of a shard has reached, nor its watermark. None: it has seen none.
+    """Returns an instant after all events that a shard keeps, and not before its watermark. None: it keeps nothing.
 
     ``plan``: of the new definition. Windows of keys are the same in both.
     """

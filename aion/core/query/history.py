@@ -129,7 +129,10 @@ class Evolution:
         )
 
     def since_us(self, partials: Iterable[Any]) -> int | None:
-        """From when on windows have all these partials, by their specs. None: all windows have."""
+        """Returns the beginning of the first windows that have all these partials, which are given by their specs.
+
+        None: all windows have them.
+        """
         wanted = list(partials)
         found = [us for spec, us in self.since if spec in wanted]
         return max(found, default=None)
@@ -164,7 +167,7 @@ class History:
         return any(kept.since_us is not None or not kept.is_current for kept in self.evolution.windows)
 
     def step_of(self, seq: int) -> int | None:
-        """Returns the step before which a block was made. None: it is as blocks are now."""
+        """Returns the first step after a block was made. None: the block has the columns that blocks have now."""
         return next((step for below, step in self.layouts if seq < below), None)
 
     def to_json(self, live: Container[int]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class Plan:
     it counts once (:mod:`aion.core.operator.unique`); empty: all events count. ``updates``: how events replace earlier
     ones. None: they do not. ``changes``: a batch yields what it changed, with the values before
     (:mod:`aion.execute.changing`). ``history``: what the plan knows of definitions before it
-    (:mod:`aion.core.query.evolution`). None: there were none.
+    (:mod:`aion.core.query.evolution`). None: the definition has never changed.
     """
 
     key: tuple[str, ...]
