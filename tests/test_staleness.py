@@ -15,8 +15,8 @@ from scipy.special import ndtr
 
 from aion.core.trigger.distribution import RESOLUTION, LateDistribution
 from aion.core.trigger.planner import MOST_EXECUTIONS, TriggerPlan, balanced, fewest, plan
-from experiments.staleness_descent import descent
-from experiments.staleness_model import (
+from experiments.staleness.descent import descent
+from experiments.staleness.model import (
     BOUNDS,
     DISTRIBUTIONS,
     brute_force,

@@ -24,8 +24,8 @@ from aion.core.trigger.triggers import (
     LateWindows,
     Trigger,
 )
-from experiments.staleness_model import Learnt, paper_distribution
-from experiments.staleness_replay import Replay, replay
+from experiments.staleness.model import Learnt, paper_distribution
+from experiments.staleness.replay import Replay, replay
 
 HOUR = 3_600_000_000
 

@@ -28,7 +28,7 @@ from aion.tools.tune.command import machine_of
 from aion.tools.tune.disk import Machine
 from aion.tools.tune.search import Goal, Tried, dominates, excess, keys_of, pareto, search
 from aion.tools.tune.simulator import Outcome, simulate
-from experiments.tune_traces import trace_of
+from experiments.tune_check.traces import trace_of
 
 SLOW = Machine(50e6, 1e-4, 30e6, 2e-3, 400e6)
 NOTHING = Outcome(0, 0.0, 0.0, 0.0, {"early": 0, "on_time": 0, "late": 0, "final": 0}, 0, 0, 0, 0, 0, 1.0, 0)

@@ -50,10 +50,10 @@ def memory_pressure(
     command at any time; the same command continues with the missing cells. The result is OUT/report.html.
     """
     # Here, not above: `aion --help` imports this module and needs none of it.
-    from experiments.ingest import wide_console
     from experiments.memory_pressure import report
     from experiments.memory_pressure.run import sweep
     from experiments.memory_pressure.settings import PARTS, load_settings, words
+    from experiments.shared.bench import wide_console
 
     given = {
         "workload": workload, "past_windows": past_windows, "backend": backend, "policy": policy, "memory": memory,
@@ -82,9 +82,9 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/compare"),
 ) -> None:
     """Compare two runs of memory-pressure: the settings that differ, and the results side by side."""
-    from experiments.ingest import wide_console
     from experiments.memory_pressure import compare as comparing
     from experiments.memory_pressure.report import Sheet
+    from experiments.shared.bench import wide_console
 
     console = wide_console()
     changed, cells, paths = comparing.write(out, (a, b))
@@ -103,9 +103,10 @@ def staleness_of(out: Path) -> dict[str, Any]:
     import json
     from dataclasses import asdict
 
-    from experiments import bench, staleness_report
-    from experiments.staleness import figure_9
-    from experiments.staleness_settings import DEFAULTS
+    from experiments.shared import bench
+    from experiments.staleness import report as staleness_report
+    from experiments.staleness.command import figure_9
+    from experiments.staleness.settings import DEFAULTS
 
     kept, picture = out / "staleness.json", out / "figure-9.png"
     if kept.exists() and picture.exists():

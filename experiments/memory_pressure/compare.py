@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from aion.errors import ConfigError
-from experiments import bench
 from experiments.memory_pressure.figures import plain, save
 from experiments.memory_pressure.report import Sheet, heading, image, page_of, paragraph, table
+from experiments.shared import bench
 
 RECORD = "memory-pressure.json"
 SERIES = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.memory_pressure.tree import KINDS
+from experiments.shared.tree import KINDS
 
 MIB = 1 << 20
 YOUNG = ("PS Scavenge", "G1 Young Generation", "Copy")

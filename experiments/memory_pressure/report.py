@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
-from experiments import bench
 from experiments.memory_pressure import figures
 from experiments.memory_pressure.findings import Finding, Result, by_past, death, findings, verdict
 from experiments.memory_pressure.settings import FULL, Cell, Settings, words
+from experiments.shared import bench
 
 PACKAGES = ("aion", "pyspark", "pyarrow", "pandas", "numpy", "rocksdict", "psutil", "matplotlib")
 STYLE = """

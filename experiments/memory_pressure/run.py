@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aion.errors import ConfigError
-from experiments import bench
 from experiments.memory_pressure.limits import Limit, limited
 from experiments.memory_pressure.measure import lines_of, measured
 from experiments.memory_pressure.settings import Cell, Settings, cell_spec, cells
-from experiments.memory_pressure.tree import Tree, my_environment
+from experiments.shared import bench
+from experiments.shared.tree import Tree, my_environment
 from experiments.workloads import load, sources, topics
 
 LOOK_S, SAMPLE_S = 0.25, 1.0

@@ -47,10 +47,10 @@ def nexmark(
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/nexmark"),
 ) -> None:
     """Nexmark's windows and sessions (q5, q7, q8, q11, q12): rates, and results compared with all events at once."""
-    from experiments import bench
-    from experiments.ingest import PACKAGES, wide_console
     from experiments.nexmark.events import Stream
     from experiments.nexmark.queries import QUERIES
+    from experiments.shared import bench
+    from experiments.shared.bench import PACKAGES, wide_console
 
     console = wide_console()
     chosen = bench.pick(queries, list(QUERIES))
@@ -88,9 +88,9 @@ def measure(
     work: Path,
     say: Callable[[str], None],
 ) -> list[Result]:
-    from experiments.ingest_stream import session
     from experiments.nexmark.events import generate, write
     from experiments.nexmark.queries import QUERIES
+    from experiments.shared.stream import session
 
     table = generate(stream)
     folder = work / "events"
@@ -127,9 +127,9 @@ def _run(
     checkpoint: Path,
     truth: set[Row],
 ) -> Result:
-    from experiments import bench
     from experiments.nexmark.events import DDL
     from experiments.nexmark.queries import DELAY
+    from experiments.shared import bench
 
     events = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(folder))
     if query.by_arrival:

@@ -50,8 +50,8 @@ def slicing(
 ) -> None:
     """Compare LocalOperator with buckets and FlatFAT: events/s with 1 to 1,000 windows, sessions and disorder."""
     # Here, not above: `aion --help` imports this module and needs none of it.
-    from experiments import bench
-    from experiments.ingest import wide_console
+    from experiments.shared import bench
+    from experiments.shared.bench import wide_console
     from experiments.slicing import report
     from experiments.slicing.runs import Settings
 
@@ -111,7 +111,7 @@ def cells(settings: Settings, legs: list[str]) -> Iterator[tuple[str, Cell]]:
 
 def take_turns(settings: Settings, legs: list[str], console: Console) -> dict[str, list[tuple[Cell, list[Result]]]]:
     """All runs of all contenders, by leg and cell, after a warm-up round. Raises RuntimeError if panes differ."""
-    from experiments import bench
+    from experiments.shared import bench
     from experiments.slicing.runs import generate, measure, reference
 
     results: dict[str, list[tuple[Cell, list[Result]]]] = {}

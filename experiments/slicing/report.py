@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from experiments import bench
+from experiments.shared import bench
 from experiments.slicing.runs import CONTENDERS, DELAY_US, FEW, FILL_S, Cell, Result, Settings
 
 Results = Mapping[str, Sequence[tuple[Cell, Sequence[Result]]]]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from experiments.generate import lateness_shares
+from experiments.shared.generate import lateness_shares
 
 if TYPE_CHECKING:
     import pandas as pd

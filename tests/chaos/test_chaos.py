@@ -14,11 +14,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from aion.cli import app
-from experiments.chaos import run
-from experiments.chaos_faults import FAULTS, FAULTS_OF_BUCKETS, KILLS, KILLS_OF_HOSTS
-from experiments.chaos_result import Result, Settings, summary
-from experiments.chaos_workloads import WORKLOADS
-from experiments.host_cluster import is_possible
+from experiments.chaos.command import run
+from experiments.chaos.faults import FAULTS, FAULTS_OF_BUCKETS, KILLS, KILLS_OF_HOSTS
+from experiments.chaos.result import Result, Settings, summary
+from experiments.chaos.workloads import WORKLOADS
+from experiments.shared.host_cluster import is_possible
 
 # In an order in which each meets a query at work: after a JVM was killed it takes a while until there is one.
 KINDS = (

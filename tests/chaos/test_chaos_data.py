@@ -20,7 +20,7 @@ from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.run import ShardRun
 from aion.stateful.variables import Variables
-from experiments.chaos_data import (
+from experiments.chaos.data import (
     CLOCK,
     DELAY_S,
     FILE_S,
@@ -35,10 +35,10 @@ from experiments.chaos_data import (
     events_of,
     unread,
 )
-from experiments.chaos_query import POLICY
-from experiments.chaos_sessions import SPLIT, Sessions
-from experiments.chaos_stateful import HOT, PARTS, Ledger, Stateful
-from experiments.chaos_windows import COLUMNS, Windows, digest
+from experiments.chaos.query import POLICY
+from experiments.chaos.sessions import SPLIT, Sessions
+from experiments.chaos.stateful import HOT, PARTS, Ledger, Stateful
+from experiments.chaos.windows import COLUMNS, Windows, digest
 
 FILES = 14
 FILE = [events_of(5, file, FILES, 60, 3) for file in range(FILES)]

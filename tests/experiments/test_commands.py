@@ -71,8 +71,8 @@ def test_sessions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("far", [False, True], ids=["folder", "s3"])
 def test_restart(tmp_path: Path, far: bool) -> None:
     """Not the command itself, which gives each of two states a life more: what it does with one of them."""
-    from experiments.chaos_places import Bucket
-    from experiments.restart import Settings, fill, requests, start_again
+    from experiments.chaos.places import Bucket
+    from experiments.restart.command import Settings, fill, requests, start_again
 
     settings = Settings(size_mib=2, payload_bytes=16_384, runs=1, policy="standard", cores=2, hands_over=not far)
     with closing(Bucket()) if far else nullcontext() as bucket:

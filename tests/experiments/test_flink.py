@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.flink import JOBS, Flink, FlinkError, Load, as_run
-from experiments.generate import EventPlan
+from experiments.ingest.flink import JOBS, Flink, FlinkError, Load, as_run
+from experiments.shared.generate import EventPlan
 
 LOAD = Load.of(EventPlan(2_000, payload_bytes=100), batches=5, cores=2)
 FOUND = {"events": 10_000, "wall_s": 4.0, "measured_s": 2.0, "panes": 9, "computed": 12_000, "dropped": 0}

@@ -20,7 +20,7 @@ from experiments.memory_pressure.limits import enter, limited, make_group
 from experiments.memory_pressure.measure import garbage, ingestion, measured, processing
 from experiments.memory_pressure.run import Progress, ending
 from experiments.memory_pressure.settings import PARTS, Cell, Settings, cell_spec, cells, load_settings, numbers
-from experiments.memory_pressure.tree import Tree, kind_of
+from experiments.shared.tree import Tree, kind_of
 
 EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
 

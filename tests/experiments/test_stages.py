@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from experiments import stages
-from experiments.generate import EventPlan, write_batches
+from experiments.ingest import stages
+from experiments.shared.generate import EventPlan, write_batches
 
 
 def test_handed_over_bytes_are_written_once_and_moved_never(tmp_path: Path) -> None:

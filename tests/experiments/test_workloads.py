@@ -13,7 +13,7 @@ import pytest
 
 from aion.core.ingest.encoding import decode, encode
 from aion.core.query.plan import Window
-from experiments.generate import lateness_shares
+from experiments.shared.generate import lateness_shares
 from experiments.workloads import NAMES, bigrams, linear_road, load, sources, stock
 from experiments.workloads.chaining import LastPanes, Results, newest
 from experiments.workloads.model import Shape, Spec

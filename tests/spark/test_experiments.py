@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from experiments.generate import EventPlan, write_batches
-from experiments.ingest_contenders import CONTENDERS, Shape
-from experiments.ingest_settings import WINDOW, WINDOW_MS
-from experiments.ingest_stream import file_stream, run_to_end
-from experiments.network_streams import Run, Sources, configured, run
-from experiments.windows import DELAY, LEGS, SCHEMA
-from experiments.windows_streams import check_equal, measure
+from experiments.ingest.contenders import CONTENDERS, Shape
+from experiments.ingest.settings import WINDOW, WINDOW_MS
+from experiments.network.streams import Run, Sources, configured, run
+from experiments.shared.generate import EventPlan, write_batches
+from experiments.shared.stream import file_stream, run_to_end
+from experiments.windows.command import DELAY, LEGS, SCHEMA
+from experiments.windows.streams import check_equal, measure
 
 SOURCES = Sources(children=4, events_per_child=1_000, batches=2, keys=5, span_s=5, seed=1)
 

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 import aion
 from aion import metrics
-from experiments.memory_pressure.tree import python_workers
+from experiments.shared.tree import python_workers
 from state_backends.server.server_folder import occupant, runtime_dir
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, plain
 

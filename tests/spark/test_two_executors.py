@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from experiments.hosts import Settings, write_events
-from experiments.hosts_query import Request
+from experiments.hosts.command import Settings, write_events
+from experiments.hosts.query import Request
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 KILLED_AFTER = 2
@@ -36,7 +36,7 @@ CONF = {
 def test_an_executor_that_is_killed_takes_nothing_along(tmp_path: Path) -> None:
     write_events(SETTINGS, tmp_path / "in")
     request = Request(str(tmp_path), "local-cluster[2,1,1024]", SETTINGS.hosts, CONF)
-    command = [sys.executable, "-m", "experiments.hosts_query", json.dumps(asdict(request))]
+    command = [sys.executable, "-m", "experiments.hosts.query", json.dumps(asdict(request))]
     batches: list[dict[str, Any]] = []
     last: dict[str, Any] = {}
     killed = None

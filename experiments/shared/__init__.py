@@ -1,0 +1,1 @@
+"""What several experiments use: runs and their figures, streams, processes, hosts."""

@@ -1,0 +1,5 @@
+"""The cost of the tiered store compared with memory and with a plain file, without Spark."""
+
+from experiments.store.command import store
+
+__all__ = ["store"]
