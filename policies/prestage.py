@@ -74,10 +74,14 @@ class StagingSpeed:
         pace = self._pace(size_bytes)
         return 0.0 if pace is None else max(0, size_bytes) * pace.deviation_s_per_byte
 
-    def bytes_per_s(self, size_bytes: int) -> float | None:
-        """Returns the speed for windows of this size. None if it is unknown, or too high to be measured."""
+    def bytes_per_s(self, size_bytes: int, margin: float = 0.0) -> float | None:
+        """Returns the speed for windows of this size. None if it is unknown, or too high to be measured.
+
+        ``margin``: how many mean deviations slower than the mean.
+        """
         pace = self._pace(size_bytes)
-        return None if pace is None or pace.s_per_byte <= 0 else 1 / pace.s_per_byte
+        s_per_byte = 0.0 if pace is None else pace.s_per_byte + margin * pace.deviation_s_per_byte
+        return 1 / s_per_byte if s_per_byte > 0 else None
 
     def _pace(self, size_bytes: int) -> _Pace | None:
         known = [k for k in self._paces if k < size_bytes.bit_length()]

@@ -95,7 +95,7 @@ def _server(pid: int, now: Look, before: Look | None) -> Sequence[RenderableType
 
 
 _PLACES = (("memory", "in memory"), ("both", "in both"), ("disk", "on disk"))
-_READS = (("hit", "prestaged"), ("late", "prestaged too late"), ("miss", "missed"))
+_READS = (("hit", "prestaged"), ("ahead", "read ahead"), ("late", "prestaged too late"), ("miss", "missed"))
 
 
 def _events(now: Look, before: Look | None) -> Table:

@@ -43,6 +43,13 @@ class Settings:
     partitions: tuple[int, ...]
     policy: str
     cores: int
+    keys: int = 100
+    window_s: int = 20
+    span_s: int = 40
+
+    @property
+    def window(self) -> str:
+        return f"{self.window_s} seconds"
 
 
 def contenders() -> dict[str, Contender]:
@@ -63,13 +70,17 @@ def latency(
     ] = "",
     policy: Annotated[str, typer.Option(help="Aion's policy: a preset or a file.")] = "standard",
     cores: Annotated[int, typer.Option(min=1, help="Cores.")] = 2,
+    keys: Annotated[int, typer.Option(min=1, help="Keys of the events.")] = 100,
+    window: Annotated[int, typer.Option(min=1, help="Seconds of a window.")] = 20,
+    span: Annotated[int, typer.Option(min=1, help="Seconds of event time in a batch.")] = 40,
     out: Annotated[Path, typer.Option(help="Folder for results; OUT/data keeps the files.", file_okay=False)] = Path(
         "out/latency"
     ),
 ) -> None:
     """Measure how long a batch of few events takes, with Aion and with stock Spark.
 
-    Each run starts a query of its own; the JVM and the Python workers stay warm.
+    Each run starts a query of its own; the JVM and the Python workers stay warm. The shape of Spark's own streaming
+    benchmark is a batch for each second of 1,000 rows/s: --keys 1000 --window 60 --span 1 --batches 200.
     """
     from experiments.shared import bench
     from experiments.shared.bench import PACKAGES, wide_console
@@ -80,8 +91,15 @@ def latency(
     known = contenders()
     chosen = {name: known[name] for name in bench.pick(only, list(known))}
     numbers = bench.numbers(partitions)
-    settings = Settings(events, batches, runs, warm_ups, numbers, policy, cores)
-    plan = EventPlan(events_per_batch=events)
+    settings = Settings(events, batches, runs, warm_ups, numbers, policy, cores, keys, window, span)
+    second_us = 1_000_000
+    plan = EventPlan(
+        events_per_batch=events,
+        keys=keys,
+        window_us=window * second_us,
+        span_us=span * second_us,
+        delay_us=window * second_us,
+    )
     paths = write_batches(plan, batches, out / "data")
     done = _take_turns(settings, chosen, paths, out, console.print)
     times = {place: [milliseconds(run.progress) for run in of_place] for place, of_place in done.items()}
@@ -95,12 +113,13 @@ def latency(
             "versions": bench.versions(PACKAGES),
             "machine": bench.machine(),
             "batch_ms": {name: asdict(summary) for name, summary in summaries.items()},
+            "batch_ms_99": {_name(p): statistics.median(slowest(r.progress) for r in of) for p, of in done.items()},
             "ratios": ratios(summaries, numbers),
             "runs": [{"place": _name(place), **asdict(run)} for place, of_place in done.items() for run in of_place],
         },
     )
     labels = {_name((name, number)): f"{chosen[name].label}, {number} partitions" for name, number in done}
-    title = f"the time of a batch of {events:,} events, {cores} cores"
+    title = f"the time of a batch of {events:,} events, {keys:,} keys, windows of {window} s, {cores} cores"
     figures = {_name(place): figures for place, figures in times.items()}
     bench.bar_chart(out / "latency.png", title, labels, figures, "milliseconds")
     console.print()
@@ -121,9 +140,19 @@ def milliseconds(progress: Sequence[Mapping[str, Any]], phase: Sequence[str] = (
 
     In the first half, the query starts and learns: while history is short, Aion evaluates it in every batch.
     """
+    return float(statistics.median(_times(progress, phase)))
+
+
+def slowest(progress: Sequence[Mapping[str, Any]]) -> float:
+    """The time that 99 % of the batches in the second half of a run do not exceed."""
+    times = sorted(_times(progress, ("triggerExecution",)))
+    return float(times[-(-99 * len(times) // 100) - 1])
+
+
+def _times(progress: Sequence[Mapping[str, Any]], phase: Sequence[str]) -> list[int]:
     with_data = [report for report in progress if report["numInputRows"] > 0]
     with_data = with_data[len(with_data) // 2 :]
-    return float(statistics.median(sum(report["durationMs"].get(name, 0) for name in phase) for report in with_data))
+    return [sum(report["durationMs"].get(name, 0) for name in phase) for report in with_data]
 
 
 def ratios(summaries: Mapping[str, Summary], partitions: Sequence[int]) -> dict[str, float]:
@@ -146,11 +175,11 @@ def _take_turns(
 ) -> dict[tuple[str, int], list[Run]]:
     """The measured runs of each contender with each number of partitions."""
     from experiments.ingest.contenders import Shape
-    from experiments.ingest.settings import SCHEMA, WINDOW, WINDOW_MS
+    from experiments.ingest.settings import SCHEMA
     from experiments.shared import bench
     from experiments.shared.stream import file_stream, run_to_end, session, spark_settings
 
-    shape = Shape(WINDOW, WINDOW_MS, None, False)
+    shape = Shape(settings.window, settings.window_s * 1_000, None, False)
     places = {_name((name, number)): (name, number) for number in settings.partitions for name in chosen}
     done: dict[tuple[str, int], list[Run]] = {place: [] for place in places.values()}
     work_dir = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
@@ -160,7 +189,7 @@ def _take_turns(
         for turn in bench.turns(list(places), settings.runs, settings.warm_ups):
             name, number = places[turn.contender]
             spark.conf.set("spark.sql.shuffle.partitions", str(number))
-            stream = chosen[name].build(file_stream(spark, paths, SCHEMA, WINDOW), shape)
+            stream = chosen[name].build(file_stream(spark, paths, SCHEMA, settings.window), shape)
             with spark_settings(spark, chosen[name].settings):
                 run = run_to_end(stream, work_dir / "checkpoint", settings.events_per_batch * len(paths))
             say(_line(turn, chosen[name].label, number, run))
@@ -187,10 +216,11 @@ def _table(
 
     table = Table(title=title, title_justify="left")
     table.add_column("contender", no_wrap=True)
-    for heading in ("ms", "lowest", "highest", *PHASES):
+    for heading in ("ms", "lowest", "highest", "99 %", *PHASES):
         table.add_column(heading, justify="right")
     for name, summary in summaries.items():
         phases = [statistics.median(milliseconds(run.progress, of) for run in runs[name]) for of in PHASES.values()]
-        figures = (summary.median, summary.lowest, summary.highest, *phases)
+        late = statistics.median(slowest(run.progress) for run in runs[name])
+        figures = (summary.median, summary.lowest, summary.highest, late, *phases)
         table.add_row(labels[name], *(f"{figure:,.0f}" for figure in figures))
     return table

@@ -117,6 +117,7 @@ def run(mode: str, settings: Settings) -> dict[str, Any]:
         "late_per_window": counters["executions"]["late"] / settings.windows,
         "late_seconds": sum(late_s),
         "hits": staging.hits,
+        "ahead": staging.ahead,
         "late": staging.late,
         "misses": staging.misses,
         "blocked_s": staging.blocked_s,

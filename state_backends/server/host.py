@@ -206,6 +206,8 @@ class Host:
             start = self._prestage.start_at_s(self._schedule.due_s(key), size, self._schedule.now_s())
             self._schedule.plan(PlannedPrestage(start, key, token, tuple(slices)))
         self.tick_prestages()
+        if self._sampler is not None:
+            self._sampler.wake()
 
     # -- periodic work ------------------------------------------------------------------------------------
 
@@ -217,6 +219,12 @@ class Host:
             median_s = median(self._executions_s) if self._executions_s else None
         if self._pressure is not None:
             self._pressure.tick(stores, median_s)
+
+    def _next_prestage_s(self) -> float | None:
+        """Returns in how many seconds a planned prestage starts. None: there is none."""
+        with self._lock:
+            start_s = self._schedule.next_s()
+            return None if start_s is None else start_s - self._schedule.now_s()
 
     def tick_prestages(self) -> None:
         """Starts prestages that are due."""
@@ -362,7 +370,7 @@ class Host:
         if self._sampler is None and config.backend == "tiered":
             policy, self._prestage, self._guard = make_policies(config)
             self._pressure = PressureManager(self.budget, policy, memory_share_used)
-            self._sampler = Sampler(self.tick)
+            self._sampler = Sampler(self.tick, self._next_prestage_s)
 
     def _make(self, key: ShardKey, identity: Identity, state_dir: str, config: StoreConfig) -> Shard:
         requests = self._requests.setdefault(key[:2], Requests())

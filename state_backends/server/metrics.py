@@ -277,8 +277,9 @@ METRICS: tuple[Metric, ...] = (
     # Staging.
     Metric(
         "aion_staged_reads_total", "counter",
-        "Reads of blocks that were on disk: hit (prestaged in time), late (still being prestaged), miss.",
-        ("outcome",), _each(hit="staging.hits", late="staging.late", miss="staging.misses"),
+        "Reads of blocks that were on disk: hit (prestaged in time), ahead (fetched while the function "
+        "worked on earlier blocks), late (still being prestaged), miss.",
+        ("outcome",), _each(hit="staging.hits", ahead="staging.ahead", late="staging.late", miss="staging.misses"),
     ),
     Metric(
         "aion_blocked_seconds_total", "counter", "Time that late and missed reads waited for the disk.", (),

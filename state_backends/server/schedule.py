@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from state_backends.server.attempts import ShardKey
@@ -10,6 +11,8 @@ from state_backends.server.attempts import ShardKey
 _IDLE_S = 600.0
 _IDLE_IN_USE_S = 86_400.0  # if its worker died, its attempt never ends
 _IDLE_BATCHES = 20
+_WEIGHT, _DEVIATION_WEIGHT = 0.3, 0.25  # of the newest interval
+_DEVIATIONS = 4  # as many mean deviations earlier than the mean
 
 
 class PlannedPrestage(NamedTuple):
@@ -21,16 +24,28 @@ class PlannedPrestage(NamedTuple):
     slices: Sequence[int]
 
 
-class Schedule:
-    """It owns the time when each shard was last opened, the average time between its batches, and planned prestages.
+@dataclass(slots=True)
+class _Interval:
+    """Moving means of the seconds between batches and of their absolute deviation, as in TCP (RFC 6298, section 2)."""
 
-    The average is kept when a shard is closed. It has no lock: hold the host's lock around every call.
+    mean_s: float
+    deviation_s: float
+
+    def learn(self, seconds: float) -> None:
+        self.deviation_s += _DEVIATION_WEIGHT * (abs(seconds - self.mean_s) - self.deviation_s)
+        self.mean_s += _WEIGHT * (seconds - self.mean_s)
+
+
+class Schedule:
+    """It owns the time when each shard was last opened, how often its batches come, and planned prestages.
+
+    How often they come is kept when a shard is closed. It has no lock: hold the host's lock around every call.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.now_s = clock
         self._opened_s: dict[ShardKey, float] = {}
-        self._interval_s: dict[ShardKey, float] = {}
+        self._intervals: dict[ShardKey, _Interval] = {}
         self._planned: list[PlannedPrestage] = []
 
     def __len__(self) -> int:
@@ -44,12 +59,23 @@ class Schedule:
             return
         now = self._opened_s[key] = self.now_s()
         if before is not None:
-            known = self._interval_s.get(key)
-            self._interval_s[key] = now - before if known is None else 0.7 * known + 0.3 * (now - before)
+            if (known := self._intervals.get(key)) is None:
+                self._intervals[key] = _Interval(now - before, (now - before) / 2)
+            else:
+                known.learn(now - before)
 
     def due_s(self, key: ShardKey) -> float:
-        """Returns when the next batch is expected. Not earlier than now."""
-        return max(self._opened_s[key] + self._interval_s.get(key, 0.0), self.now_s())
+        """Returns when the next batch may come: earlier than on average, because batches do not come evenly.
+
+        What is staged for a batch that comes earlier than this is not in memory yet. Not earlier than now.
+        """
+        known = self._intervals.get(key)
+        after_s = 0.0 if known is None else known.mean_s - _DEVIATIONS * known.deviation_s
+        return max(self._opened_s[key] + after_s, self.now_s())
+
+    def next_s(self) -> float | None:
+        """Returns when the next planned prestage starts. None: there is none."""
+        return min((planned.start_s for planned in self._planned), default=None)
 
     def is_idle(self, key: ShardKey, *, in_use: bool) -> bool:
         """Returns whether no attempt has opened the shard for long, compared with how often its batches come.
@@ -57,8 +83,11 @@ class Schedule:
         ``in_use``: an attempt works on it.
         """
         now = self.now_s()
-        longest = max(_IDLE_IN_USE_S if in_use else _IDLE_S, _IDLE_BATCHES * self._interval_s.get(key, 0.0))
+        longest = max(_IDLE_IN_USE_S if in_use else _IDLE_S, _IDLE_BATCHES * self._mean_s(key))
         return now - self._opened_s.get(key, now) > longest
+
+    def _mean_s(self, key: ShardKey) -> float:
+        return self._intervals[key].mean_s if key in self._intervals else 0.0
 
     def plan(self, planned: PlannedPrestage) -> None:
         self._planned.append(planned)

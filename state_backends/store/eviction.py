@@ -14,6 +14,7 @@ from state_backends.store.io import Io
 from state_backends.store.ledger import IN_MEMORY, Entry, Place
 from state_backends.store.m_bucket import MemoryBudget, Stretches
 from state_backends.store.prestaging import Prestager
+from state_backends.store.protocol import Only
 from state_backends.store.writing import Writer
 
 
@@ -65,6 +66,17 @@ class Eviction:
         if late or left < self._spare_bytes or self._bucket_is_full(entry.slice_us):
             self._writer.evict_when_written(entry)
         return left < 0
+
+    def hold(self, slices: Sequence[int], only: Only | None) -> None:
+        """Keeps blocks that are about to leave memory, as late ones are, because an execution will read them.
+
+        They leave after all if there is no room for them.
+        """
+        for entry in self._blocks.visible(slices, only):
+            if entry.place in (Place.MEMORY, Place.DESTAGING):
+                if self._budget.left() < self._spare_bytes or self._bucket_is_full(entry.slice_us):
+                    return
+                self._writer.keep(entry)
 
     def touch(self, slices: Iterable[int]) -> None:
         """Records that these slices are not idle."""

@@ -14,6 +14,7 @@ from state_backends.store.m_bucket import MemoryBudget
 
 log = logging.getLogger(__name__)
 
+_AGAIN_S = 0.05
 LocalName = tuple[Hashable, int]
 
 
@@ -122,21 +123,38 @@ class PressureManager:
 
 
 class Sampler:
-    """A thread that calls ``tick`` every ``every_s`` seconds, until :meth:`stop`."""
+    """A thread that calls ``tick`` every ``every_s`` seconds, until :meth:`stop`, and earlier when there is a reason.
 
-    def __init__(self, tick: Callable[[], None], every_s: float = 0.25) -> None:
-        self._tick = tick
+    ``next_s``: in how many seconds there is one; None: there is none. Call :meth:`wake` when that gets less.
+    """
+
+    def __init__(
+        self, tick: Callable[[], None], next_s: Callable[[], float | None] = lambda: None, every_s: float = 0.25
+    ) -> None:
+        self._tick, self._next_s = tick, next_s
         self._every_s = every_s
-        self._stop = threading.Event()
+        self._stop = False
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aion-pressure", daemon=True)
         self._thread.start()
 
+    def wake(self) -> None:
+        self._woken.set()
+
     def stop(self) -> None:
-        self._stop.set()
+        self._stop = True
+        self._woken.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._every_s):
+        while True:
+            next_s = self._next_s()
+            if next_s is not None and next_s <= 0:  # it could not be done yet: a shard is busy
+                next_s = _AGAIN_S
+            self._woken.wait(self._every_s if next_s is None else min(next_s, self._every_s))
+            self._woken.clear()
+            if self._stop:
+                return
             try:
                 self._tick()
             except Exception:

@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from policies.prestage import StagingSpeed
 from policies.sizing import m_bucket_bytes
+from state_backends.format.block import Block
 from state_backends.store.blocks import Blocks
 from state_backends.store.fetching import Fetcher
 from state_backends.store.io import Io, Pending, Priority, Steps
 from state_backends.store.ledger import IN_MEMORY, Entry, Move, Place
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.protocol import Only
+
+_MARGIN = 2.0
+"""How many mean deviations slower than usual the disk may be without an execution that waits for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +49,7 @@ class Prestager:
         self._blocking = blocking
         self._spare_bytes = spare_bytes
         self._under_way: dict[int, _Staging] = {}
-        self._staging_bytes_per_s: float | None = None
+        self._speed = StagingSpeed()
         self.processing_bytes_per_s: float | None = None
         # Called after each prestage with its bytes, its seconds, and how many of these it waited for other I/O.
         self.on_staged: Callable[[int, float, float], None] | None = None
@@ -60,17 +65,24 @@ class Prestager:
         busy = self._io.busy()
         with self._blocks.lock:
             # At most what memory has room for, and what a function needs: it may begin before everything is there.
-            entries = [e for s in dict.fromkeys(slices) for e in self._blocks.visible([s], only)]
-            wanted = self._wanted_bytes(entries)
-            kept = [self._blocks.memory.get(e.seq) for e in entries if e.handed is not None and e.place in IN_MEMORY]
-            for entry in entries:
-                if entry.place is not Place.DISK:
-                    continue
-                # The room is reserved now, so that neither appends nor other readers take it.
-                if size >= wanted or not self._budget.try_reserve(entry.size_bytes, spare_bytes=self._spare_bytes):
-                    break
-                last = self._start(entry, Priority.PRESTAGE, entry.size_bytes, times)
-                size += entry.size_bytes
+            kept: list[Block | None] = []
+            has_room = True
+            for slice_us in dict.fromkeys(slices):
+                entries = self._blocks.visible([slice_us], only)
+                kept += [
+                    self._blocks.memory.get(e.seq) for e in entries if e.handed is not None and e.place in IN_MEMORY
+                ]
+                wanted = size + self._wanted_bytes(entries)
+                for entry in entries:
+                    if not has_room or size >= wanted:
+                        break
+                    if entry.place is not Place.DISK:
+                        continue
+                    # The room is reserved now, so that neither appends nor other readers take it.
+                    has_room = self._budget.try_reserve(entry.size_bytes, spare_bytes=self._spare_bytes)
+                    if has_room:
+                        last = self._start(entry, Priority.PRESTAGE, entry.size_bytes, times)
+                        size += entry.size_bytes
         if references := [block for block in kept if block is not None]:
             self._io.submit(Priority.PRESTAGE, self._fetcher.ahead(references))
         if last is not None:
@@ -118,12 +130,15 @@ class Prestager:
         return prestage is not None
 
     def _wanted_bytes(self, entries: Sequence[Entry]) -> int:
-        """Returns how many bytes to prestage so that an execution over these blocks never waits (paper 3.3)."""
+        """Returns how many bytes of a slice to prestage so that an execution over it never waits (paper 3.3).
+
+        An execution fetches the rest of each slice while it works on it.
+        """
         window = sum(e.size_bytes for e in entries)
         in_memory = sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
         size = m_bucket_bytes(
             window,
-            self._staging_bytes_per_s,
+            self._speed.bytes_per_s(window, _MARGIN),
             self.processing_bytes_per_s,
             blocking=self._blocking,
             block_bytes=max((e.size_bytes for e in entries), default=1),
@@ -134,9 +149,7 @@ class Prestager:
         """Learns the disk's speed from a prestage that is over, unless it failed."""
         if error is not None:
             return
-        speed = size_bytes / max(seconds, 1e-6)
-        known = self._staging_bytes_per_s
-        self._staging_bytes_per_s = speed if known is None else 0.7 * known + 0.3 * speed
+        self._speed.observe(size_bytes, seconds)
         if self.on_staged is not None:
             self.on_staged(size_bytes, seconds, waited_s)
 

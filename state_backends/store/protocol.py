@@ -49,11 +49,13 @@ class Only(NamedTuple):
 class StagingStats:
     """How well staging served reads. A hit: a prestaged block was in memory. A miss: the read waited for the disk.
 
+    ``ahead``: the block was not prestaged, but the read had fetched it while the function worked on earlier blocks.
     ``late``: the prestage was still under way, and the read waited until it was over. ``vain_bytes``: bytes that were
     prestaged and left memory without being read. ``blocked_s``: seconds that reads waited.
     """
 
     hits: int = 0
+    ahead: int = 0
     misses: int = 0
     late: int = 0
     staged_bytes: int = 0
@@ -61,7 +63,7 @@ class StagingStats:
     blocked_s: float = 0.0
 
     def add(self, other: StagingStats) -> None:
-        for name in ("hits", "misses", "late", "staged_bytes", "vain_bytes", "blocked_s"):
+        for name in ("hits", "ahead", "misses", "late", "staged_bytes", "vain_bytes", "blocked_s"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 

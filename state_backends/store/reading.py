@@ -33,6 +33,9 @@ class _ReadAhead:
     def __len__(self) -> int:
         return len(self._fetched)
 
+    def numbers(self) -> frozenset[int]:
+        return frozenset(self._fetched)
+
     def pending(self) -> list[Pending[Block]]:
         return [request for request, _ in self._fetched.values()]
 
@@ -91,17 +94,22 @@ class Reader:
         to_fetch = deque(entries)
         ahead = _ReadAhead(self._budget, self._spare_bytes)
         most = len(entries) if blocking else self._read_ahead
+        waited: frozenset[int] = frozenset()
         try:
             while entries:
+                begin = self._io.now()
                 while to_fetch and len(ahead) < most and self._fetch_ahead(to_fetch[0], ahead):
                     to_fetch.popleft()
                 if blocking:
+                    blocking, waited = False, ahead.numbers()
                     self._io.wait(ahead.pending())
-                    blocking = False
+                    with self._blocks.lock:
+                        self._blocks.staging.missed(self._io.now() - begin, len(waited))
                 entry = entries.popleft()
                 if to_fetch and to_fetch[0] is entry:
                     to_fetch.popleft()
-                yield StoredBlock(entry.seq, self._take(entry, ahead.take(entry.seq)))
+                block = self._take(entry, ahead.take(entry.seq), is_counted=entry.seq in waited)
+                yield StoredBlock(entry.seq, block)
                 ahead.free()
         finally:
             ahead.close()
@@ -122,10 +130,11 @@ class Reader:
             ahead.add(entry.seq, request, entry.size_bytes)
         return True
 
-    def _take(self, entry: Entry, fetched: Pending[Block] | None) -> Block:
-        """Gets the block from where it is now. Counts a hit, a late prestage or a miss."""
+    def _take(self, entry: Entry, fetched: Pending[Block] | None, *, is_counted: bool) -> Block:
+        """Gets the block from where it is now. Counts how staging served this read, unless that was done."""
         begin = self._io.now()
         late = False
+        is_ready = fetched is not None and fetched.over()
         while fetched is None:
             with self._blocks.lock:
                 # Check this first: after a rollback, another block may have this number.
@@ -143,6 +152,10 @@ class Reader:
                 prestage.raise_to(Priority.READ)
                 self._io.wait([prestage])
         block = fetched.result()
-        with self._blocks.lock:
-            self._blocks.staging.missed(self._io.now() - begin)
+        if not is_counted:
+            with self._blocks.lock:
+                if is_ready:
+                    self._blocks.staging.fetched_ahead()
+                else:
+                    self._blocks.staging.missed(self._io.now() - begin)
         return block

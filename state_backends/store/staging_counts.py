@@ -32,9 +32,13 @@ class StagingCounts:
         else:
             self.stats.hits += 1
 
-    def missed(self, blocked_s: float) -> None:
-        """Counts a read that waited for the disk."""
-        self.stats.misses += 1
+    def fetched_ahead(self) -> None:
+        """Counts a read of a block that the reader had fetched before it was wanted."""
+        self.stats.ahead += 1
+
+    def missed(self, blocked_s: float, blocks: int = 1) -> None:
+        """Counts reads of blocks that waited for the disk together."""
+        self.stats.misses += blocks
         self.stats.blocked_s += blocked_s
 
     def left_memory(self, entry: Entry) -> None:

@@ -162,6 +162,8 @@ class TieredStore:
         with self.blocks.lock:
             # A window that is fetched for an execution is not idle.
             self._eviction.touch(slices)
+            if self._prestages and not self.blocks.closed:
+                self._eviction.hold(slices, only)
         if self._prestages and not self.blocks.closed:
             self._prestager.prestage(slices, only)
 

@@ -70,6 +70,11 @@ class Writer:
             self._outbox[entry.seq] = entry.size_bytes
             self._outbox_bytes += entry.size_bytes
 
+    def keep(self, entry: Entry) -> None:
+        """Keeps a block in memory that was to leave when it is on disk."""
+        self._take_out(entry.seq)
+        self._leaving.discard(entry.seq)
+
     def forget(self, entry: Entry) -> None:
         """Forgets a block that is about to be deleted."""
         self._take_out(entry.seq)

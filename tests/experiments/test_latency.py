@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.latency.command import PHASES, contenders, milliseconds, ratios
+from experiments.latency.command import PHASES, contenders, milliseconds, ratios, slowest
 from experiments.shared.bench import Summary
 
 
@@ -17,6 +17,12 @@ def test_the_second_half_of_the_batches_with_events_counts() -> None:
     assert milliseconds(run) == 400  # of 510, 1 and 400
     with pytest.raises(ValueError, match="median"):
         milliseconds([report(7, rows=0)])
+
+
+def test_99_of_100_batches_take_no_longer_than_is_said() -> None:
+    run = [report(9000)] * 200 + [report(ms) for ms in range(200, 0, -1)]
+    assert slowest(run) == 198
+    assert slowest([report(1), report(7), report(3)]) == 7
 
 
 def test_a_phase_is_the_sum_of_what_spark_reports() -> None:

@@ -79,8 +79,8 @@ def test_a_late_event_announces_what_will_run_in_the_same_batch_and_no_later_one
 
 def result(hits: int, misses: int, seconds: float, panes: int = 1) -> dict[str, Any]:
     return {
-        "panes": panes, "executions": {}, "late_per_window": 3.0, "late_seconds": seconds, "hits": hits, "late": 1,
-        "misses": misses, "blocked_s": 0.5, "staged_bytes": 1, "vain_bytes": 0,
+        "panes": panes, "executions": {}, "late_per_window": 3.0, "late_seconds": seconds, "hits": hits,
+        "ahead": 0, "late": 1, "misses": misses, "blocked_s": 0.5, "staged_bytes": 1, "vain_bytes": 0,
         "staleness": {"kept": 1.0, "largest": 0.04, "mean": 0.03},
     }  # fmt: skip
 

@@ -55,6 +55,7 @@ class Rig:
         keep: float = 0.0,
         limits: Limits = DEFAULTS,
         windows: Sequence[Stretches] = (),
+        blocking: bool = True,
     ) -> None:
         self.kind, self.folder = kind, folder
         self.options: dict[str, Any] = {
@@ -62,6 +63,7 @@ class Rig:
             "keep_fraction": keep,
             "limits": limits,
             "windows": windows,
+            **({} if blocking else {"blocking": False}),
         }
         self.io = IoThread()
         self.budget = MemoryBudget(budget)

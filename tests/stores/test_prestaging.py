@@ -37,8 +37,31 @@ def test_what_is_prestaged_is_in_both_tiers_and_read_without_waiting(make: Calla
         assert rig.read(0, 20) == [0, 1, 2, 5], "the I/O thread is not asked"
     stats = rig.store.stats()
     assert (stats.staging.hits, stats.staging.misses, stats.staging.late) == (4, 0, 0)
-    assert rig.read(10) == [3, 4]
-    assert rig.store.stats().staging.misses == 2
+    assert rig.read(10, blocking=True) == [3, 4]
+    assert (stats.staging.hits, rig.store.stats().staging.misses) == (4, 2)
+
+
+def test_a_block_that_is_fetched_while_the_one_before_is_worked_on_is_no_miss(make: Callable[..., Rig]) -> None:
+    rig = staged(make)
+    blocks = rig.store.read([0], blocking=False)
+    assert rig.check(next(blocks)) == 0
+    rig.settle()
+    assert [rig.check(stored) for stored in blocks] == [1, 2]
+    found = rig.store.stats().staging
+    assert (found.hits, found.misses, found.ahead) == (0, 1, 2)
+
+
+def test_a_function_that_takes_block_after_block_finds_the_first_of_each_window(make: Callable[..., Rig]) -> None:
+    """The disk is faster than the function, so the rest of each window comes while it works on the first block."""
+    rig = staged(make, 20, blocking=False)
+    rig.settle()
+    rig.store.processing_bytes_per_s = 1.0
+    rig.store.prestage([0, 10])
+    rig.settle()
+    assert rig.store.stats().staging.staged_bytes == sum(rig.blocks[seq].size_bytes for seq in (0, 3, 5))
+    with Gate(rig.io):
+        assert rig.check(next(rig.store.read([0], blocking=False))) == 0
+        assert rig.check(next(rig.store.read([10], blocking=False))) == 3
 
 
 def test_what_is_prestaged_and_let_go_unread_was_staged_in_vain(make: Callable[..., Rig]) -> None:
@@ -51,6 +74,30 @@ def test_what_is_prestaged_and_let_go_unread_was_staged_in_vain(make: Callable[.
     assert rig.durable() == before, "it is on disk already"
     assert rig.store.stats().staging.vain_bytes == sum(rig.blocks[seq].size_bytes for seq in (1, 2))
     assert rig.read(0) == [0, 1, 2]
+
+
+def test_late_blocks_stay_if_they_announce_an_execution(make: Callable[..., Rig]) -> None:
+    rig = staged(make)
+    rig.append((6, 0), (7, 10), late=True, size=KIB)
+    rig.store.prestage([0])
+    rig.store.flush()
+    rig.settle()
+    rig.validate()
+    with Gate(rig.io):
+        assert rig.read(0) == [0, 1, 2, 6], "the I/O thread is not asked"
+    assert rig.store.stats().m_bucket_bytes == sum(rig.blocks[seq].size_bytes for seq in (0, 1, 2, 6))
+    rig.to_disk(0)
+    assert rig.store.stats().m_bucket_bytes == 0, "and leave with their window"
+
+
+def test_late_blocks_leave_if_there_is_no_room_for_them(make: Callable[..., Rig]) -> None:
+    rig = staged(make, bucket_limit=2 * KIB)
+    rig.append((6, 0), (7, 0), (8, 0), late=True, size=KIB)
+    rig.store.prestage([0])
+    rig.store.flush()
+    rig.settle()
+    rig.validate()
+    assert rig.read(0) == [0, 1, 2, 6, 7, 8]
 
 
 def test_prestaging_again_does_nothing(make: Callable[..., Rig]) -> None:
