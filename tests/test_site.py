@@ -133,7 +133,7 @@ def test_each_public_name_has_an_entry(site: dict[Path, Page]) -> None:
 def test_each_key_of_a_policy_and_each_command_has_an_entry(site: dict[Path, Page]) -> None:
     keys = page(site, "reference/policy")
     for doc in describe():
-        assert f"confval-{doc.key}" in keys.anchors, doc.key
+        assert doc.key.replace(".", "-").replace("_", "-") in keys.anchors, doc.key
     names = set(names_of_commands(typer.main.get_command(app), "aion"))
     anchors = page(site, "reference/command-line").anchors | page(site, "reference/experiments").anchors
     assert {"aion tune", "aion policy check", "aion experiment windows"} <= names

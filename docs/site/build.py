@@ -28,7 +28,6 @@ THEME = '%%{init: {"theme": "neutral", "themeVariables": {"fontFamily": "arial"}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 MODULES = ("aggregates", "sinks", "errors", "metrics")
 """The public modules of the package."""
-KEYS = "What each key of a policy does, and when to change it. [Policies](../docs/policies.md) says how to set one."
 OWN_POLICIES = """\
 A class of yours can decide what moves to disk, or when it is read ahead (:doc:`/docs/policies`). This is what it gets
 and returns.
@@ -103,10 +102,10 @@ class Layout:
             lines = [f"- [{file.name}]({os.path.relpath(file, shown(path).parent)})" for file in inside]
             # The links are relative to where the page lies in the repository.
             text = "\n".join(lines)
-            self.write(shown(path), f"# {path}\n\n" + LINK.sub(lambda link: self._inside(path, link[1]), text) + "\n")
+            self.write(shown(path), f"# `{path}`\n\n" + LINK.sub(lambda link: self._inside(path, link[1]), text) + "\n")
             return
         content = (ROOT / path).read_text(encoding="utf-8")
-        self.write(shown(path), f"# {path}\n\n``````{LANGUAGES.get(path.suffix, '')}\n{content}``````\n")
+        self.write(shown(path), f"# `{path}`\n\n``````{LANGUAGES.get(path.suffix, '')}\n{content}``````\n")
 
     def _inside(self, folder: Path, link: str) -> str:
         target = Path(os.path.normpath(shown(folder).parent / link))
@@ -195,22 +194,10 @@ def own_policies() -> str:
 
 
 def policy() -> str:
-    """Returns the page of all keys of a policy, from its schema."""
-    from aion.config import describe, json_schema
+    """Returns the page of all keys of a policy. Texts below keys name pages, which become links."""
+    from aion.config import policy_docs
 
-    schema = json_schema()
-    lines = ["# Policy keys", "", KEYS, ""]
-    begun = ""
-    for doc in describe():
-        section = doc.key.partition(".")[0]
-        if section != begun:
-            begun = section
-            definition = schema["$defs"][schema["properties"][section]["$ref"].rpartition("/")[2]]
-            lines += [f"## {section}", "", definition["description"].replace("``", "`"), ""]
-        default = json.dumps(doc.default, ensure_ascii=False).strip('"')
-        said = re.sub(r"\bdocs/([\w-]+\.md)", r"[\1](../docs/\1)", "\n\n".join(doc.doc))
-        lines += [f":::{{confval}} {doc.key}", f":type: {doc.type}", f":default: `{default}`", "", said, ":::", ""]
-    return "\n".join(lines)
+    return re.sub(r"\bdocs/([\w-]+\.md)", r"[\1](../docs/\1)", policy_docs())
 
 
 def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -263,7 +250,7 @@ def lay_out(folder: Path) -> None:
     for name in MODULES:
         layout.write(f"reference/{name}.rst", module(f"aion.{name}"))
     layout.write("reference/policies.rst", own_policies())
-    layout.write("reference/policy.md", policy())
+    layout.page(Path("reference/policy.md"), policy())
     all_commands = list(commands(get_command(app), "aion"))
     experiments = [each for each in all_commands if each[0].startswith("aion experiment")]
     tools = [each for each in all_commands if each not in experiments]
