@@ -52,7 +52,7 @@ def waits_for_itself(plan: str) -> bool:
 WAITS = (
     "this query has a second withWatermark behind aion.windowed. Spark uses the smallest watermark of a query, so the "
     "windows wait for a watermark that waits for their panes, and nothing would come out. Give the panes to another "
-    "aion.windowed, without a watermark (docs/windows.md, 'Windows of windows'); or write them to a table with "
+    "aion.windowed, without a watermark (docs/chaining.md); or write them to a table with "
     "aion.sinks.upsert and read them in another query; or use emit='final' and an aggregation without a watermark in "
     "update mode (docs/comparison.md)"
 )

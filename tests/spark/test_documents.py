@@ -117,12 +117,26 @@ def check_guide(stage: Stage) -> None:
     assert stage.names["operator"].close().num_rows == 0, "the page's own `with` has closed it"
 
 
-def check_windows(stage: Stage) -> None:
+def check_retractions(stage: Stage) -> None:
     with closing(sqlite3.connect(stage.folder / "visits.db")) as db:
         rows = db.execute("SELECT user, clicks FROM visits").fetchall()
         assert sorted(rows) == sorted(
             (user, clicks) for (user, *_), clicks in visits(stage.events, 1800).items() if user != "end"
         )
+
+
+def check_panes(stage: Stage) -> None:
+    day, minute = (window.timing for window in stage.names["windows"].values())
+    assert (day.early_us, minute.bound_us) == (60_000_000, 7_200_000_000)
+
+
+def check_chaining(stage: Stage) -> None:
+    most: dict[Any, tuple[int, int]] = {}
+    for (segment, begin, _), (cars, _) in tolls(stage.events[:-1], 60, 60).items():
+        place = (segment, begin // 300 * 300, begin // 300 * 300 + 300)
+        largest, total = most.get(place, (0, 0))
+        most[place] = (max(largest, cars), total + cars)
+    equal(newest(stage.rows("busiest"), "most", "all"), most)
 
 
 def check_sinks(stage: Stage) -> None:
@@ -168,7 +182,9 @@ def check_policies(stage: Stage) -> None:
 
 SHARED: dict[str, Callable[[Stage], None]] = {
     "docs/guide.md": check_guide,
-    "docs/windows.md": check_windows,
+    "docs/retractions.md": check_retractions,
+    "docs/panes.md": check_panes,
+    "docs/chaining.md": check_chaining,
     "docs/sinks.md": check_sinks,
     "docs/distribution.md": check_levels,
     "docs/files.md": check_files,
