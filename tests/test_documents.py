@@ -399,8 +399,8 @@ def check_pip_command(command: Command, words: list[str]) -> None:
     assert set((wanted[1] or "cli").split(",")) <= aion.errors.EXTRAS.keys(), f"{command}: no such extra"
 
 
-def test_the_guide_names_every_experiment_and_the_readme_links_every_page() -> None:
-    named_there = {c.words[2] for c in ours() if c.page == "docs/guide.md" and c.words[1] == "experiment"}
+def test_a_page_names_every_experiment_and_the_readme_links_every_page() -> None:
+    named_there = {c.words[2] for c in ours() if c.page == "docs/measure.md" and c.words[1] == "experiment"}
     assert named_there == RUN_SMALL.keys()
     links = set(re.findall(r"\]\((docs/[\w-]+\.md)", documents.read("README.md")[1]))
     assert links == {page for page in PAGES if page.startswith("docs/")}
