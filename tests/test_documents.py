@@ -181,13 +181,13 @@ def test_the_page_on_the_store_runs_where_aion_cannot_be_imported(tmp_path: Path
         "import sys; sys.modules['aion'] = None\n"
         "from pathlib import Path\n"
         "from tests.documents import run_python\n"
-        "run_python('docs/store.md', {}, Path(sys.argv[1]), {})\n"
+        "run_python('docs/library.md', {}, Path(sys.argv[1]), {})\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     (shown,) = (
-        line for block in documents.read("docs/store.md")[0] for line in block.text.splitlines() if line[:2] == "# "
+        line for block in documents.read("docs/library.md")[0] for line in block.text.splitlines() if line[:2] == "# "
     )
     assert done.stdout == f"{shown[2:]}\n"
     assert not (tmp_path / "store" / "live").exists()

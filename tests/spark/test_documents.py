@@ -191,7 +191,7 @@ SHARED: dict[str, Callable[[Stage], None]] = {
     "docs/tuning.md": check_tuning,
     "docs/policies.md": check_policies,
 }
-ELSEWHERE = {"README.md", "docs/metrics.md", "docs/notebook.md", "docs/recipes.md", "docs/stateful.md", "docs/store.md"}
+ELSEWHERE = {"README.md"} | {f"docs/{name}.md" for name in ("library", "metrics", "notebook", "recipes", "stateful")}
 """Pages with tests of their own: here, in ``test_recipes.py``, and in others."""
 
 
