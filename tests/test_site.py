@@ -83,16 +83,26 @@ def test_links_to_what_is_no_page_lead_to_a_page_that_shows_it(tmp_path: Path) -
 
 
 class Page(HTMLParser):
-    """The links and anchors of a page."""
+    """The links and anchors of a page; ``prose``: its text without blocks of code."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.anchors: set[str] = set()
         self.links: list[str] = []
+        self.prose = ""
+        self._hidden = 0
         self.text = path.read_text()
         self.feed(self.text)
 
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.prose += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden -= tag in ("pre", "script", "style")
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._hidden += tag in ("pre", "script", "style")
         for name, value in attrs:
             if name == "id":
                 self.anchors.add(value or "")
@@ -161,3 +171,4 @@ def test_nothing_is_fetched_from_elsewhere_and_no_markup_is_left(site: dict[Path
     for path, found in site.items():
         assert not re.search(r"<(?:script|link|img)[^>]*(?:src|href)=\"https?:", found.text), path
         assert 'class="problematic"' not in found.text and "language-mermaid" not in found.text, path
+        assert not re.search(r"\]\(|:\w+:`|``|^#+ ", found.prose, re.MULTILINE), path

@@ -197,7 +197,7 @@ def policy() -> str:
     """Returns the page of all keys of a policy. Texts below keys name pages, which become links."""
     from aion.config import policy_docs
 
-    return re.sub(r"\bdocs/([\w-]+\.md)", r"[\1](../docs/\1)", policy_docs())
+    return re.sub(r"`?\bdocs/([\w-]+\.md)`?", r"[\1](../docs/\1)", policy_docs())
 
 
 def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:

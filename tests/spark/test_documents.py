@@ -191,7 +191,9 @@ SHARED: dict[str, Callable[[Stage], None]] = {
     "docs/tuning.md": check_tuning,
     "docs/policies.md": check_policies,
 }
-ELSEWHERE = {"README.md"} | {f"docs/{name}.md" for name in ("library", "metrics", "notebook", "recipes", "stateful")}
+ELSEWHERE = {"README.md"} | {
+    f"docs/{name}.md" for name in ("library", "metrics", "notebook", "recipes", "stateful", "taking-over")
+}
 """Pages with tests of their own: here, in ``test_recipes.py``, and in others."""
 
 
