@@ -185,7 +185,7 @@ def module(name: str) -> str:
 
 def own_policies() -> str:
     """Returns the page of what classes that decide about memory get and return."""
-    text = title("policies") + OWN_POLICIES
+    text = title("Classes for your own policies") + OWN_POLICIES
     for name in ("policies.destage", "policies.prestage"):
         text += title(name, "-") + f".. automodule:: {name}\n\n"
         found = import_module(name)
