@@ -152,6 +152,13 @@ def check_sinks(stage: Stage) -> None:
     assert (stage.folder / "dropped").exists() and not list((stage.folder / "dropped").rglob("*.parquet"))
 
 
+def check_changes(stage: Stage) -> None:
+    rows = stage.rows("more").groupBy("segment", "window_start").agg(F.sum("more").alias("all")).collect()
+    found = {(row["segment"], seconds(row["window_start"])): row["all"] for row in rows}
+    truth = tolls(stage.events[:-1], 60, 60)
+    assert found == {(segment, begin): cars for (segment, begin, _), (cars, _) in truth.items()}
+
+
 def check_levels(stage: Stage) -> None:
     equal(newest(stage.rows("panes"), "cars", "speed"), tolls(stage.events[:-1], 60, 60))
 
@@ -186,6 +193,7 @@ SHARED: dict[str, Callable[[Stage], None]] = {
     "docs/panes.md": check_panes,
     "docs/chaining.md": check_chaining,
     "docs/sinks.md": check_sinks,
+    "docs/changes.md": check_changes,
     "docs/distribution.md": check_levels,
     "docs/files.md": check_files,
     "docs/tuning.md": check_tuning,

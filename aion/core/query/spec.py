@@ -83,7 +83,7 @@ class Spec:
     the time. ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the
     function starts before the whole window is staged. ``emit``: ``"all"`` panes of a window, or ``"final"``: one pane
     for each window and key, when its bound has passed and nothing can change it any more; or ``"changes"``: what each
-    batch changed, with the values before in ``old_`` columns (docs/sinks.md). ``lateness``: how long each window is
+    batch changed, with the values before in ``old_`` columns (docs/changes.md). ``lateness``: how long each window is
     kept after its end, e.g. ``"2 hours"``; without it, the policy learns that from the data. ``trigger``: when a window
     with late events runs again: a kind, e.g. ``"every_batch"``, or the keys of ``trigger`` of the policy, e.g.
     ``{"kind": "interval", "interval": "5 minutes"}``. A definition's own outrank both. ``completeness=True`` adds
