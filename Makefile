@@ -10,7 +10,7 @@ TINY := $(addprefix tests/, local/test_restarts.py local/test_all_windows.py loc
 	local/test_large_windows.py test_scenarios.py test_keyed_windows.py test_keyed_index.py test_operator_any_order.py test_updates.py test_changing.py test_evolution.py \
 	stores/test_any_order.py versions/test_any_order.py versions/test_keyed_any_order.py stateful/test_states.py)
 
-.PHONY: demo dist test proof check format clean setup
+.PHONY: demo dist docs test proof check format clean setup
 
 setup: $(VENV)/.ready
 
@@ -22,8 +22,16 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
 demo: setup
 	$(BIN)/aion demo
+
+# The site of the documentation, in out/site. Begin with out/site/index.html.
+docs: $(VENV)/.docs
+	$(BIN)/python docs/site/build.py out/site
 
 test: setup
 	$(BIN)/ruff check .
@@ -32,7 +40,7 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "not proof"
 	AION_THRESHOLDS=tiny $(BIN)/python -m pytest -n 2 -q -m "not proof" $(TINY)
 
-proof: setup
+proof: setup $(VENV)/.docs
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --timeout 3600 \
 		-m "proof or hypothesis"
 	AION_THRESHOLDS=tiny $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --timeout 3600 -m "not proof"

@@ -181,13 +181,13 @@ def test_the_page_on_the_store_runs_where_aion_cannot_be_imported(tmp_path: Path
         "import sys; sys.modules['aion'] = None\n"
         "from pathlib import Path\n"
         "from tests.documents import run_python\n"
-        "run_python('docs/store.md', {}, Path(sys.argv[1]), {})\n"
+        "run_python('docs/library.md', {}, Path(sys.argv[1]), {})\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     (shown,) = (
-        line for block in documents.read("docs/store.md")[0] for line in block.text.splitlines() if line[:2] == "# "
+        line for block in documents.read("docs/library.md")[0] for line in block.text.splitlines() if line[:2] == "# "
     )
     assert done.stdout == f"{shown[2:]}\n"
     assert not (tmp_path / "store" / "live").exists()
@@ -399,8 +399,8 @@ def check_pip_command(command: Command, words: list[str]) -> None:
     assert set((wanted[1] or "cli").split(",")) <= aion.errors.EXTRAS.keys(), f"{command}: no such extra"
 
 
-def test_the_guide_names_every_experiment_and_the_readme_links_every_page() -> None:
-    named_there = {c.words[2] for c in ours() if c.page == "docs/guide.md" and c.words[1] == "experiment"}
+def test_a_page_names_every_experiment_and_the_readme_links_every_page() -> None:
+    named_there = {c.words[2] for c in ours() if c.page == "docs/measure.md" and c.words[1] == "experiment"}
     assert named_there == RUN_SMALL.keys()
     links = set(re.findall(r"\]\((docs/[\w-]+\.md)", documents.read("README.md")[1]))
     assert links == {page for page in PAGES if page.startswith("docs/")}

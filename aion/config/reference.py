@@ -1,11 +1,11 @@
-"""Generates from the sections: the list of keys, the schema, policies as commented files, and docs/policies.md."""
+"""Generates from the sections: the list of keys, the schema, policies as commented files, and a page of all keys."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -118,33 +118,22 @@ def purpose(preset: str) -> str:
 
 
 def policy_docs() -> str:
-    """Returns the page ``docs/policies.md``."""
-    parts = [_INTRODUCTION, "## Keys\n"]
-    sections: dict[str, list[KeyDoc]] = {}
+    """Returns the reference of all keys and presets, as Markdown with links as from a page in ``docs``."""
+    parts = ["# Policy keys and presets\n", "What each key of a policy does, and when to change it.\n"]
+    section = ""
     for doc in describe():
-        sections.setdefault(doc.key.partition(".")[0], []).append(doc)
-    for section, docs in sections.items():
-        annotation = Policy.model_fields[section].annotation
-        parts.append(f"### {section}\n\n{(annotation.__doc__ or '').strip()}\n")
-        rows = [(f"`{d.key.partition('.')[2]}`", d.type, f"`{setting_text(d.default)}`", " ".join(d.doc)) for d in docs]
-        parts.append(_table(("key", "value", "default", "what it does"), rows))
-    parts.append(
-        "## Presets\n\nThe file of `standard` has all keys. The others have what differs from it, and why.\n"
-        "`aion policy show` with its name prints all keys.\n"
-    )
-    compared = []
+        if (begun := doc.key.partition(".")[0]) != section:
+            section = begun
+            annotation = Policy.model_fields[section].annotation
+            parts.append(f"## {section}\n\n{(annotation.__doc__ or '').strip().replace('``', '`')}\n")
+        said = "\n\n".join(doc.doc)
+        parts.append(f"### {doc.key}\n\n{doc.type}; default: `{setting_text(doc.default)}`\n\n{said}\n")
+    parts.append("## Presets\n\nWhat differs from the defaults.\n")
     for preset in presets():
-        different = [f"`{key}: {setting_text(value)}`" for key, value in differences(preset).items()]
-        link = f"[`{preset}`](../policies/{preset}.yaml)"
-        compared.append((link, purpose(preset), "<br>".join(different) or "nothing"))
-    parts.append(_table(("preset", "what it is for", "differences from the defaults"), compared))
-    parts.append(_PLUGINS)
-    return "\n".join(parts)
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+        parts.append(f"### {preset}\n\n[`{preset}`](../policies/{preset}.yaml): {purpose(preset)}\n")
+        parts += [f"- `{key}: {setting_text(value)}`" for key, value in differences(preset).items()]
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n"
 
 
 _STANDARD = "the defaults. Windows stay in memory, and move to disk when they expire or when memory is full."
@@ -157,72 +146,3 @@ _HEAD = f"""\
 # Durations: us, ms, s, m, h, d, w or their English names, always with the unit.
 # Shares: a number from 0 to 1, or a percentage (0.75 and 75% are the same).
 # Every key can also be set as spark.aion.<section>.<key>, or as a keyword of aion.configure."""
-
-_INTRODUCTION = """\
-<!-- Written by `python -m aion.cli policy docs > docs/policies.md`; a test fails when it is not current. -->
-# Policies
-
-A policy says where Aion keeps state, for how long, and when windows run. You give it as the name of a preset, as the
-path of a YAML file, or as a mapping of the same shape:
-
-```python
-aion.configure(builder, policy="low_memory")
-aion.configure(builder, policy="my.yaml", memory_budget="25%")
-aion.LocalOperator(..., policy={"memory": {"budget": "1GiB"}})
-```
-
-You can also set every key as `spark.aion.<section>.<key>`, in `spark-submit` or elsewhere (write `null` for null, and
-a mapping as JSON), or as a keyword of `aion.configure` (`memory_budget=...`). A keyword overrides Spark's
-configuration, which overrides the file, which overrides the defaults. `spark.aion.policy` is a preset, a path, or a
-mapping as JSON.
-
-- **Sizes** have a unit, or are a number of bytes: B, KiB MiB GiB TiB (1024), KB MB GB TB (1000).
-- **Durations** always have a unit: us, ms, s, m, h, d, w or their English names. You can combine them:
-  `1 hour 30 minutes`. What Spark takes as an interval is a duration, too: `interval 5 minutes`. In Python, so is a
-  `timedelta`. Only 0 needs no unit.
-- **Shares** are numbers from 0 to 1, or percentages: `0.75` and `75%` are the same.
-
-`aion policy check FILE` lists every mistake with its line and what would be right. `aion policy explain FILE` describes
-what will happen to a window, in words and numbers. `aion policy show FILE` prints the whole policy with comments, also
-that of a preset. `aion policy schema` prints the JSON schema for your editor. Write it to `schema.json`, and begin your
-file with `# yaml-language-server: $schema=schema.json`.
-"""
-
-_PLUGINS = """\
-## Your own policies
-
-A class of yours can decide which windows move to disk, and when prestaging starts. It gets a read-only view, which
-includes the current time, and returns suggestions. It does no I/O and has no clock. If a suggestion cannot be carried
-out, it is refused and the log says why.
-
-```python
-# mine.py, importable by the Python of every executor
-from policies.destage import MemoryView, Suggestion
-
-
-class OldestFirst:
-    \"\"\"Moves the oldest windows to disk while more than a given share of the budget is used.\"\"\"
-
-    def __init__(self, above: float) -> None:
-        self.above = above
-
-    def suggest(self, view: MemoryView) -> list[Suggestion]:
-        suggestions, used_bytes = [], view.used_bytes
-        for window in sorted(view.windows, key=lambda window: window.last_append_s):
-            if used_bytes <= self.above * view.limit_bytes:
-                break
-            used_bytes -= window.gain_bytes
-            suggestions.append(Suggestion(window.name, window.keep_bytes, "the oldest"))
-        return suggestions
-```
-
-```yaml
-destage:
-  class: mine:OldestFirst
-  arguments: {above: 0.5}
-```
-
-In the same way, `prestage.class` names a class with `start_at_s(due_s, size_bytes, pessimistic_s)` and
-`observe(size_bytes, seconds)`: see `policies/prestage.py`. A class is imported only when the state server starts, so
-`aion policy check` can only check the form of its name.
-"""

@@ -1,4 +1,4 @@
-"""Says of result rows how complete they are (docs/lateness.md)."""
+"""Says of result rows how complete they are (docs/completeness.md)."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Windows:
     def next_slices(self) -> tuple[int, ...]:
         """The slices that the next batch will read. Its watermark follows from the events of this batch.
 
-        See docs/operating.md.
+        See docs/concepts.md.
         """
         if not self._predicts:
             return ()

@@ -131,7 +131,7 @@ class _Builder(SparkSession.Builder):
         if before and (kept := [key for key, value in _of_hosts(session).items() if value != before[key]]):
             log.warning(
                 "this session has had queries, so %s cannot change until the application ends: its state servers keep "
-                "what the first query had (docs/operating.md). Other settings hold for operators that are made from "
+                "what the first query had (docs/restarts.md). Other settings hold for operators that are made from "
                 "now on",
                 ", ".join(SPARK_PREFIX + key for key in kept),
             )

@@ -117,12 +117,26 @@ def check_guide(stage: Stage) -> None:
     assert stage.names["operator"].close().num_rows == 0, "the page's own `with` has closed it"
 
 
-def check_windows(stage: Stage) -> None:
+def check_retractions(stage: Stage) -> None:
     with closing(sqlite3.connect(stage.folder / "visits.db")) as db:
         rows = db.execute("SELECT user, clicks FROM visits").fetchall()
         assert sorted(rows) == sorted(
             (user, clicks) for (user, *_), clicks in visits(stage.events, 1800).items() if user != "end"
         )
+
+
+def check_panes(stage: Stage) -> None:
+    day, minute = (window.timing for window in stage.names["windows"].values())
+    assert (day.early_us, minute.bound_us) == (60_000_000, 7_200_000_000)
+
+
+def check_chaining(stage: Stage) -> None:
+    most: dict[Any, tuple[int, int]] = {}
+    for (segment, begin, _), (cars, _) in tolls(stage.events[:-1], 60, 60).items():
+        place = (segment, begin // 300 * 300, begin // 300 * 300 + 300)
+        largest, total = most.get(place, (0, 0))
+        most[place] = (max(largest, cars), total + cars)
+    equal(newest(stage.rows("busiest"), "most", "all"), most)
 
 
 def check_sinks(stage: Stage) -> None:
@@ -136,6 +150,13 @@ def check_sinks(stage: Stage) -> None:
     }
     equal(merged, tolls(stage.events[:-1], 60, 60))
     assert (stage.folder / "dropped").exists() and not list((stage.folder / "dropped").rglob("*.parquet"))
+
+
+def check_changes(stage: Stage) -> None:
+    rows = stage.rows("more").groupBy("segment", "window_start").agg(F.sum("more").alias("all")).collect()
+    found = {(row["segment"], seconds(row["window_start"])): row["all"] for row in rows}
+    truth = tolls(stage.events[:-1], 60, 60)
+    assert found == {(segment, begin): cars for (segment, begin, _), (cars, _) in truth.items()}
 
 
 def check_levels(stage: Stage) -> None:
@@ -168,14 +189,19 @@ def check_policies(stage: Stage) -> None:
 
 SHARED: dict[str, Callable[[Stage], None]] = {
     "docs/guide.md": check_guide,
-    "docs/windows.md": check_windows,
+    "docs/retractions.md": check_retractions,
+    "docs/panes.md": check_panes,
+    "docs/chaining.md": check_chaining,
     "docs/sinks.md": check_sinks,
+    "docs/changes.md": check_changes,
     "docs/distribution.md": check_levels,
     "docs/files.md": check_files,
     "docs/tuning.md": check_tuning,
     "docs/policies.md": check_policies,
 }
-ELSEWHERE = {"README.md", "docs/metrics.md", "docs/notebook.md", "docs/recipes.md", "docs/stateful.md", "docs/store.md"}
+ELSEWHERE = {"README.md"} | {
+    f"docs/{name}.md" for name in ("library", "metrics", "notebook", "recipes", "stateful", "taking-over")
+}
 """Pages with tests of their own: here, in ``test_recipes.py``, and in others."""
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from pyspark.sql import SparkSession
 
 import aion
 from aion import aggregates as A
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, plain
 from tests.spark.test_windowed import batches, naive
-
-PAGE = Path(__file__).parent.parent.parent / "docs" / "lateness.md"
 
 
 def locally(tables: list[pa.Table], definition: dict[str, Any]) -> list[dict[str, Any]]:
@@ -53,24 +48,3 @@ def test_late_windows_run_when_the_trigger_says(spark: SparkSession, stream: Fil
     stale = metrics.operators["fresh"]["staleness"]
     assert 0 < stale["windows"] == stale["kept"] + stale["missed_between_looks"] + stale["missed_otherwise"]
     assert 0 < stale["largest"] <= stale["total"]
-
-
-@pytest.mark.proof
-def test_a_heartbeat_wakes_windows_of_a_silent_source(
-    spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path
-) -> None:
-    """As docs/lateness.md says it."""
-    made, used = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    names: dict[str, Any] = {"spark": spark, "events": stream.read(EVENTS_DDL)}
-    exec(made, names)
-    assert names["beat"].isStreaming and names["beat"].columns == ["beat"]
-    beats = FileStream(spark, tmp_path / "beats", pa.schema([("beat", pa.timestamp("us", "UTC"))]))
-    names["beat"] = beats.read("beat timestamp")
-    exec(used, names)
-    definition = {"key": "k", "windows": aion.Tumbling("10 seconds"), "aggregates": {"n": A.count()}}
-    stream.put([("a", 1001.0, 1.0), ("a", 1002.0, 1.0)])
-    beats.put([(1003.0,)])
-    assert sink.run(aion.windowed(names["awake"], time="ts", **definition)) == []
-    beats.put([(1031.0,)])
-    (row,) = sink.run(aion.windowed(names["awake"], time="ts", **definition))
-    assert (row["kind"], row["n"]) == ("on_time", 2), "the heartbeat moved the watermark, and is no event"

@@ -94,7 +94,7 @@ def test_an_expression_with_an_alias_is_a_key(spark: SparkSession, tmp_path: Pat
 @pytest.mark.proof
 def test_the_code_of_the_page(spark: SparkSession, tmp_path: Path) -> None:
     counting, configuring, going_back = [
-        block.text for block in documents.blocks("python") if block.page == "docs/stateful.md"
+        block.text for page in ("stateful", "taking-over") for block in documents.blocks_of(f"docs/{page}.md", "python")
     ]
     stream = FileStream(spark, tmp_path / "in", pa.schema([("user", pa.string())]))
     stream.put([("ann",), ("bob",), ("ann",)])

@@ -1,0 +1,278 @@
+"""Builds the documentation site: ``python docs/site/build.py [FOLDER]``, by default into ``out/site``.
+
+The pages are the Markdown files of the repository, and pages that are made from the code: the names of the package,
+the keys of a policy, the commands. All are laid out in ``FOLDER-source``, and Sphinx builds them from there. A link
+to a file that is not a page leads to a page that shows the file, because the site has no repository beside it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+PAGES = ("*.md", "docs/*.md", "docs/results/*.md", "examples/*.md")
+PICTURES = ("docs/pictures/*",)
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)")
+FENCE = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+THEME = '%%{init: {"theme": "neutral", "themeVariables": {"fontFamily": "arial"}, "fontFamily": "arial"}}%%\n'
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
+MODULES = ("aggregates", "sinks", "errors", "metrics")
+"""The public modules of the package."""
+OWN_POLICIES = """\
+A class of yours can decide what moves to disk, or when it is read ahead (:doc:`/docs/policies`). This is what it gets
+and returns.
+
+"""
+RETURNED = ("aion.core.timing.When", "aion.spark.group_by.Grouped", "aion.spark.migrate.Migrated")
+"""Classes that users get or give, and do not import."""
+
+
+# -- pages that people wrote --------------------------------------------------------------------------
+
+
+def written() -> Iterator[Path]:
+    """Yields the Markdown files, relative to the repository."""
+    for pattern in PAGES:
+        yield from (path.relative_to(ROOT) for path in sorted(ROOT.glob(pattern)))
+
+
+def shown(path: Path) -> Path:
+    """Returns the page that shows a file or folder of the repository."""
+    return Path("files", *path.parts[:-1], path.name + ".md")
+
+
+class Layout:
+    """The folder with all sources of the site."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pages = set(written())
+        self._pictures = {path.relative_to(ROOT) for pattern in PICTURES for path in ROOT.glob(pattern)}
+        self._shown: set[Path] = set()
+
+    def write(self, name: str | Path, text: str) -> None:
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def page(self, path: Path, text: str) -> None:
+        """Writes a page. Its links to files lead to the pages that show them; Mermaid becomes a picture."""
+        self.write(path, LINK.sub(lambda link: self._target(path, link[1]), self._drawn(path, text)))
+
+    def _target(self, page: Path, link: str) -> str:
+        target = Path(os.path.normpath(page.parent / link))
+        if target in self._pages or target in self._pictures or not (ROOT / target).exists():
+            return link  # Sphinx complains of what does not exist
+        self._show(target)
+        return os.path.relpath(shown(target), page.parent)
+
+    def _drawn(self, page: Path, text: str) -> str:
+        """Without Mermaid: browsers would have to fetch the program that draws it."""
+
+        def draw(block: re.Match[str]) -> str:
+            picture = Path("pictures", f"{page.stem}-{text.count('```', 0, block.start())}.svg")
+            svg = import_module("mmdr").render(THEME + block[1]).svg()
+            self.write(picture, svg)
+            width = re.findall(r'viewBox="\S+ \S+ ([\d.]+)', svg)[0]
+            # With a width, Sphinx links the whole picture, of which a narrow page shows a small one.
+            lines = [f":::{{image}} {os.path.relpath(picture, page.parent)}", f":width: {float(width):.0f}px"]
+            lines += [":alt: " + " ".join(block[1].split()), ":class: diagram", ":::"]
+            # As many lines as before, so that Sphinx names the line of the page.
+            return "\n".join([*lines, *[""] * (block[0].count("\n") + 1 - len(lines))])
+
+        return FENCE.sub(draw, text)
+
+    def _show(self, path: Path) -> None:
+        """Makes the page that shows a file, or the files of a folder."""
+        if path in self._shown:
+            return
+        self._shown.add(path)
+        if (ROOT / path).is_dir():
+            inside = sorted(file.relative_to(ROOT) for file in (ROOT / path).iterdir() if file.is_file())
+            lines = [f"- [{file.name}]({os.path.relpath(file, shown(path).parent)})" for file in inside]
+            # The links are relative to where the page lies in the repository.
+            text = "\n".join(lines)
+            self.write(shown(path), f"# `{path}`\n\n" + LINK.sub(lambda link: self._inside(path, link[1]), text) + "\n")
+            return
+        content = (ROOT / path).read_text(encoding="utf-8")
+        self.write(shown(path), f"# `{path}`\n\n``````{LANGUAGES.get(path.suffix, '')}\n{content}``````\n")
+
+    def _inside(self, folder: Path, link: str) -> str:
+        target = Path(os.path.normpath(shown(folder).parent / link))
+        self._show(target)
+        return os.path.relpath(shown(target), shown(folder).parent)
+
+    def list_of_files(self) -> None:
+        """Makes the page of all files that pages show."""
+        names = "\n".join(str(shown(path).relative_to("files").with_suffix("")) for path in sorted(self._shown))
+        text = f"# Files\n\nFiles of the repository that pages name.\n\n```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n"
+        self.write("files/index.md", text)
+
+
+def introduction() -> str:
+    """Returns what the README says first: all between its title and its first block."""
+    return (ROOT / "README.md").read_text(encoding="utf-8").split("```", 1)[0].split("\n", 1)[1].strip() + "\n"
+
+
+def notebook() -> str:
+    """Returns the example that is a notebook, as a page."""
+    cells = json.loads((ROOT / "examples/notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    texts = ("".join(cell["source"]) for cell in cells)
+    parts = [
+        f"```python\n{text}\n```" if cell["cell_type"] == "code" else text
+        for cell, text in zip(cells, texts, strict=True)
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+# -- pages from the code ------------------------------------------------------------------------------
+
+
+def title(text: str, line: str = "=") -> str:
+    return f"{text}\n{line * len(text)}\n\n"
+
+
+def entry(module: str, name: str, value: Any) -> str:
+    """Returns the directive that shows a name with its signature and its docstring."""
+    if inspect.isclass(value):
+        return f".. autoclass:: {module}.{name}\n   :members:\n\n"
+    return f".. autofunction:: {module}.{name}\n\n" if callable(value) else f".. autodata:: {module}.{name}\n\n"
+
+
+def names_of(module: Any) -> list[str]:
+    """Returns the public names: those in ``__all__``, or without it, those that the module defines."""
+    defined = (n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__)
+    return sorted(getattr(module, "__all__", None) or (name for name in defined if name[0] != "_"))
+
+
+def package() -> str:
+    """Returns the page of the package ``aion``."""
+    aion = import_module("aion")
+    groups: dict[str, list[str]] = {"Queries on Spark": [], "Windows": [], "A query as a value, and without Spark": []}
+    for name in sorted(set(aion.__all__) - set(MODULES)):
+        home = getattr(aion, name).__module__
+        number = 0 if home.startswith("aion.spark") else 1 if home in ("aion.core.windows", "aion.zones") else 2
+        groups[list(groups)[number]].append(name)
+    text = title("aion") + ".. module:: aion\n\n" + f"{aion.__doc__}\n\n"
+    text += "Its modules are :mod:`aion.aggregates`, :mod:`aion.sinks`, :mod:`aion.errors` and :mod:`aion.metrics`.\n\n"
+    for group, names in groups.items():
+        text += title(group, "-") + "".join(entry("aion", name, getattr(aion, name)) for name in names)
+    text += title("What some of them take and return", "-")
+    return text + "".join(entry(*name.rpartition(".")[::2], find(name)) for name in RETURNED)
+
+
+def find(name: str) -> Any:
+    module, _, last = name.rpartition(".")
+    return getattr(import_module(module), last)
+
+
+def module(name: str) -> str:
+    """Returns the page of a public module."""
+    found = import_module(name)
+    text = title(name) + f".. automodule:: {name}\n\n"
+    return text + "".join(entry(name, public, getattr(found, public)) for public in names_of(found))
+
+
+def own_policies() -> str:
+    """Returns the page of what classes that decide about memory get and return."""
+    text = title("Classes for your own policies") + OWN_POLICIES
+    for name in ("policies.destage", "policies.prestage"):
+        text += title(name, "-") + f".. automodule:: {name}\n\n"
+        found = import_module(name)
+        text += "".join(entry(name, public, getattr(found, public)) for public in names_of(found))
+    return text
+
+
+def policy() -> str:
+    """Returns the page of all keys of a policy. Texts below keys name pages, which become links."""
+    from aion.config import policy_docs
+
+    return re.sub(r"`?\bdocs/([\w-]+\.md)`?", r"[\1](../docs/\1)", policy_docs())
+
+
+def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yields a command and all below it, with their names."""
+    yield name, command
+    for word, below in sorted(getattr(command, "commands", {}).items()):
+        yield from commands(below, f"{name} {word}")
+
+
+def command_page(head: str, found: list[tuple[str, Any]]) -> str:
+    """Returns a page of commands, from their help."""
+    lines = [f"# {head}", ""]
+    for name, command in found:
+        context = command.context_class(command, info_name=name)
+        usage = " ".join([name, *command.collect_usage_pieces(context)])
+        lines += [f"## {name}", "", plain(command.help or ""), "", "```console", usage, "```", ""]
+        lines += [f":::{{program}} {name}", ":::", ""]
+        for parameter in command.get_params(context):
+            written, said = parameter.get_help_record(context) or ("", "")
+            if written and not written.startswith("--help"):
+                lines += [f":::{{option}} {written}", "", plain(said), ":::", ""]
+    return "\n".join(lines)
+
+
+def plain(text: str) -> str:
+    """Returns text of a help as Markdown that shows it as it is."""
+    return re.sub(r"([<*\[\]])", r"\\\1", inspect.cleandoc(text))
+
+
+# -- all of it ----------------------------------------------------------------------------------------
+
+
+def lay_out(folder: Path) -> None:
+    """Writes all sources of the site into an empty folder."""
+    from typer.main import get_command
+
+    from aion.cli import app
+
+    layout = Layout(folder)
+    for path in written():
+        layout.page(path, (ROOT / path).read_text(encoding="utf-8"))
+    for pattern in PICTURES:
+        for path in ROOT.glob(pattern):
+            (folder / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / path.relative_to(ROOT))
+    layout.page(Path("introduction.md"), introduction())
+    layout.page(Path("examples/notebook.md"), notebook())
+    layout.write("index.md", (HERE / "index.md").read_text(encoding="utf-8"))
+    layout.write("reference/aion.rst", package())
+    for name in MODULES:
+        layout.write(f"reference/{name}.rst", module(f"aion.{name}"))
+    layout.write("reference/policies.rst", own_policies())
+    layout.page(Path("reference/policy.md"), policy())
+    all_commands = list(commands(get_command(app), "aion"))
+    experiments = [each for each in all_commands if each[0].startswith("aion experiment")]
+    tools = [each for each in all_commands if each not in experiments]
+    layout.write("reference/command-line.md", command_page("Command line", tools))
+    layout.write("reference/experiments.md", command_page("Experiments", experiments))
+    layout.list_of_files()
+
+
+def main(arguments: list[str]) -> int:
+    """Builds the site. Returns the exit code of Sphinx, which takes every warning as an error."""
+    sys.path.insert(0, str(ROOT))
+    from sphinx.cmd.build import build_main
+
+    folder = Path(arguments[0]) if arguments else ROOT / "out/site"
+    source = folder.with_name(f"{folder.name}-source")
+    for old in (folder, source):
+        shutil.rmtree(old, ignore_errors=True)
+    source.mkdir(parents=True)
+    lay_out(source)
+    words = ["-q", "-W", "--keep-going", "-E", "-c", str(HERE), "-d", str(source / ".doctrees")]
+    return int(build_main([*words, str(source), str(folder)]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
