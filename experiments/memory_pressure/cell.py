@@ -67,6 +67,7 @@ def session(spec: dict[str, Any], folder: Path) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    settings |= application.settings_of(spec["backend"], spec.get("native_bytes"))
     builder = SparkSession.builder.master(f"local[{spec['cores']}]").appName(f"aion {spec['workload']}")
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -178,10 +179,10 @@ def run(folder: Path) -> None:
         batches=batches,
         folder=data if spec["source"] != "rate" else None,
         kafka=spec["kafka"] if spec["source"] == "kafka" else None,
-        aion=application.is_aion(spec["backend"]),
+        aion=application.runs_twice(spec["backend"]),
     )
     # Stock Spark copies a list before it calls the function, so the time of the call alone would be misleading.
-    probe = Timed() if application.is_aion(spec["backend"]) else Probe()
+    probe = Timed() if application.runs_twice(spec["backend"]) else Probe()
     panes = application.panes_of(workload, spec["backend"], streams, shape, probe, spec["policy"])
     at_once = spec["pace"] == "max" and spec["source"] != "rate"
     every = None if at_once else shape.window if spec["pace"] == "real" else "0 seconds"

@@ -16,7 +16,10 @@ COLOURS = {
     "tiered": "#0072B2",
     "memory": "#E69F00",
     "rocksdb": "#009E73",
+    "spark-state": "#CC79A7",
     "spark-list": "#D55E00",
+    "flink-heap": "#56B4E9",
+    "flink-rocksdb": "#8C6D31",
     "spark-window": "#7F7F7F",
 }
 """The palette of Okabe and Ito: distinct for every kind of colour vision."""

@@ -139,12 +139,12 @@ class Probe:
 class Workload:
     """A workload as functions.
 
-    ``streams``: by name, a function that makes the events of a batch (with a column ``ts``), and how many windows late
-    each is. ``with_aion``, ``with_lists``, ``with_window``: from the streams with watermarks to the panes of the first
-    stage, with the columns ``stage``, ``window_start``, ``window_end``, ``events`` and, with Aion, ``pane`` and
-    ``kind``. ``keys``: the key columns of each stage. ``window_keys``: the same for ``with_window`` if they differ.
-    ``finals``: the later stages, from the last panes, for the windows that changed. ``truth``: the same results from a
-    batch computation.
+    ``streams``: by name, a function that makes the events of a batch (with a column ``ts``), and how many windows
+    late each is. ``with_aion``, ``with_lists``, ``with_state``, ``with_window``: from the streams with watermarks
+    to the panes of the first stage, with the columns ``stage``, ``window_start``, ``window_end``, ``events`` and,
+    with Aion and ``with_state``, ``pane`` and ``kind``. ``keys``: the key columns of each stage. ``window_keys``:
+    the same for ``with_window`` if they differ. ``finals``: the later stages, from the last panes, for the windows
+    that changed. ``truth``: the same results from a batch computation.
     """
 
     name: str
@@ -152,6 +152,7 @@ class Workload:
     streams: Mapping[str, Callable[[Shape, int], tuple[pa.Table, Int64s]]]
     with_aion: Callable[[Mapping[str, DataFrame], Shape, Probe, Mapping[str, Any] | None], DataFrame]
     with_lists: Callable[[Mapping[str, DataFrame], Shape, Probe], DataFrame]
+    with_state: Callable[[Mapping[str, DataFrame], Shape, Probe], DataFrame]
     with_window: Callable[[Mapping[str, DataFrame], Shape], DataFrame]
     keys: Mapping[str, tuple[str, ...]]
     finals: Callable[[LastPanes, set[tuple[str, int]], Shape], dict[tuple[str, int], pd.DataFrame]]
