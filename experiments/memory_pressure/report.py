@@ -29,7 +29,7 @@ img { max-width: 100%; } pre { background: #f5f5f5; padding: .8rem; overflow-x: 
 .holds { color: #1a7f37; font-weight: 600; } .fails { color: #c0392b; font-weight: 600; } .open { color: #777; }
 .note { background: #fff6dd; border-left: 4px solid #e69f00; padding: .5rem .9rem; }
 """
-VERDICT_CLASSES = {"holds": "holds", "holds at this scale": "holds", "does not hold": "fails", "not measured": "open"}
+VERDICT_CLASSES = {"holds": "holds", "holds at this scale": "holds", "does not hold": "fails", "not judged": "open"}
 EXPLAINED = {
     "2": "Resident memory of JVM, Python workers, state server and driver, sampled once a second after the warm-up. "
     "Pages that processes share are divided among them. Boxes: quartiles and median; whiskers: minimum and maximum. "
@@ -63,7 +63,7 @@ def record_of(settings: Settings, results: Sequence[Result], staleness: Mapping[
         "settings": settings.model_dump(mode="json"),
         "summary": words(settings),
         "scaled": settings.is_scaled,
-        "memory_bytes": settings.memory_bytes,
+        "state_bytes": {workload: settings.state_bytes(workload) for workload in settings.workload},
         "versions": bench.versions(PACKAGES),
         "machine": bench.machine(),
         "findings": [asdict(finding) for finding in [*found, *staleness_findings(staleness)]],
@@ -80,7 +80,7 @@ def staleness_findings(staleness: Mapping[str, Any] | None) -> list[Finding]:
 
 def write(out: Path, settings: Settings, record: Mapping[str, Any]) -> list[Path]:
     """Writes ``report.html``, ``memory-pressure.json`` and a PNG for each figure."""
-    drawn = figures.draw_all(record["results"], out, settings.memory_bytes / (1 << 20))
+    drawn = figures.draw_all(record["results"], out)
     if (picture := out / "figure-9.png").exists() and record["staleness"]:
         drawn["9"] = picture
     bench.write_json(out / "memory-pressure.json", record)

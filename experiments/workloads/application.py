@@ -18,17 +18,19 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 SPARK_STATE = "spark-state"
-BACKENDS = ("tiered", "memory", "rocksdb", SPARK_STATE, "spark-list", "spark-window")
-"""Aion's three stores; with stock Spark: events in its state and timers, events in a list, its windowed aggregates."""
+FLINK = ("flink-heap", "flink-rocksdb")
+BACKENDS = ("tiered", "memory", "rocksdb", SPARK_STATE, "spark-list", "spark-window", *FLINK)
+"""Aion's three stores; with stock Spark: events in its state and timers, events in a list, its windowed aggregates;
+Flink with its two state backends (only the workload ``average``)."""
 
 
 def is_aion(backend: str) -> bool:
-    return not backend.startswith("spark-")
+    return not backend.startswith(("spark-", "flink-"))
 
 
 def runs_twice(backend: str) -> bool:
     """Whether it runs a window at its end and at the end of its lateness. The others run it after every change."""
-    return is_aion(backend) or backend == SPARK_STATE
+    return is_aion(backend) or backend == SPARK_STATE or backend in FLINK
 
 
 def settings_of(backend: str, state_bytes: int | None = None) -> dict[str, str]:

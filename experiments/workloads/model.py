@@ -25,6 +25,8 @@ SECOND_US = 1_000_000
 TIMESTAMP = pa.timestamp("us", "UTC")
 ORIGIN_S = 1_700_006_400
 """The first batch begins here, rounded up to a multiple of two windows since the epoch."""
+BESIDES_BYTES = 32
+"""About what an event has besides its payload."""
 FORMAT = 1
 """Raise it if the same shape gives other events, so that no stale file is used."""
 
@@ -66,6 +68,17 @@ class Shape:
     @property
     def events_per_batch(self) -> int:
         return max(1, round(self.rate * self.window_us / SECOND_US))
+
+    @property
+    def event_bytes(self) -> int:
+        return self.payload_bytes + BESIDES_BYTES
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of all events that have to be kept at the end of a batch: of a window until its lateness ends."""
+        shares = lateness_shares(self.past_windows)
+        windows = float(np.sum(shares * (self.past_windows + 1 - np.arange(len(shares)))))
+        return round(self.events_per_batch * windows * self.event_bytes)
 
     @property
     def window(self) -> str:
