@@ -80,7 +80,7 @@ def memory_pressure(
     console.print(rich_table("cells, medians", report.cells_sheet(results)))
     console.print(rich_table("the paper's claims", report.findings_sheet(record["findings"])))
     console.print("written: " + ", ".join(str(path) for path in paths), highlight=False, soft_wrap=True)
-    if any(result["status"] == "failed" for result in results):
+    if any(result["status"] == "failed" or result.get("agrees") is False for result in results):
         raise typer.Exit(1)
 
 

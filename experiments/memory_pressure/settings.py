@@ -39,12 +39,13 @@ class Share:
     """What a contender gets of the memory for state, as shares.
 
     ``heap``: of the JVM, above ``least_heap``, with which it starts. ``native``: the limit of a store outside the heap,
-    its buffers and caches.
+    its buffers and caches. ``flight``: what the heap gets of the memory for events on their way, which Spark copies.
     """
 
     heap: float
     native: float = 0.0
     least_heap: int = 512 << 20
+    flight: float = 0.5
 
 
 SHARES = {
@@ -54,8 +55,8 @@ SHARES = {
     "spark-state": Share(0.25, 0.5),
     "spark-list": Share(0.85),
     "spark-window": Share(0.85),
-    "flink-heap": Share(1.0, least_heap=192 << 20),
-    "flink-rocksdb": Share(0.25, 0.5, least_heap=192 << 20),
+    "flink-heap": Share(1.0, least_heap=192 << 20, flight=0),
+    "flink-rocksdb": Share(0.25, 0.5, least_heap=192 << 20, flight=0),
 }
 """The same for all stores of a kind. Aion's memory store has no limit of its own."""
 BUCKET_SHARE, APPLY_SHARE = 0.3, 0.125
@@ -327,7 +328,7 @@ def cell_spec(settings: Settings, cell: Cell, floor_bytes: int = 0) -> dict[str,
     part = settings.parts.get(cell.part, {})
     flight_bytes = FLIGHT_BATCHES * shape.events_per_batch * shape.event_bytes
     memory = psutil.virtual_memory().total if cell.floor else floor_bytes + flight_bytes + state_bytes
-    heap_bytes = share.least_heap + (0 if cell.floor else round(state_bytes * share.heap))
+    heap_bytes = share.least_heap + (0 if cell.floor else round(state_bytes * share.heap + flight_bytes * share.flight))
     return {
         "workload": cell.workload,
         "backend": cell.backend,
