@@ -252,7 +252,7 @@ public class FlinkAverage {
     conf.setString("state.backend.rocksdb.localdir", plan.folder + "/work/rocksdb");
     conf.setString("io.tmp.dirs", plan.folder + "/work/tmp");
     conf.setString("execution.checkpointing.dir", "file://" + plan.folder + "/work/checkpoints");
-    conf.setString("execution.checkpointing.interval", "10 s");
+    conf.setString("execution.checkpointing.interval", "2 s");
     conf.setString("execution.checkpointing.incremental", "true");
     StreamExecutionEnvironment env = StreamExecutionEnvironment.createLocalEnvironment(1, conf);
     env.getConfig().enableObjectReuse();

@@ -31,7 +31,7 @@ img { max-width: 100%; } pre { background: #f5f5f5; padding: .8rem; overflow-x: 
 """
 VERDICT_CLASSES = {"holds": "holds", "holds at this scale": "holds", "does not hold": "fails", "not judged": "open"}
 EXPLAINED = {
-    "2": "Resident memory of JVM, Python workers, state server and driver, sampled once a second after the warm-up. "
+    "2": "Resident memory of JVM, Python workers, state server and driver, four times a second after the warm-up. "
     "Pages that processes share are divided among them. Boxes: quartiles and median; whiskers: minimum and maximum. "
     "Grey: the contender's floor, the most that its processes take without state, with their whole basic heap. Dashes: "
     "its limit, which is the floor, the memory for state, and that for events on their way. Cross: it died there, and "

@@ -243,9 +243,11 @@ def run_tree(
     """Starts the tree, samples its memory, and returns how it ended. None of its processes is left afterwards."""
     module = flink_cell.__name__ if spec["backend"] in FLINK else "experiments.memory_pressure.cell"
     command = [*limit.prefix, sys.executable, "-m", module, str(folder)]
+    # With an arena for each thread, glibc keeps so much freed memory that no limit of a RocksDB means anything.
+    environment = {**my_environment(), "MALLOC_ARENA_MAX": "2"}
     with (folder / "log").open("wb") as log:
         child = subprocess.Popen(
-            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=my_environment(), start_new_session=True
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
         )
     tree = Tree(child.pid)
     killed: str | None = None
@@ -274,7 +276,7 @@ def _watch(
     """Waits until the tree ends and returns None, or returns why it has to be killed."""
     window_s = shape_of(spec).window_us / 1e6
     stall_s = max(settings.stall_s, 20 * window_s)
-    moved_at, next_sample, peak, last = time.monotonic(), 0.0, 0, 0
+    moved_at, next_look, last = time.monotonic(), 0.0, 0
     with (folder / "memory.jsonl").open("a") as samples:
         while child.poll() is None:
             if tree.application is None and (started := folder / "started.json").exists():
@@ -283,20 +285,17 @@ def _watch(
             # Use the smaller of two samples: a process that forks during a sample is counted twice.
             now_bytes = sum(used.values())
             total, last = min(now_bytes, last), now_bytes
-            peak = max(peak, total)
+            samples.write(json.dumps({"t": time.time(), **used, "peak": total}) + "\n")
+            samples.flush()
             now = time.monotonic()
-            if now >= next_sample:
-                next_sample = now + SAMPLE_S
-                samples.write(json.dumps({"t": time.time(), **used, "peak": peak}) + "\n")
-                samples.flush()
-                peak = 0
+            if now >= next_look:
+                next_look = now + SAMPLE_S
                 batches = len(lines_of(folder / "batches.jsonl"))
                 if batches > progress.batches:
                     progress.batches, moved_at = batches, now
                     evictor.wake()
                 show()
             if limit.watched and total > limit.limit_bytes:
-                samples.write(json.dumps({"t": time.time(), **used, "peak": total}) + "\n")
                 return f"the tree took {total:,} bytes, above the limit"
             if limit.kills():
                 return "the kernel killed a process of the control group"
