@@ -24,7 +24,7 @@ from experiments.workloads.model import Shape
 PAPER_STATE_BYTES = 8 << 30
 STATE_OVER_BUDGET = 10
 """Without ``state``, a contender gets a tenth of the state that it has to keep with the most past windows."""
-FLOOR_WARM_UP, FLOOR_MEASURED, FLOOR_EVENTS = 2, 4, 20
+FLOOR_WARM_UP, FLOOR_MEASURED, FLOOR_EVENTS = 2, 4, 500
 PAPER_WARM_UP, PAPER_MEASURED = 10, 30
 SMALLEST_BYTES = 256 << 10
 FLIGHT_BATCHES = 8
@@ -373,7 +373,7 @@ def words(settings: Settings) -> str:
     )
 
 
-START_S, MIB_PER_S, BATCH_S = 15.0, 25.0, 0.8
+START_S, MIB_PER_S, BATCH_S = 20.0, 25.0, 0.8
 """For an estimate: what a cell takes to start, what it takes in, and the least that a batch takes, on two cores."""
 
 
