@@ -261,7 +261,8 @@ def flink_of(jars: Path | None, out: Path, plan: EventPlan, settings: Settings) 
 
     Raises typer.BadParameter if they are not those of Flink, or if there is no compiler.
     """
-    from experiments.ingest.flink import Flink, FlinkError, Load
+    from experiments.ingest.flink import Flink, Load
+    from experiments.shared.flink import FlinkError
 
     try:
         flink = None if jars is None else Flink(jars, out / "data")
@@ -323,7 +324,8 @@ def remarks(settings: Settings) -> str:
 
 def flink_remark(chosen: Mapping[str, Contender | FlinkJob], done: Sequence[tuple[Turn, Run]]) -> str:
     """How Flink was measured, or how to get it."""
-    from experiments.ingest.flink import CHECKPOINT_MS, HOW_TO_GET, FlinkJob
+    from experiments.ingest.flink import CHECKPOINT_MS, FlinkJob
+    from experiments.shared.flink import HOW_TO_GET
 
     jobs = [name for name, contender in chosen.items() if isinstance(contender, FlinkJob)]
     if not jobs:

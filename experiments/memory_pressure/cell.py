@@ -13,14 +13,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from experiments.memory_pressure.settings import shape_of
 from experiments.workloads import application, load, sources
-from experiments.workloads.model import Probe, Shape
+from experiments.workloads.model import Probe
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 SAMPLE_S = 1.0
 POLL_S = 0.2
 COLLECTORS = {"parallel": "-XX:+UseParallelGC", "g1": "-XX:+UseG1GC"}
+
+
+def java_options(spec: Mapping[str, Any]) -> str:
+    """The collector. A floor has its whole heap in memory, so that it does not depend on how much garbage there is."""
+    touched = f" -Xms{spec['heap_bytes'] >> 20}m -XX:+AlwaysPreTouch" if spec["floor"] else ""
+    return COLLECTORS[spec["collector"]] + touched
 
 
 class Timed(Probe):
@@ -57,7 +64,7 @@ def session(spec: dict[str, Any], folder: Path) -> SparkSession:
     settings = {
         "spark.driver.memory": f"{spec['heap_bytes'] >> 20}m",
         # A JVM without heap ends at once instead of lingering.
-        "spark.driver.extraJavaOptions": f"{COLLECTORS[spec['collector']]} -XX:+ExitOnOutOfMemoryError",
+        "spark.driver.extraJavaOptions": f"{java_options(spec)} -XX:+ExitOnOutOfMemoryError",
         "spark.local.dir": str(folder / "work" / "spark"),
         "spark.sql.shuffle.partitions": str(spec["cores"]),
         "spark.sql.files.openCostInBytes": str(spec["cores"]),
@@ -67,6 +74,7 @@ def session(spec: dict[str, Any], folder: Path) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    settings |= application.settings_of(spec["backend"], spec.get("native_bytes"))
     builder = SparkSession.builder.master(f"local[{spec['cores']}]").appName(f"aion {spec['workload']}")
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -95,6 +103,13 @@ def executions(rows: pa.Table) -> list[dict[str, Any]]:
     found["seconds"] = found["ended"] - found["began"]
     records = found[["stage", "kind", "events", "seconds"]].to_dict("records")
     return [{str(name): value for name, value in record.items()} for record in records]
+
+
+def panes_by_kind(rows: pa.Table) -> dict[str, int]:
+    """How many windows of all stages were computed, by kind of pane."""
+    windows = rows.select(["stage", "window_start", "pane", "kind"]).group_by(["stage", "window_start", "pane", "kind"])
+    counts = windows.aggregate([]).group_by("kind").aggregate([([], "count_all")])
+    return {row["kind"]: row["count_all"] for row in counts.to_pylist()}
 
 
 class Watcher(threading.Thread):
@@ -158,7 +173,7 @@ def abridged(report: Any) -> dict[str, Any]:
 def run(folder: Path) -> None:
     spec = json.loads((folder / "cell.json").read_text())
     workload = load(spec["workload"])
-    shape = Shape.of(workload.spec, past_windows=spec["past_windows"], scale=spec["scale"], seed=spec["seed"])
+    shape = shape_of(spec)
     batches = spec["warm_up"] + spec["measured"]
     spark = session(spec, folder)
     system = spark.sparkContext._jvm.java.lang
@@ -168,6 +183,7 @@ def run(folder: Path) -> None:
 
     def seen(batch: int, rows: pa.Table) -> None:
         done = {"batch": batch, "t": time.time(), "rows": rows.num_rows, "executions": executions(rows)}
+        done["panes"] = panes_by_kind(rows)
         _append(folder / "batches.jsonl", done)
 
     data = Path(spec["data"])
@@ -178,10 +194,10 @@ def run(folder: Path) -> None:
         batches=batches,
         folder=data if spec["source"] != "rate" else None,
         kafka=spec["kafka"] if spec["source"] == "kafka" else None,
-        aion=application.is_aion(spec["backend"]),
+        aion=application.runs_twice(spec["backend"]),
     )
     # Stock Spark copies a list before it calls the function, so the time of the call alone would be misleading.
-    probe = Timed() if application.is_aion(spec["backend"]) else Probe()
+    probe = Timed() if application.runs_twice(spec["backend"]) else Probe()
     panes = application.panes_of(workload, spec["backend"], streams, shape, probe, spec["policy"])
     at_once = spec["pace"] == "max" and spec["source"] != "rate"
     every = None if at_once else shape.window if spec["pace"] == "real" else "0 seconds"

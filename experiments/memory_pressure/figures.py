@@ -16,7 +16,10 @@ COLOURS = {
     "tiered": "#0072B2",
     "memory": "#E69F00",
     "rocksdb": "#009E73",
+    "spark-state": "#CC79A7",
     "spark-list": "#D55E00",
+    "flink-heap": "#56B4E9",
+    "flink-rocksdb": "#8C6D31",
     "spark-window": "#7F7F7F",
 }
 """The palette of Okabe and Ito: distinct for every kind of colour vision."""
@@ -52,7 +55,7 @@ SERIES = {
 LOGARITHMIC = ("5", "7")
 
 
-def draw_all(results: Sequence[Result], folder: Path, limit_mib: float) -> dict[str, Path]:
+def draw_all(results: Sequence[Result], folder: Path) -> dict[str, Path]:
     """Draws the figures that have data. Returns their paths by number."""
     import matplotlib
 
@@ -65,15 +68,18 @@ def draw_all(results: Sequence[Result], folder: Path, limit_mib: float) -> dict[
             if number == "8"
             else draw_garbage(results, path)
             if number == "6"
-            else draw_boxes(results, number, path, limit_mib)
+            else draw_boxes(results, number, path)
         )
         if drawn:
             found[number] = path
     return found
 
 
-def draw_boxes(results: Sequence[Result], number: str, path: Path, limit_mib: float) -> bool:
-    """A panel for each workload, with a box for each past window and backend: median, quartiles, minimum, maximum."""
+def draw_boxes(results: Sequence[Result], number: str, path: Path) -> bool:
+    """A panel for each workload, with a box for each past window and backend: median, quartiles, minimum, maximum.
+
+    Figure 2 has a band for each cell, from its floor to its limit.
+    """
     (outer, inner), unit = SERIES[number]
 
     def panel(axes: Any, workload: str) -> bool:
@@ -89,12 +95,18 @@ def draw_boxes(results: Sequence[Result], number: str, path: Path, limit_mib: fl
                 seen = True
                 _boxes(axes, values, pasts, offset, width, COLOURS[backend], backend)
             for past, result in of.items():
-                if result["status"] in ("died", "failed") and number == "2":
-                    _cross(axes, pasts.index(past) + offset, limit_mib, COLOURS[backend], result["status"])
+                if number == "2" and "spec" in result:
+                    at, (floor, limit) = pasts.index(past) + offset, band(result)
+                    axes.bar([at], [floor], width, color="#d9d9d9", zorder=0.5)
+                    axes.hlines([limit], at - width / 2, at + width / 2, color="#1b1b1b", linewidth=1, linestyle="--")
+                    if result["status"] in ("died", "failed"):
+                        _cross(axes, at, limit, COLOURS[backend], result["status"])
         axes.set_xticks(range(len(pasts)), pasts)
         if number == "2":
-            axes.axhline(limit_mib, color="#1b1b1b", linewidth=0.8, linestyle="--", label="limit")
-            axes.set_ylim(0, limit_mib * 1.15)
+            axes.plot([], [], "--", color="#1b1b1b", linewidth=1, label="limit")
+            axes.plot([], [], "s", color="#d9d9d9", label="floor: without state")
+            top = max((band(r)[1] for of in of_backends.values() for r in of.values() if "spec" in r), default=1.0)
+            axes.set_ylim(0, top * 1.15)
         elif number in LOGARITHMIC:
             axes.set_yscale("log")
         else:
@@ -102,6 +114,12 @@ def draw_boxes(results: Sequence[Result], number: str, path: Path, limit_mib: fl
         return seen
 
     return _panels(results, path, panel, unit, "past windows")
+
+
+def band(result: Result) -> tuple[float, float]:
+    """The floor and the limit of a cell in MiB."""
+    spec = result["spec"]
+    return spec["floor_bytes"] / (1 << 20), spec["limit_bytes"] / (1 << 20)
 
 
 def draw_garbage(results: Sequence[Result], path: Path) -> bool:

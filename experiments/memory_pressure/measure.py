@@ -57,9 +57,19 @@ def measured(
         "ingestion": ingestion(progress, chosen, counts, window_s if spec["pace"] == "real" else 0.0),
         "processing": processing([batches[batch] for batch in chosen]),
         "gc": garbage(during),
+        "panes": panes([batches[batch] for batch in chosen]),
         "dropped": sum(progress[batch]["dropped"] for batch in progress),
         "state": samples[-1].get("state") if samples else None,
     }
+
+
+def panes(batches: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many windows were computed, by kind."""
+    found: dict[str, int] = {}
+    for batch in batches:
+        for kind, count in batch.get("panes", {}).items():
+            found[kind] = found.get(kind, 0) + count
+    return found
 
 
 def memory_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -79,9 +89,9 @@ def ingestion(
     A batch brings the events of one window's time. Its time is from its start to the start of the next batch. So the
     rate includes the time that a source waits, and shows when a batch delays the next one. ``least_s``: the length of a
     window, if sources deliver in real time. It is a lower limit, since after a slow batch Spark starts a later one
-    early.
+    early. ``pace``: the rate as a share of the source's; empty if it has none.
     """
-    found: dict[str, list[float]] = {"normal": [], "windows": [], "all": []}
+    found: dict[str, list[float]] = {"normal": [], "windows": [], "all": [], "pace": []}
     for batch in chosen:
         if batch not in progress or batch >= len(counts):
             continue
@@ -93,6 +103,8 @@ def ingestion(
         found["normal"].append(late[0] / seconds)
         found["windows"].append(sum(late) / len(late) / seconds)
         found["all"].append(sum(late) / seconds)
+        if least_s:
+            found["pace"].append(least_s / seconds)
     return found
 
 

@@ -29,18 +29,20 @@ img { max-width: 100%; } pre { background: #f5f5f5; padding: .8rem; overflow-x: 
 .holds { color: #1a7f37; font-weight: 600; } .fails { color: #c0392b; font-weight: 600; } .open { color: #777; }
 .note { background: #fff6dd; border-left: 4px solid #e69f00; padding: .5rem .9rem; }
 """
-VERDICT_CLASSES = {"holds": "holds", "holds at this scale": "holds", "does not hold": "fails", "not measured": "open"}
+VERDICT_CLASSES = {"holds": "holds", "holds at this scale": "holds", "does not hold": "fails", "not judged": "open"}
 EXPLAINED = {
-    "2": "Resident memory of JVM, Python workers, state server and driver, sampled once a second after the warm-up. "
+    "2": "Resident memory of JVM, Python workers, state server and driver, four times a second after the warm-up. "
     "Pages that processes share are divided among them. Boxes: quartiles and median; whiskers: minimum and maximum. "
-    "Cross: it died there, and did not run with more past windows.",
+    "Grey: the contender's floor, the most that its processes take without state, with their whole basic heap. Dashes: "
+    "its limit, which is the floor, the memory for state, and that for events on their way. Cross: it died there, and "
+    "did not run with more past windows.",
     "3": "Events of the newest window per second, from the start of its batch to the start of the next one.",
     "4": "As figure 3, with late events: the mean over the newest window and the N past ones, which get fewer events.",
     "5": "Events of an execution per second, from the call of the window's function to its end, including reading; "
-    "with keys, from the first call to the end of the last. Stock Spark has no figure, since it copies a list before "
-    "it calls the function.",
+    "with keys, from the first call to the end of the last. spark-list and spark-window have no figure, since the list "
+    "is copied before the function is called.",
     "6": "Share of the time spent by the JVM's garbage collectors, pauses and concurrent work.",
-    "7": "As figure 5, with late and final executions. Stock Spark executes a window whenever a batch changes it.",
+    "7": "As figure 5, with final executions.",
     "8": "One part of the policy is changed at a time.",
     "9": "The staleness experiment, planned on distributions, without Spark.",
 }
@@ -63,7 +65,7 @@ def record_of(settings: Settings, results: Sequence[Result], staleness: Mapping[
         "settings": settings.model_dump(mode="json"),
         "summary": words(settings),
         "scaled": settings.is_scaled,
-        "memory_bytes": settings.memory_bytes,
+        "state_bytes": {workload: settings.state_bytes(workload) for workload in settings.workload},
         "versions": bench.versions(PACKAGES),
         "machine": bench.machine(),
         "findings": [asdict(finding) for finding in [*found, *staleness_findings(staleness)]],
@@ -80,7 +82,7 @@ def staleness_findings(staleness: Mapping[str, Any] | None) -> list[Finding]:
 
 def write(out: Path, settings: Settings, record: Mapping[str, Any]) -> list[Path]:
     """Writes ``report.html``, ``memory-pressure.json`` and a PNG for each figure."""
-    drawn = figures.draw_all(record["results"], out, settings.memory_bytes / (1 << 20))
+    drawn = figures.draw_all(record["results"], out)
     if (picture := out / "figure-9.png").exists() and record["staleness"]:
         drawn["9"] = picture
     bench.write_json(out / "memory-pressure.json", record)
@@ -147,7 +149,8 @@ def cells_sheet(results: Sequence[Result]) -> Sheet:
     headings = ["cell", "status", *HEADINGS]
     rows = []
     for result in results:
-        status = result["status"] if result["status"] == "done" else f"{result['status']}: {result.get('why', '')}"
+        wrong = f"done, with wrong results: {result.get('difference')}" if result.get("agrees") is False else "done"
+        status = wrong if result["status"] == "done" else f"{result['status']}: {result.get('why', '')}"
         cell = Cell(*(result[name] for name in ("workload", "backend", "past_windows", "part")))
         rows.append([cell.name, status[:90], *figures_of(result)])
     return Sheet(headings, rows, left=2)

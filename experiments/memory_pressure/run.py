@@ -18,12 +18,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aion.errors import ConfigError
+from experiments.memory_pressure import flink_cell
+from experiments.memory_pressure.agreement import agreement
 from experiments.memory_pressure.limits import Limit, limited
 from experiments.memory_pressure.measure import lines_of, measured
-from experiments.memory_pressure.settings import Cell, Settings, cell_spec, cells
+from experiments.memory_pressure.page_cache import Evictor
+from experiments.memory_pressure.settings import Cell, Settings, cell_spec, cells, shape_of
 from experiments.shared import bench
+from experiments.shared.flink import class_path
 from experiments.shared.tree import Tree, my_environment
 from experiments.workloads import load, sources, topics
+from experiments.workloads.application import FLINK
 
 LOOK_S, SAMPLE_S = 0.25, 1.0
 OUT_OF_MEMORY = (
@@ -87,9 +92,11 @@ def _sigterm_like_ctrl_c() -> Iterator[None]:
 
 def _sweep(settings: Settings, out: Path, show: Show) -> list[dict[str, Any]]:
     todo = list(dict.fromkeys(cells(settings)))
-    found = {cell: kept(out, cell, cell_spec(settings, cell)) for cell in todo}
+    floors = {cell: kept(out, cell, cell_spec(settings, cell)) for cell in dict.fromkeys(c.its_floor for c in todo)}
+    found = {cell: kept(out, cell, spec_of(settings, cell, floors)) for cell in todo}
     missing = [cell for cell in todo if found[cell] is None]
-    progress = Progress(len(missing), batches_of_cell=settings.batches)
+    needed = {cell.its_floor for cell in missing}
+    progress = Progress(len(missing) + sum(floors[cell] is None for cell in needed))
     if len(missing) < len(todo):
         show(f"{len(todo) - len(missing)} of {len(todo)} cells are done already", progress)
     dead: dict[Any, int] = {}  # the fewest past windows with which a contender died
@@ -106,11 +113,19 @@ def _sweep(settings: Settings, out: Path, show: Show) -> list[dict[str, Any]]:
             found[cell] = {"status": "not run", "why": f"died with {died_with} past windows", **cell_key(cell)}
             progress.total -= 1
             continue
-        progress.batches, progress.cell_begun = 0, time.monotonic()
-        result = run_cell(settings, cell, out, show, progress)
+        floor = floors[cell.its_floor]
+        if floor is None:
+            floor = floors[cell.its_floor] = run_next(settings, cell.its_floor, out, show, progress)
+        if floor["status"] != "done":
+            found[cell] = {
+                "status": "failed",
+                "why": f"its floor could not be measured: {floor['why']}",
+                **cell_key(cell),
+            }
+            progress.total -= 1
+            continue
+        result = run_next(settings, cell, out, show, progress, floor_bytes(floor))
         found[cell] = result
-        progress.done += 1
-        progress.cell_seconds.append(time.monotonic() - progress.cell_begun)
         if result["status"] == "died":
             died(cell)
         data = data_folder(settings, cell, out)
@@ -125,6 +140,27 @@ def _sweep(settings: Settings, out: Path, show: Show) -> list[dict[str, Any]]:
     return [result for result in found.values() if result is not None]
 
 
+def spec_of(settings: Settings, cell: Cell, floors: Mapping[Cell, Any]) -> dict[str, Any] | None:
+    """The spec of a cell; None as long as its floor is not known."""
+    floor = floors[cell.its_floor]
+    return None if floor is None or floor["status"] != "done" else cell_spec(settings, cell, floor_bytes(floor))
+
+
+def floor_bytes(floor: Mapping[str, Any]) -> int:
+    """The most memory that a tree took without state, its whole basic heap included."""
+    return round(float(floor["measured"]["peak_mib"]) * (1 << 20))
+
+
+def run_next(
+    settings: Settings, cell: Cell, out: Path, show: Show, progress: Progress, floor_bytes: int = 0
+) -> dict[str, Any]:
+    progress.batches, progress.cell_begun = 0, time.monotonic()
+    result = run_cell(settings, cell, out, show, progress, floor_bytes)
+    progress.done += 1
+    progress.cell_seconds.append(time.monotonic() - progress.cell_begun)
+    return result
+
+
 def cell_key(cell: Cell) -> dict[str, Any]:
     return {
         "workload": cell.workload,
@@ -134,7 +170,7 @@ def cell_key(cell: Cell) -> dict[str, Any]:
     }
 
 
-def kept(out: Path, cell: Cell, spec: Mapping[str, Any]) -> dict[str, Any] | None:
+def kept(out: Path, cell: Cell, spec: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The earlier result of a cell, if the cell finished and had the same specification."""
     try:
         result: dict[str, Any] = json.loads((out / "cells" / f"{cell.name}.json").read_text())
@@ -144,32 +180,40 @@ def kept(out: Path, cell: Cell, spec: Mapping[str, Any]) -> dict[str, Any] | Non
 
 
 def data_folder(settings: Settings, cell: Cell, out: Path) -> Path:
-    shape = settings.shape(cell.workload, cell.past_windows)
+    shape = settings.cell_shape(cell)
     return out / "data" / f"{cell.workload}-{cell.past_windows:02d}-{shape.digest(cell.workload)}"
 
 
 def _topics(what: Literal["fill", "drop"], settings: Settings, cell: Cell, data: Path) -> None:
     assert settings.kafka is not None
-    workload, shape = load(cell.workload), settings.shape(cell.workload, cell.past_windows)
-    topics.apart(what, workload, shape, data, settings.kafka, settings.batches, my_environment())
+    workload, shape = load(cell.workload), settings.cell_shape(cell)
+    topics.apart(what, workload, shape, data, settings.kafka, settings.batches_of(cell), my_environment())
 
 
-def run_cell(settings: Settings, cell: Cell, out: Path, show: Show, progress: Progress) -> dict[str, Any]:
+def run_cell(
+    settings: Settings, cell: Cell, out: Path, show: Show, progress: Progress, floor_bytes: int = 0
+) -> dict[str, Any]:
     """Runs one cell, from generating its events to its result, which it writes to ``out``/cells."""
-    spec = cell_spec(settings, cell)
+    spec = cell_spec(settings, cell, floor_bytes)
+    batches = progress.batches_of_cell = spec["warm_up"] + spec["measured"]
     folder = (out / "cells" / cell.name).absolute()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     data = data_folder(settings, cell, out).absolute()
     show(f"{cell.name}: events", progress)
-    shape = settings.shape(cell.workload, cell.past_windows)
-    counts = sources.write_files(load(cell.workload), shape, settings.batches, data)
-    if settings.source == "kafka":
+    shape = settings.cell_shape(cell)
+    counts = sources.write_files(load(cell.workload), shape, batches, data)
+    if spec["source"] == "kafka":
         show(f"{cell.name}: topics", progress)
         _topics("fill", settings, cell, data)
-    bench.write_json(folder / "cell.json", {**spec, "data": str(data)})
+    more = {"data": str(data)}
+    if cell.backend in FLINK:
+        assert settings.flink is not None
+        more["classpath"] = class_path(flink_cell.PROGRAM, Path(settings.flink), out.absolute() / "flink")
+        flink_cell.write_events(data, batches)
+    bench.write_json(folder / "cell.json", {**spec, **more})
     load_before = os.getloadavg()
-    with limited(settings.limit, spec["limit_bytes"], cell.name) as limit:
+    with limited(spec["limit"], spec["limit_bytes"], cell.name) as limit:
         begun = time.time()
         ending = run_tree(settings, spec, folder, limit, lambda: show(cell.name, progress), progress)
         ending |= {"seconds": time.time() - begun, "limit": limit.words, "limit_kind": limit.kind}
@@ -180,6 +224,10 @@ def run_cell(settings: Settings, cell: Cell, out: Path, show: Show, progress: Pr
         "measured": measured(folder, spec, counts, shape.window_us / 1e6),
         "spec": spec,
     }
+    if result["status"] == "done":
+        result |= agreement(folder / "work" / "results", data, spec)
+    if cell.floor:
+        shutil.rmtree(data, ignore_errors=True)
     bench.write_json(out / "cells" / f"{cell.name}.json", result)
     shutil.rmtree(folder / "work", ignore_errors=True)
     return result
@@ -194,21 +242,25 @@ def run_tree(
     progress: Progress,
 ) -> dict[str, Any]:
     """Starts the tree, samples its memory, and returns how it ended. None of its processes is left afterwards."""
-    command = [*limit.prefix, sys.executable, "-m", "experiments.memory_pressure.cell", str(folder)]
+    module = flink_cell.__name__ if spec["backend"] in FLINK else "experiments.memory_pressure.cell"
+    command = [*limit.prefix, sys.executable, "-m", module, str(folder)]
+    # With an arena for each thread, glibc keeps so much freed memory that no limit of a RocksDB means anything.
+    environment = {**my_environment(), "MALLOC_ARENA_MAX": "2"}
     with (folder / "log").open("wb") as log:
         child = subprocess.Popen(
-            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=my_environment(), start_new_session=True
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
         )
     tree = Tree(child.pid)
     killed: str | None = None
     try:
-        killed = _watch(settings, spec, folder, limit, show, progress, child, tree)
+        with Evictor(folder / "work") as evictor:
+            killed = _watch(settings, spec, folder, limit, show, progress, child, tree, evictor)
     finally:
         tree.end()
         if child.returncode is None:  # otherwise its pid may belong to another process by now
             child.kill()
         child.wait()
-    return ending(folder, killed, child.returncode, limit.kills())
+    return ending(folder, killed, child.returncode, limit.kills()) | {"page_cache": evictor.found}
 
 
 def _watch(
@@ -220,11 +272,12 @@ def _watch(
     progress: Progress,
     child: subprocess.Popen[bytes],
     tree: Tree,
+    evictor: Evictor,
 ) -> str | None:
     """Waits until the tree ends and returns None, or returns why it has to be killed."""
-    window_s = settings.shape(spec["workload"], spec["past_windows"]).window_us / 1e6
+    window_s = shape_of(spec).window_us / 1e6
     stall_s = max(settings.stall_s, 20 * window_s)
-    moved_at, next_sample, peak, last = time.monotonic(), 0.0, 0, 0
+    moved_at, next_look, last = time.monotonic(), 0.0, 0
     with (folder / "memory.jsonl").open("a") as samples:
         while child.poll() is None:
             if tree.application is None and (started := folder / "started.json").exists():
@@ -233,19 +286,17 @@ def _watch(
             # Use the smaller of two samples: a process that forks during a sample is counted twice.
             now_bytes = sum(used.values())
             total, last = min(now_bytes, last), now_bytes
-            peak = max(peak, total)
+            samples.write(json.dumps({"t": time.time(), **used, "peak": total}) + "\n")
+            samples.flush()
             now = time.monotonic()
-            if now >= next_sample:
-                next_sample = now + SAMPLE_S
-                samples.write(json.dumps({"t": time.time(), **used, "peak": peak}) + "\n")
-                samples.flush()
-                peak = 0
+            if now >= next_look:
+                next_look = now + SAMPLE_S
                 batches = len(lines_of(folder / "batches.jsonl"))
                 if batches > progress.batches:
                     progress.batches, moved_at = batches, now
+                    evictor.wake()
                 show()
             if limit.watched and total > limit.limit_bytes:
-                samples.write(json.dumps({"t": time.time(), **used, "peak": total}) + "\n")
                 return f"the tree took {total:,} bytes, above the limit"
             if limit.kills():
                 return "the kernel killed a process of the control group"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
@@ -17,20 +18,54 @@ from aion.config import Policy, load_policy, policy_to_json, resolve
 from aion.config.values import size_bytes
 from aion.errors import ConfigError
 from experiments.workloads import NAMES, load
-from experiments.workloads.application import BACKENDS, is_aion
+from experiments.workloads.application import BACKENDS, FLINK, is_aion
 from experiments.workloads.model import Shape
 
-PAPER_MEMORY_BYTES = 8 << 30
+PAPER_STATE_BYTES = 8 << 30
+STATE_OVER_BUDGET = 10
+"""Without ``state``, a contender gets a tenth of the state that it has to keep with the most past windows."""
+FLOOR_WARM_UP, FLOOR_MEASURED, FLOOR_EVENTS = 2, 4, 500
 PAPER_WARM_UP, PAPER_MEASURED = 10, 30
-SCALED_SIZES = ("memory.budget", "memory.bucket_limit", "apply.memory")
 SMALLEST_BYTES = 256 << 10
-SMALLEST_HEAP_BYTES = 512 << 20
+FLIGHT_BATCHES = 8
+"""What every tree gets for events on their way, in batches: copies in the JVM, in workers, and between them."""
 FULL = "full"
+FLINK_WORKLOAD = "average"
+"""The only one with a program for Flink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a contender gets of the memory for state, as shares.
+
+    ``heap``: of the JVM, above ``least_heap``, with which it starts. ``native``: the limit of a store outside the heap,
+    its buffers and caches. ``flight``: what the heap gets of the memory for events on their way, which Spark copies.
+    """
+
+    heap: float
+    native: float = 0.0
+    least_heap: int = 512 << 20
+    flight: float = 0.5
+
+
+SHARES = {
+    "tiered": Share(0.25, 0.5),
+    "memory": Share(0.25, 0.5),
+    "rocksdb": Share(0.25, 0.5),
+    "spark-state": Share(0.25, 0.5),
+    "spark-list": Share(0.85),
+    "spark-window": Share(0.85),
+    "flink-heap": Share(1.0, least_heap=192 << 20, flight=0),
+    "flink-rocksdb": Share(0.25, 0.5, least_heap=192 << 20, flight=0),
+}
+"""The same for all stores of a kind. Aion's memory store has no limit of its own."""
+BUCKET_SHARE, APPLY_SHARE = 0.3, 0.125
 
 PARTS: dict[str, dict[str, Any]] = {
     "no-prestaging": {"prestage": {"mode": "none"}},
     "no-codec-threads": {"io": {"codec_threads": 0}},
     "4-io-threads": {"io": {"threads": 4}},
+    "learnt-bound": {"lateness": {"coverage": 0.99}},
     "keep-0.1": {"destage": {"keep_fraction": 0.1}},
     "keep-0.5": {"destage": {"keep_fraction": 0.5}},
     "victim-slowest": {"memory": {"victim": "slowest"}},
@@ -45,14 +80,11 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Heap(_Strict):
-    """The JVM's heap: 512 MiB, about the least that Spark starts with, plus a share of a cell's memory above ``base``.
+class Others(_Strict):
+    """What runs of the workloads after the first one, and with how many past windows the variants of the policy do."""
 
-    With stock Spark the JVM holds the state, so it gets most of that memory.
-    """
-
-    aion: float = Field(default=0.25, ge=0, le=1)
-    spark: float = Field(default=0.85, ge=0, le=1)
+    backend: list[str] | None = None
+    past_windows: list[int] | None = None
 
 
 class Settings(_Strict):
@@ -64,17 +96,22 @@ class Settings(_Strict):
     policy: str | dict[str, Any] = "standard"
     parts: dict[str, dict[str, Any]] = {}
     """Variants of the policy. Each runs the first workload with Aion's tiered store."""
+    others: Others = Others()
+    """Fewer stores and past windows for the workloads after the first, and for ``parts``. null: the same."""
     scale: float = Field(default=1.0, gt=0, le=1)
-    memory: str | None = None
-    """The limit of a cell's whole process tree. null: 8 GiB for state, scaled, plus ``base``."""
-    base: str = "1792MiB"
-    """The memory of an idle tree: JVM, driver, workers, server."""
-    heap: Heap = Heap()
+    state: str | None = None
+    """What each contender gets for state, above its own floor. null: a tenth of the state with the most past windows.
+
+    The floor is the memory of its process tree without state. The sweep measures it.
+    """
+    flink: str | None = None
+    """Flink's jars: a folder with them, or the wheel of apache-flink-libraries. null: leave Flink out."""
     collector: Literal["parallel", "g1"] = "parallel"
     """The JVM's garbage collector. parallel was Java's default when the paper was written."""
     limit: str = "auto"
     """auto: a systemd scope if possible, else watched. watched: sample, kill. cgroup:PATH: your own control group."""
-    warm_up: int = Field(default=PAPER_WARM_UP, ge=1)
+    warm_up: int | None = Field(default=PAPER_WARM_UP, ge=1)
+    """Windows before the measured ones. null: one more than the past windows, after which the state grows no longer."""
     measured: int = Field(default=PAPER_MEASURED, ge=1)
     pace: Literal["real", "max"] = "real"
     """real: a window's events arrive in a window's time, as in the paper. max: as fast as Spark takes them."""
@@ -98,6 +135,12 @@ class Settings(_Strict):
             value = ",".join(map(str, value))
         return numbers(value) if isinstance(value, str | int) else value
 
+    @field_validator("others")
+    @classmethod
+    def _known_others(cls, value: Others) -> Others:
+        _known(value.backend or ["tiered"], BACKENDS)
+        return value
+
     @field_validator("workload", "backend", mode="before")
     @classmethod
     def _list(cls, value: Any) -> Any:
@@ -113,25 +156,33 @@ class Settings(_Strict):
     def _backends(cls, value: list[str]) -> list[str]:
         return _known(value, BACKENDS)
 
-    @property
-    def memory_bytes(self) -> int:
-        """The limit of a cell's process tree."""
-        if self.memory is not None:
-            return size_bytes(self.memory, what="memory")
-        return size_bytes(self.base, what="base") + round(PAPER_MEMORY_BYTES * self.scale**2)
+    def state_bytes(self, workload: str) -> int:
+        """What each contender gets for state."""
+        if self.state is not None:
+            return size_bytes(self.state, what="state")
+        most = max(cell.past_windows for cell in cells(self) if cell.workload == workload)
+        return self.shape(workload, most).held_bytes // STATE_OVER_BUDGET
 
     @property
     def is_scaled(self) -> bool:
         """Whether anything is smaller than in the paper. Then a result holds only at this scale."""
-        smaller = self.memory_bytes < PAPER_MEMORY_BYTES
-        return self.scale < 1 or smaller or self.warm_up < PAPER_WARM_UP or self.measured < PAPER_MEASURED
+        smaller = any(self.state_bytes(workload) < PAPER_STATE_BYTES for workload in self.workload)
+        return self.scale < 1 or smaller or (self.warm_up or 0) < PAPER_WARM_UP or self.measured < PAPER_MEASURED
 
-    @property
-    def batches(self) -> int:
-        return self.warm_up + self.measured
+    def warm_up_of(self, cell: Cell) -> int:
+        if cell.floor:
+            return FLOOR_WARM_UP
+        return cell.past_windows + 1 if self.warm_up is None else self.warm_up
+
+    def batches_of(self, cell: Cell) -> int:
+        return self.warm_up_of(cell) + (FLOOR_MEASURED if cell.floor else self.measured)
 
     def shape(self, workload: str, past_windows: int) -> Shape:
         return Shape.of(load(workload).spec, past_windows=past_windows, scale=self.scale, seed=self.seed)
+
+    def cell_shape(self, cell: Cell) -> Shape:
+        key = {"workload": cell.workload, "past_windows": cell.past_windows, "floor": cell.floor}
+        return shape_of({**key, "scale": self.scale, "seed": self.seed})
 
 
 def _known(values: list[str], known: tuple[str, ...]) -> list[str]:
@@ -174,13 +225,14 @@ def load_settings(file: Path | None, given: Mapping[str, Any]) -> Settings:
             values["policy"] = str(file.parent / policy)
     try:
         settings = Settings(**{**values, **{k: v for k, v in given.items() if v is not None}})
-        assert settings.memory_bytes
+        assert all(map(settings.state_bytes, settings.workload))
     except ValidationError as error:
         raise ConfigError("; ".join(map(_message, error.errors()))) from None
     if settings.source == "kafka" and not settings.kafka:
         raise ConfigError("kafka: the source kafka needs its servers, e.g. kafka: 'localhost:9092'")
     for name in (FULL, *settings.parts):
-        cell_policy(settings, "tiered", settings.parts.get(name, {}), settings.shape(settings.workload[0], 1))
+        shape, state_bytes = settings.shape(settings.workload[0], 1), settings.state_bytes(settings.workload[0])
+        cell_policy(settings, "tiered", settings.parts.get(name, {}), shape, state_bytes)
     return settings
 
 
@@ -204,9 +256,13 @@ class Cell:
     backend: str
     past_windows: int
     part: str = FULL
+    floor: bool = False
+    """With next to no events, to measure the memory without state."""
 
     @property
     def name(self) -> str:
+        if self.floor:
+            return f"{self.workload}-{self.backend}-floor"
         part = "" if self.part == FULL else f"-{self.part}"
         return f"{self.workload}-{self.backend}{part}-{self.past_windows:02d}"
 
@@ -215,33 +271,38 @@ class Cell:
         """Everything but the number of past windows."""
         return self.workload, self.backend, self.part
 
+    @property
+    def its_floor(self) -> Cell:
+        return Cell(self.workload, self.backend, 1, floor=True)
+
 
 def cells(settings: Settings) -> Iterator[Cell]:
     """All cells in order: few past windows first, backends next to each other in time; then the parts."""
+    first = settings.workload[0]
+    fewer = settings.others.past_windows or settings.past_windows
     for workload in settings.workload:
-        for past in settings.past_windows:
-            for backend in settings.backend:
-                yield Cell(workload, backend, past)
-    for past in settings.past_windows:
-        if settings.parts and not (settings.backend and "tiered" in settings.backend):
-            yield Cell(settings.workload[0], "tiered", past)
+        backends = settings.backend if workload == first else settings.others.backend or settings.backend
+        for past in settings.past_windows if workload == first else fewer:
+            for backend in backends:
+                if backend not in FLINK or (settings.flink is not None and workload == FLINK_WORKLOAD):
+                    yield Cell(workload, backend, past)
+    for past in fewer:
+        if settings.parts:
+            yield Cell(first, "tiered", past)
         for part in settings.parts:
-            yield Cell(settings.workload[0], "tiered", past, part)
+            yield Cell(first, "tiered", past, part)
 
 
-def cell_policy(settings: Settings, backend: str, part: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-    """Aion's policy for a cell: the sweep's, with memory scaled like the state, and a bound until which events come."""
+def cell_policy(
+    settings: Settings, backend: str, part: Mapping[str, Any], shape: Shape, state_bytes: int
+) -> dict[str, Any]:
+    """Aion's policy for a cell: the sweep's, with the memory that a cell gets, and a bound until which events come."""
     asked = load_policy(settings.policy) if isinstance(settings.policy, str) else _resolved(settings.policy)
     values = policy_to_json(asked)
-    for key in SCALED_SIZES:
-        section, name = key.split(".")
-        size = values[section][name]
-        if settings.scale < 1 and not (isinstance(size, str) and size.endswith("%")):
-            values[section][name] = max(SMALLEST_BYTES, round(size_bytes(size) * settings.scale**2))
-    budget = values["memory"]["budget"]
-    if not (isinstance(budget, str) and budget.endswith("%")):
-        limit = size_bytes(values["memory"]["bucket_limit"])
-        values["memory"]["bucket_limit"] = min(limit, size_bytes(budget))
+    sizes = {name: max(SMALLEST_BYTES, round(state_bytes * share)) for name, share in (
+        ("budget", SHARES[backend].native), ("bucket", BUCKET_SHARE), ("apply", APPLY_SHARE))}  # fmt: skip
+    values["memory"] |= {"budget": sizes["budget"], "bucket_limit": min(sizes["bucket"], sizes["budget"])}
+    values["apply"]["memory"] = sizes["apply"]
     values["state"]["backend"] = backend
     values["lateness"] |= {"initial_bound": shape.bound, "coverage": None}
     if settings.executions == "twice":
@@ -257,37 +318,77 @@ def _resolved(values: Mapping[str, Any]) -> Policy:
     return resolve(values, keyword={}, spark_conf={})
 
 
-def cell_spec(settings: Settings, cell: Cell) -> dict[str, Any]:
-    """Everything that a cell's result depends on, as plain values. It also identifies the result later."""
-    shape = settings.shape(cell.workload, cell.past_windows)
-    share = settings.heap.aion if is_aion(cell.backend) else settings.heap.spark
-    state_bytes = max(0, settings.memory_bytes - size_bytes(settings.base))
+def cell_spec(settings: Settings, cell: Cell, floor_bytes: int = 0) -> dict[str, Any]:
+    """Everything that a cell's result depends on, as plain values. It also identifies the result later.
+
+    ``floor_bytes``: what was measured for the contender's floor. The floor's own cell has no limit but the machine's.
+    """
+    shape = settings.cell_shape(cell)
+    share, state_bytes = SHARES[cell.backend], settings.state_bytes(cell.workload)
     part = settings.parts.get(cell.part, {})
+    flight_bytes = FLIGHT_BATCHES * shape.events_per_batch * shape.event_bytes
+    memory = psutil.virtual_memory().total if cell.floor else floor_bytes + flight_bytes + state_bytes
+    heap_bytes = share.least_heap + (0 if cell.floor else round(state_bytes * share.heap + flight_bytes * share.flight))
     return {
         "workload": cell.workload,
         "backend": cell.backend,
         "past_windows": cell.past_windows,
         "part": cell.part,
-        "policy": cell_policy(settings, cell.backend, part, shape) if is_aion(cell.backend) else None,
+        "floor": cell.floor,
+        "policy": cell_policy(settings, cell.backend, part, shape, state_bytes) if is_aion(cell.backend) else None,
         "scale": settings.scale,
         "seed": settings.seed,
-        "warm_up": settings.warm_up,
-        "measured": settings.measured,
-        "pace": settings.pace,
-        "source": settings.source,
+        "warm_up": settings.warm_up_of(cell),
+        "measured": FLOOR_MEASURED if cell.floor else settings.measured,
+        "pace": "max" if cell.floor else settings.pace,
+        "source": "files" if cell.floor else settings.source,
         "kafka": settings.kafka,
         "cores": settings.cores,
-        "limit": settings.limit,
-        "limit_bytes": settings.memory_bytes,
+        "limit": "watched" if cell.floor else settings.limit,
+        "limit_bytes": memory,
+        "floor_bytes": floor_bytes,
+        "flight_bytes": flight_bytes,
+        "state_bytes": state_bytes,
+        "held_bytes": shape.held_bytes,
+        "native_bytes": round(state_bytes * share.native),
         "collector": settings.collector,
-        "heap_bytes": (SMALLEST_HEAP_BYTES + round(state_bytes * share)) >> 20 << 20,
+        "heap_bytes": heap_bytes >> 20 << 20,
     }
+
+
+def shape_of(spec: Mapping[str, Any]) -> Shape:
+    """The shape of a cell's workload, from its spec."""
+    workload = load(spec["workload"])
+    shape = Shape.of(workload.spec, past_windows=spec["past_windows"], scale=spec["scale"], seed=spec["seed"])
+    return replace(shape, rate=FLOOR_EVENTS * 1e6 / shape.window_us) if spec["floor"] else shape
 
 
 def words(settings: Settings) -> str:
     """The settings in one line."""
-    at = "" if settings.scale == 1 else f", scaled by {settings.scale:g} (rates, windows; memory by its square)"
+    at = "" if settings.scale == 1 else f", scaled by {settings.scale:g} (rates and windows)"
+    state = ", ".join(f"{settings.state_bytes(workload) / (1 << 20):,.0f}" for workload in settings.workload)
     return (
         f"{', '.join(settings.workload)}; {', '.join(settings.backend)}; past windows "
-        f"{', '.join(map(str, settings.past_windows))}{at}; {settings.memory_bytes / (1 << 20):,.0f} MiB for each cell"
+        f"{', '.join(map(str, settings.past_windows))}{at}; {state} MiB for state, above each one's floor"
     )
+
+
+START_S, MIB_PER_S, BATCH_S = 20.0, 25.0, 0.8
+"""For an estimate: what a cell takes to start, what it takes in, and the least that a batch takes, on two cores."""
+
+
+def estimate(settings: Settings) -> str:
+    """How many cells a sweep has, and about how long it takes and how much disk it needs."""
+    todo = list(dict.fromkeys(cells(settings)))
+    floors = {cell.its_floor for cell in todo}
+    seconds, disk = len(floors) * (START_S + 10), 0
+    for cell in todo:
+        shape = settings.cell_shape(cell)
+        batch_bytes = shape.events_per_batch * shape.event_bytes
+        # An event is written, and read for each of its executions.
+        one_s = max(BATCH_S, batch_bytes * 3 / MIB_PER_S / (1 << 20))
+        batches = settings.batches_of(cell)
+        seconds += START_S + batches * max(one_s, shape.window_us / 1e6 if settings.pace == "real" else 0)
+        disk = max(disk, batches * batch_bytes + 2 * shape.held_bytes)
+    took = f"{seconds / 60:.0f} minutes" if seconds < 5_400 else f"{seconds / 3_600:.0f} hours"
+    return f"{len(todo)} cells and {len(floors)} floors; at most about {took}, and {disk / 1e9:.1f} GB of disk"

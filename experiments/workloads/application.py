@@ -17,12 +17,32 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming import StreamingQuery
 
-BACKENDS = ("tiered", "memory", "rocksdb", "spark-list", "spark-window")
-"""Aion's three stores; events kept in a list with stock Spark; Spark's own windowed aggregates."""
+SPARK_STATE = "spark-state"
+FLINK = ("flink-heap", "flink-rocksdb")
+BACKENDS = ("tiered", "memory", "rocksdb", SPARK_STATE, "spark-list", "spark-window", *FLINK)
+"""Aion's three stores; with stock Spark: events in its state and timers, events in a list, its windowed aggregates;
+Flink with its two state backends (only the workload ``average``)."""
 
 
 def is_aion(backend: str) -> bool:
-    return not backend.startswith("spark-")
+    return not backend.startswith(("spark-", "flink-"))
+
+
+def runs_twice(backend: str) -> bool:
+    """Whether it runs a window at its end and at the end of its lateness. The others run it after every change."""
+    return is_aion(backend) or backend == SPARK_STATE or backend in FLINK
+
+
+def settings_of(backend: str, state_bytes: int | None = None) -> dict[str, str]:
+    """Settings of Spark for this way to keep state. ``state_bytes``: what the stock RocksDB may use."""
+    if backend != SPARK_STATE:
+        return {}
+    store = "spark.sql.streaming.stateStore"
+    found = {f"{store}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
+    if state_bytes is not None:
+        found[f"{store}.rocksdb.boundedMemoryUsage"] = "true"
+        found[f"{store}.rocksdb.maxMemoryUsageMB"] = str(max(1, state_bytes >> 20))
+    return found
 
 
 def panes_of(
@@ -36,6 +56,8 @@ def panes_of(
     """The panes of the first stage. ``policy``: Aion's, which overrides the session's and names the store."""
     if is_aion(backend):
         return workload.with_aion(streams, shape, probe, policy)
+    if backend == SPARK_STATE:
+        return workload.with_state(streams, shape, probe)
     if backend == "spark-list":
         return workload.with_lists(streams, shape, probe)
     return workload.with_window(streams, shape)
@@ -62,13 +84,13 @@ def start(
 
     def take(df: DataFrame, batch: int) -> None:
         rows = df.toArrow()
-        if not is_aion(backend):
+        if not runs_twice(backend):
             rows = numbered(rows, batch)
         results.put(workload.finals(last, last.upsert(batch, rows), shape))
         seen(batch, rows)
 
     writer = panes.writeStream.foreachBatch(take).queryName(f"{workload.name}-{backend}")
-    writer = writer.outputMode("append" if is_aion(backend) else "update")
+    writer = writer.outputMode("append" if runs_twice(backend) else "update")
     writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
     return (writer.trigger(processingTime=every) if every else writer.trigger(availableNow=True)).start()
 

@@ -62,9 +62,21 @@ def with_aion(
 
 
 def with_lists(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
-    from experiments.workloads.collected import Branch, collected
+    from experiments.workloads.collected import collected
 
-    return collected([Branch("mean", streams["numbers"], shape.window)], (), mean, SCHEMA, probe)
+    return collected(_branches(streams, shape), (), mean, SCHEMA, probe)
+
+
+def with_state(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
+    from experiments.workloads.kept import kept
+
+    return kept(_branches(streams, shape), (), mean, SCHEMA, probe, shape)
+
+
+def _branches(streams: Mapping[str, DataFrame], shape: Shape) -> list[Any]:
+    from experiments.workloads.collected import Branch
+
+    return [Branch("mean", streams["numbers"], shape.window)]
 
 
 def with_window(streams: Mapping[str, DataFrame], shape: Shape) -> DataFrame:
@@ -95,6 +107,7 @@ WORKLOAD = Workload(
     streams={"numbers": numbers},
     with_aion=with_aion,
     with_lists=with_lists,
+    with_state=with_state,
     with_window=with_window,
     keys={"mean": ()},
     finals=finals,

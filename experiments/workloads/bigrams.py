@@ -87,9 +87,21 @@ def with_aion(
 
 
 def with_lists(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
-    from experiments.workloads.collected import Branch, collected
+    from experiments.workloads.collected import collected
 
-    return collected([Branch("bigrams", streams["texts"], shape.window)], (), count_pairs, SCHEMA, probe)
+    return collected(_branches(streams, shape), (), count_pairs, SCHEMA, probe)
+
+
+def with_state(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
+    from experiments.workloads.kept import kept
+
+    return kept(_branches(streams, shape), (), count_pairs, SCHEMA, probe, shape)
+
+
+def _branches(streams: Mapping[str, DataFrame], shape: Shape) -> list[Any]:
+    from experiments.workloads.collected import Branch
+
+    return [Branch("bigrams", streams["texts"], shape.window)]
 
 
 def with_window(streams: Mapping[str, DataFrame], shape: Shape) -> DataFrame:
@@ -132,6 +144,7 @@ WORKLOAD = Workload(
     streams={"texts": texts},
     with_aion=with_aion,
     with_lists=with_lists,
+    with_state=with_state,
     with_window=with_window,
     keys={"bigrams": ()},
     window_keys={"bigrams": ("first", "second")},

@@ -8,7 +8,7 @@ and the column ``stage`` says which window it is for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,15 @@ class Branch:
     slide: str | None = None
 
 
-def tagged(branches: Sequence[Branch]) -> DataFrame:
-    """Each event once for each window of each branch: its columns, ``stage`` and ``w``, with Spark's watermark."""
+def tagged(branches: Sequence[Branch], time: Any = "ts") -> DataFrame:
+    """Each event once for each window of each branch: its columns, ``stage`` and ``w``, with Spark's watermark.
+
+    ``time``: the column, or expression, that says which windows an event is in.
+    """
     from pyspark.sql import functions as F
 
     def one(branch: Branch) -> DataFrame:
-        window = F.window("ts", branch.size, branch.slide) if branch.slide else F.window("ts", branch.size)
+        window = F.window(time, branch.size, branch.slide) if branch.slide else F.window(time, branch.size)
         return branch.events.select("*", F.lit(branch.stage).alias("stage"), window.alias("w"))
 
     return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), map(one, branches))
@@ -89,14 +92,22 @@ class Each:
         window = Window(given["window_start"].value, given["window_end"].value, given["stage"].as_py())
         key = tuple(given[name].as_py() for name in self.key)
         found = self.function(key, window, iter([pa.RecordBatch.from_struct_array(events)]))
-        if isinstance(found, pa.RecordBatch):
-            found = pa.Table.from_batches([found])
-        elif not isinstance(found, pa.Table):
-            rows = [found] if isinstance(found, dict) else list(found)
-            outputs = [field for field in self.schema if field.name not in (*given, "events")]
-            found = pa.Table.from_pylist(rows, pa.schema(outputs))
-        n = found.num_rows
-        columns = {name: pa.repeat(value, n) for name, value in given.items()}
-        columns |= {name: found[name] for name in found.column_names}
-        columns["events"] = pa.repeat(pa.scalar(len(events), pa.int64()), n)
-        return pa.table([columns[field.name] for field in self.schema], self.schema.names).cast(self.schema)
+        return pane(found, given, len(events), self.schema)
+
+
+def pane(found: Any, given: Mapping[str, pa.Scalar], events: int, schema: pa.Schema) -> pa.Table:
+    """What a window function returned (a row, rows, or a table) as rows of ``schema``.
+
+    Each has the values ``given`` and the number of events.
+    """
+    if isinstance(found, pa.RecordBatch):
+        found = pa.Table.from_batches([found])
+    elif not isinstance(found, pa.Table):
+        rows = [found] if isinstance(found, dict) else list(found)
+        outputs = [field for field in schema if field.name not in (*given, "events")]
+        found = pa.Table.from_pylist(rows, pa.schema(outputs))
+    n = found.num_rows
+    columns = {name: pa.repeat(value, n) for name, value in given.items()}
+    columns |= {name: found[name] for name in found.column_names}
+    columns["events"] = pa.repeat(pa.scalar(events, pa.int64()), n)
+    return pa.table([columns[field.name] for field in schema], schema.names).cast(schema)

@@ -153,6 +153,13 @@ def with_lists(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> 
     return collected(_branches(streams, shape), SEGMENT, of_segment, SCHEMA, probe, names)
 
 
+def with_state(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
+    from experiments.workloads.kept import kept
+
+    names = ("ts", "car", "lane", "speed", "position", "pad")
+    return kept(_branches(streams, shape), SEGMENT, of_segment, SCHEMA, probe, shape, names)
+
+
 def with_window(streams: Mapping[str, DataFrame], shape: Shape) -> DataFrame:
     """The stages with built-in aggregates; for standing cars, with lists of positions."""
     from pyspark.sql import functions as F
@@ -239,6 +246,7 @@ WORKLOAD = Workload(
     streams={"reports": reports},
     with_aion=with_aion,
     with_lists=with_lists,
+    with_state=with_state,
     with_window=with_window,
     keys={"minute": SEGMENT, "standing": SEGMENT},
     finals=finals,

@@ -25,6 +25,8 @@ SECOND_US = 1_000_000
 TIMESTAMP = pa.timestamp("us", "UTC")
 ORIGIN_S = 1_700_006_400
 """The first batch begins here, rounded up to a multiple of two windows since the epoch."""
+BESIDES_BYTES = 32
+"""About what an event has besides its payload."""
 FORMAT = 1
 """Raise it if the same shape gives other events, so that no stale file is used."""
 
@@ -66,6 +68,17 @@ class Shape:
     @property
     def events_per_batch(self) -> int:
         return max(1, round(self.rate * self.window_us / SECOND_US))
+
+    @property
+    def event_bytes(self) -> int:
+        return self.payload_bytes + BESIDES_BYTES
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of all events that have to be kept at the end of a batch: of a window until its lateness ends."""
+        shares = lateness_shares(self.past_windows)
+        windows = float(np.sum(shares * (self.past_windows + 1 - np.arange(len(shares)))))
+        return round(self.events_per_batch * windows * self.event_bytes)
 
     @property
     def window(self) -> str:
@@ -139,12 +152,12 @@ class Probe:
 class Workload:
     """A workload as functions.
 
-    ``streams``: by name, a function that makes the events of a batch (with a column ``ts``), and how many windows late
-    each is. ``with_aion``, ``with_lists``, ``with_window``: from the streams with watermarks to the panes of the first
-    stage, with the columns ``stage``, ``window_start``, ``window_end``, ``events`` and, with Aion, ``pane`` and
-    ``kind``. ``keys``: the key columns of each stage. ``window_keys``: the same for ``with_window`` if they differ.
-    ``finals``: the later stages, from the last panes, for the windows that changed. ``truth``: the same results from a
-    batch computation.
+    ``streams``: by name, a function that makes the events of a batch (with a column ``ts``), and how many windows
+    late each is. ``with_aion``, ``with_lists``, ``with_state``, ``with_window``: from the streams with watermarks
+    to the panes of the first stage, with the columns ``stage``, ``window_start``, ``window_end``, ``events`` and,
+    with Aion and ``with_state``, ``pane`` and ``kind``. ``keys``: the key columns of each stage. ``window_keys``:
+    the same for ``with_window`` if they differ. ``finals``: the later stages, from the last panes, for the windows
+    that changed. ``truth``: the same results from a batch computation.
     """
 
     name: str
@@ -152,6 +165,7 @@ class Workload:
     streams: Mapping[str, Callable[[Shape, int], tuple[pa.Table, Int64s]]]
     with_aion: Callable[[Mapping[str, DataFrame], Shape, Probe, Mapping[str, Any] | None], DataFrame]
     with_lists: Callable[[Mapping[str, DataFrame], Shape, Probe], DataFrame]
+    with_state: Callable[[Mapping[str, DataFrame], Shape, Probe], DataFrame]
     with_window: Callable[[Mapping[str, DataFrame], Shape], DataFrame]
     keys: Mapping[str, tuple[str, ...]]
     finals: Callable[[LastPanes, set[tuple[str, int]], Shape], dict[tuple[str, int], pd.DataFrame]]

@@ -1,9 +1,9 @@
 """The sources of a workload's events: files, Spark's rate source, or Kafka.
 
 Every source delivers the arrivals of one window's time in one micro-batch, so that the watermark moves once per window
-(paper, section 5). The column ``arrived`` is the end of that time. Aion's watermark is on ``arrived``, without delay.
-Stock Spark drops events older than the watermark of the windowed column, so its watermark is on ``ts``, minus the
-allowed lateness.
+(paper, section 5). The column ``arrived`` is the end of that time. The watermark is on ``arrived``, without
+delay. Only stock Spark's aggregations drop events older than the watermark of the windowed column, so theirs is on
+``ts``, minus the allowed lateness.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def read(
 
 
 def watermarked(events: DataFrame, shape: Shape, *, aion: bool) -> DataFrame:
-    """Adds the watermark, then filters out heartbeats. They matter only for Aion's watermark, not for stock Spark.
+    """Adds the watermark, then filters out heartbeats. ``aion``: as Aion needs it, and stock Spark's state with timers.
 
     The filter uses the watermark's column, so that Spark does not push it below the watermark. It is a disjunction, so
     that Spark does not infer another filter that it could push.

@@ -127,7 +127,11 @@ def _branches(streams: Mapping[str, DataFrame], shape: Shape) -> list[Any]:
     return [
         Branch("rolling", streams["quotes"], shape.part(SIZE), shape.part(SLIDE)),
         Branch("warnings", streams["quotes"], shape.window),
-        Branch("mentions", streams["mentions"].select("ts", F.explode("symbols").alias("symbol")), shape.window),
+        Branch(
+            "mentions",
+            streams["mentions"].select("ts", "arrived", F.explode_outer("symbols").alias("symbol")),
+            shape.window,
+        ),
     ]
 
 
@@ -148,6 +152,14 @@ def with_lists(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> 
     schema = f"lowest double, highest double, mean double, {SCHEMA}, mentions bigint"
     names = ("ts", "id", "price", "pad")
     return collected(_branches(streams, shape), ["symbol"], by_stage, schema, probe, names)
+
+
+def with_state(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
+    from experiments.workloads.kept import kept
+
+    schema = f"lowest double, highest double, mean double, {SCHEMA}, mentions bigint"
+    names = ("ts", "id", "price", "pad")
+    return kept(_branches(streams, shape), ["symbol"], by_stage, schema, probe, shape, names)
 
 
 def with_window(streams: Mapping[str, DataFrame], shape: Shape) -> DataFrame:
@@ -257,6 +269,7 @@ WORKLOAD = Workload(
     streams={"quotes": quotes, "mentions": mentions},
     with_aion=with_aion,
     with_lists=with_lists,
+    with_state=with_state,
     with_window=with_window,
     keys={"rolling": ("symbol",), "warnings": ("symbol",), "mentions": ("symbol",)},
     finals=finals,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ingest.flink import JOBS, Flink, FlinkError, Load, as_run
+from experiments.ingest.flink import JOBS, Flink, Load, as_run
+from experiments.shared.flink import FlinkError
 from experiments.shared.generate import EventPlan
 
 LOAD = Load.of(EventPlan(2_000, payload_bytes=100), batches=5, cores=2)

@@ -13,7 +13,7 @@ from aion.errors import ConfigError
 from experiments.memory_pressure import run
 from experiments.memory_pressure.findings import death
 from experiments.memory_pressure.run import Progress, cell_key, sweep
-from experiments.memory_pressure.settings import Cell, Settings, cell_spec
+from experiments.memory_pressure.settings import Cell, Settings, cell_spec, cells
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -22,7 +22,7 @@ TINY = Settings(
     backend=["spark-window"],
     past_windows=[1, 2],
     scale=0.01,
-    memory="3GiB",
+    state="1GiB",
     warm_up=1,
     measured=2,
     pace="max",
@@ -48,6 +48,12 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(tmp_path: Path) -
     assert (result["status"], result["limit_kind"]) == ("done", "watched"), result
     found = result["measured"]
     assert found["batches"] == 2
+    assert result["agrees"] is True, result["difference"]
+    floor = json.loads((tmp_path / "cells" / "average-spark-window-floor.json").read_text())
+    assert result["spec"]["floor_bytes"] == round(floor["measured"]["peak_mib"] * 2**20) > 512 << 20
+    limit_bytes = result["spec"]["floor_bytes"] + result["spec"]["flight_bytes"] + (1 << 30)
+    assert result["spec"]["limit_bytes"] == limit_bytes
+    assert result["page_cache"]["times"] > 0 and result["page_cache"]["files"] > 0
     assert len(found["ingestion"]["normal"]) == 2 and min(found["ingestion"]["normal"]) > 0
     assert min(found["memory_mib"]["jvm"], default=1) > 0 and found["peak_mib"] > 100
     assert not (tmp_path / "cells" / "average-spark-window-02.json").exists()
@@ -66,10 +72,14 @@ def test_a_cell_that_dies_of_memory_is_recorded_and_not_asked_for_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # what is killed leaves its temporary files
-    starved = TINY.model_copy(update={"memory": "150MiB"})
+    starved = TINY.model_copy(update={"state": "1MiB"})
+    floor = next(cells(starved)).its_floor
+    known = {"status": "done", "spec": cell_spec(starved, floor), "measured": {"peak_mib": 100.0}}
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / f"{floor.name}.json").write_text(json.dumps(known))
     first, second = sweep(starved, tmp_path, lambda text, progress: None)
     assert first["status"] == "died" and "above the limit" in first["why"]
-    assert first["measured"]["peak_mib"] > 150
+    assert first["measured"]["peak_mib"] > 100
     assert (second["status"], second["why"]) == ("not run", "died with 1 past windows")
     assert death({1: first, 2: second}) == 1
     kept = json.loads((tmp_path / "cells" / "average-spark-window-01.json").read_text())
@@ -84,9 +94,16 @@ def test_a_sweep_that_goes_on_stops_at_the_fewest_past_windows_that_were_too_man
 ) -> None:
     asked: list[int] = []
 
-    def run_cell(settings: Settings, cell: Cell, out: Path, *_: object) -> dict[str, object]:
-        asked.append(cell.past_windows)
-        died = {"status": "died" if cell.past_windows >= 5 else "done", "spec": cell_spec(settings, cell)}
+    def run_cell(
+        settings: Settings, cell: Cell, out: Path, show: object, progress: object, floor_bytes: int
+    ) -> dict[str, object]:
+        if not cell.floor:
+            asked.append(cell.past_windows)
+        died: dict[str, object] = {
+            "status": "died" if cell.past_windows >= 5 else "done",
+            "spec": cell_spec(settings, cell, floor_bytes),
+        }
+        died["measured"] = {"peak_mib": 700.0}
         place = out / "cells" / f"{cell.name}.json"
         place.parent.mkdir(exist_ok=True)
         place.write_text(json.dumps(died | cell_key(cell)))
