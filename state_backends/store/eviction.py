@@ -76,7 +76,8 @@ class Eviction:
             if entry.place in (Place.MEMORY, Place.DESTAGING):
                 if self._budget.left() < self._spare_bytes or self._bucket_is_full(entry.slice_us):
                     return
-                self._writer.keep(entry)
+                if self._writer.keep(entry):
+                    self._blocks.staging.held(entry)
 
     def touch(self, slices: Iterable[int]) -> None:
         """Records that these slices are not idle."""

@@ -7,25 +7,28 @@ from state_backends.store.protocol import StagingStats
 
 
 class StagingCounts:
-    """It owns the counts, and the set of blocks that were prestaged and have not been read since.
+    """It owns the counts, and the blocks that were prestaged, or held for an execution, and have not been read since.
 
     It has no lock: hold the store's lock around every call.
     """
 
     def __init__(self) -> None:
         self.stats = StagingStats()
-        self._unread: set[int] = set()
+        self._unread: dict[int, bool] = {}  # whether it was fetched
 
     def staged(self, entry: Entry) -> None:
         """Counts a block that was prestaged."""
-        self._unread.add(entry.seq)
+        self._unread[entry.seq] = True
         self.stats.staged_bytes += entry.size_bytes
+
+    def held(self, entry: Entry) -> None:
+        """Records that a block stays in memory for an execution. Reading it is a hit, as if it had come back."""
+        self._unread.setdefault(entry.seq, False)
 
     def read(self, entry: Entry, *, late: bool, blocked_s: float) -> None:
         """Counts a read of a block in memory, if it is the first since the block was prestaged."""
-        if entry.seq not in self._unread:
+        if self._unread.pop(entry.seq, None) is None:
             return
-        self._unread.discard(entry.seq)
         if late:
             self.stats.late += 1
             self.stats.blocked_s += blocked_s
@@ -43,6 +46,5 @@ class StagingCounts:
 
     def left_memory(self, entry: Entry) -> None:
         """Records that a block left memory. If nobody read it since it was prestaged, that was in vain."""
-        if entry.seq in self._unread:
-            self._unread.discard(entry.seq)
+        if self._unread.pop(entry.seq, False):
             self.stats.vain_bytes += entry.size_bytes

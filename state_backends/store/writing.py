@@ -70,10 +70,12 @@ class Writer:
             self._outbox[entry.seq] = entry.size_bytes
             self._outbox_bytes += entry.size_bytes
 
-    def keep(self, entry: Entry) -> None:
-        """Keeps a block in memory that was to leave when it is on disk."""
+    def keep(self, entry: Entry) -> bool:
+        """Keeps a block in memory that was to leave when it is on disk. Returns whether it was."""
+        was_leaving = entry.seq in self._outbox or entry.seq in self._leaving
         self._take_out(entry.seq)
         self._leaving.discard(entry.seq)
+        return was_leaving
 
     def forget(self, entry: Entry) -> None:
         """Forgets a block that is about to be deleted."""

@@ -86,6 +86,9 @@ def test_late_blocks_stay_if_they_announce_an_execution(make: Callable[..., Rig]
     with Gate(rig.io):
         assert rig.read(0) == [0, 1, 2, 6], "the I/O thread is not asked"
     assert rig.store.stats().m_bucket_bytes == sum(rig.blocks[seq].size_bytes for seq in (0, 1, 2, 6))
+    assert rig.store.stats().staging.hits == 4
+    assert rig.read(0) == [0, 1, 2, 6]
+    assert rig.store.stats().staging.hits == 4, "once for each time that they are brought, or held"
     rig.to_disk(0)
     assert rig.store.stats().m_bucket_bytes == 0, "and leave with their window"
 
