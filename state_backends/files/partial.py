@@ -76,7 +76,8 @@ class PartialCopy:
         self._pool, self._ahead = pool, ahead or pool
         self._lock = threading.Lock()
         self._here = bytearray(-(-file.size_bytes // PIECE_BYTES))
-        self._coming: dict[int, Future[None]] = {}  # by piece
+        self._coming: dict[int, Future[None]] = {}  # by piece; the last one until the file is compared, too
+        self._checking: Future[None] | None = None
         self._closed = False
 
     def create(self) -> None:
@@ -100,7 +101,7 @@ class PartialCopy:
         """Begins to compare a file that was here with its checksum. Does not wait."""
         if self._was_kept:
             with contextlib.suppress(RuntimeError):  # the connection is closed
-                self._ahead.submit(self._check)
+                self._checking = self._ahead.submit(self._check)
 
     def first_spans(self) -> list[Span]:
         """Returns the ranges to begin with: what is needed to read the index, if it is as large as one expects."""
@@ -138,15 +139,18 @@ class PartialCopy:
     def bring(self, span: Span, *, ahead: bool = False) -> list[Future[None]]:
         """Starts fetching what is missing of a range. Returns what to wait for. Does not wait.
 
-        ``ahead``: nobody waits for it yet.
+        ``ahead``: nobody waits for it yet. Then comparing the file with its checksum is waited for, too.
         """
         if self.is_whole:
             return []
         with self._lock:
             if self._closed:
                 return []
+            if ahead and self._checking is not None and not self._checking.done():
+                return [self._checking]
             wanted = [piece for piece in self._pieces(span) if not self._here[piece]]
-            found = {id(future): future for piece in wanted if (future := self._coming.get(piece)) is not None}
+            waited = self._pieces(span) if ahead else wanted
+            found = {id(future): future for piece in waited if (future := self._coming.get(piece)) is not None}
             for run in _runs((piece for piece in wanted if piece not in self._coming), MOST_BYTES // PIECE_BYTES):
                 try:
                     future = (self._ahead if ahead else self._pool).submit(self._fetch, run)
@@ -180,7 +184,6 @@ class PartialCopy:
 
     def _fetch(self, run: Sequence[int]) -> None:
         """Fetches neighbouring pieces by one request."""
-        complete = False
         try:
             begin, end = run[0] * PIECE_BYTES, min((run[-1] + 1) * PIECE_BYTES, self.file.size_bytes)
             if not self._closed:
@@ -189,12 +192,12 @@ class PartialCopy:
                     for piece in run:
                         self._here[piece] = 1
                     complete = all(self._here)
+                if complete:
+                    self._check()
         finally:
             with self._lock:
                 for piece in run:
                     del self._coming[piece]
-        if complete:
-            self._check()
         self._end_if_unused()
 
     def _end_if_unused(self) -> None:

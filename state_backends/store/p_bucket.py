@@ -203,7 +203,8 @@ class PBucket:
                 continue
             for span in copy.spans():
                 try:
-                    yield from waiting_for(copy.bring(span, ahead=True))
+                    while futures := copy.bring(span, ahead=True):
+                        yield from waiting_for(futures)
                 except StateError as error:
                     log.warning("file %s is fetched when it is read, and not before: %s", file.name, error)
                     break

@@ -8,6 +8,7 @@ import random
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from aion.errors import CorruptState, StateError
 from state_backends.files import partial
 from state_backends.files.names import SstFile
 from state_backends.files.remote import Remote
+from state_backends.format.sst_table import Span
 from state_backends.store.io_thread import Priority
 from state_backends.store.keyed import run_files
 from state_backends.versions.manifest import load
@@ -126,6 +128,43 @@ def test_the_rest_comes_behind_it_and_then_nothing_is_asked_for(bucket: ObjectSt
         assert watched.count() == {}
     copies = {path.name: path.read_bytes() for path in other.storage.files.iterdir()}
     assert copies == {path.rpartition("/")[2]: d for path, d in bucket.objects().items() if path.endswith(".sst")}
+
+
+def test_who_completes_a_copy_waits_until_it_was_compared(tmp_path: Path) -> None:
+    """Otherwise it would be complete, and still not whole."""
+    data = random.Random(1).randbytes(5 << 10)
+    path = tmp_path / "1.sst"
+    file = SstFile(1, str(path), len(data), zlib.crc32(data), 0, 1)
+    compares, go_on = threading.Event(), threading.Event()
+
+    def checked(right: bool) -> None:
+        compares.set()
+        assert go_on.wait(PATIENCE)
+
+    with ThreadPoolExecutor(2) as pool:
+        copy = partial.PartialCopy(file, lambda n, at: data[at : at + n], pool, checked=checked)
+        copy.create()
+        whole = Span(0, len(data))
+        fetched = copy.bring(whole)
+        assert compares.wait(PATIENCE)
+        assert copy.bring(whole) == [], "all is here: nobody who reads has to wait"
+        (future,) = copy.bring(whole, ahead=True)
+        assert not future.done() and not copy.is_whole
+        go_on.set()
+        for other in (future, *fetched):
+            other.result(PATIENCE)
+        assert copy.is_whole and copy.bring(whole, ahead=True) == []
+    with ThreadPoolExecutor(2) as pool:
+        compares.clear(), go_on.clear()
+        kept = partial.PartialCopy(file, lambda n, at: data[at : at + n], pool, checked=checked)
+        kept.take_kept()
+        kept.check_kept()
+        assert compares.wait(PATIENCE)
+        (future,) = kept.bring(whole, ahead=True)
+        assert kept.bring(whole) == [] and not future.done()
+        go_on.set()
+        future.result(PATIENCE)
+        assert kept.is_whole
 
 
 def test_commits_and_merges_go_on_while_parts_are_missing(bucket: ObjectStore, hosts: Any) -> None:
