@@ -66,6 +66,16 @@ def test_blocks_of_mermaid_become_pictures_and_lines_keep_their_numbers(tmp_path
     assert "active" in (tmp_path / "docs" / picture).read_text()
 
 
+def test_pictures_of_pages_are_taken_as_pictures(tmp_path: Path) -> None:
+    layout = build().Layout(tmp_path)
+    shown = {page: re.findall(r"!\[[^]]*\]\((?!http)(.*?)\)", (ROOT / page).read_text()) for page in build().written()}
+    assert any(path.endswith(".png") for paths in shown.values() for path in paths)
+    for page, paths in shown.items():
+        for path in paths:
+            layout.page(page, f"![a picture]({path})\n")
+            assert (tmp_path / page).read_text() == f"![a picture]({path})\n"
+
+
 def test_links_to_what_is_no_page_lead_to_a_page_that_shows_it(tmp_path: Path) -> None:
     layout = build().Layout(tmp_path)
     layout.page(

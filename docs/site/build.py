@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PAGES = ("*.md", "docs/*.md", "docs/results/*.md", "examples/*.md")
-PICTURES = ("docs/pictures/*",)
+PICTURES = ("docs/pictures/*", "docs/results/*.png")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)")
 FENCE = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 THEME = '%%{init: {"theme": "neutral", "themeVariables": {"fontFamily": "arial"}, "fontFamily": "arial"}}%%\n'
