@@ -52,7 +52,7 @@ RUN_SMALL = {
     "chaos": "tests/chaos/test_chaos.py::test_every_row_is_that_of_an_undisturbed_run_and_of_the_events",
     "cleanup": "tests/experiments/test_cleanup.py::test_a_run_compares_what_was_learnt_with_oracle_and_fixed_bounds",
     "completeness": "tests/experiments/test_completeness.py::test_the_command_judges_what_was_said",
-    "compare": "tests/experiments/test_memory_pressure.py::"
+    "compare": "tests/experiments/test_memory_verdicts.py::"
     "test_a_comparison_names_what_was_set_differently_and_nothing_else",
     "hosts": "tests/spark/test_two_executors.py::test_an_executor_that_is_killed_takes_nothing_along",
     "ingest": "tests/experiments/test_commands.py::test_ingest",

@@ -1,4 +1,4 @@
-"""Real flights by the hour in which they should have landed. They come when they have, so many come late."""
+"""Real flights by the hour of their scheduled arrival. A flight comes when it has landed, so many come late."""
 
 from __future__ import annotations
 

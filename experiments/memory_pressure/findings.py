@@ -133,7 +133,7 @@ def other_work(one: Result, other: Result) -> str | None:
 
 
 def paced(results: Iterable[Result], path: Sequence[str]) -> str | None:
-    """Why rates of ingestion say nothing: the source gave no more. None if they say something."""
+    """Returns why rates of ingestion cannot be compared, because the source set the pace, or None if they can."""
     for result in results:
         if path[0] != "ingestion" or result["spec"]["pace"] != "real":
             return None

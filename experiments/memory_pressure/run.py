@@ -244,7 +244,7 @@ def run_tree(
     """Starts the tree, samples its memory, and returns how it ended. None of its processes is left afterwards."""
     module = flink_cell.__name__ if spec["backend"] in FLINK else "experiments.memory_pressure.cell"
     command = [*limit.prefix, sys.executable, "-m", module, str(folder)]
-    # With an arena for each thread, glibc keeps so much freed memory that no limit of a RocksDB means anything.
+    # With an arena for each thread, glibc keeps freed memory, and RocksDB takes far more than its limit.
     environment = {**my_environment(), "MALLOC_ARENA_MAX": "2"}
     with (folder / "log").open("wb") as log:
         child = subprocess.Popen(

@@ -1,7 +1,7 @@
 """Three million flights of 2001 in the United States, and how late each was. A second real data set.
 
-It is the file ``flights-3m.parquet`` of the npm package ``vega-datasets``, which nothing here depends on: whoever wants
-it downloads the package and passes its path. Its times are local; only differences of times of one flight are used.
+It is the file ``flights-3m.parquet`` of the npm package ``vega-datasets``. Nothing here depends on that package: to use
+the flights, download it and pass its path. Its times are local; only differences of times of one flight are used.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class Host:
             self._pressure.tick(stores, median_s)
 
     def _next_prestage_s(self) -> float | None:
-        """Returns in how many seconds a planned prestage starts. None: there is none."""
+        """Returns the seconds until the next planned prestage starts, or None if none is planned."""
         with self._lock:
             start_s = self._schedule.next_s()
             return None if start_s is None else start_s - self._schedule.now_s()

@@ -74,7 +74,7 @@ class Schedule:
         return max(self._opened_s[key] + after_s, self.now_s())
 
     def next_s(self) -> float | None:
-        """Returns when the next planned prestage starts. None: there is none."""
+        """Returns when the next planned prestage starts, or None if none is planned."""
         return min((planned.start_s for planned in self._planned), default=None)
 
     def is_idle(self, key: ShardKey, *, in_use: bool) -> bool:

@@ -104,7 +104,7 @@ def change(
         )
     _check_columns(found, plan)
     for part in _parts(found):
-        part.widths()  # raises if the columns cannot be told apart
+        part.widths()  # raises ForeignState if it is unclear which columns belong to which partial
     steps = (*before.steps, Step(_edges(before), _parts(found)))
     follows = tuple(dict.fromkeys((*before.follows, digest(found))))
     gone = _names(found) - {name for name, _ in now[WORDS]["aggregates"]}
