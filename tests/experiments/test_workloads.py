@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +16,7 @@ import pytest
 from aion.core.ingest.encoding import decode, encode
 from aion.core.query.plan import Window
 from experiments.shared.generate import lateness_shares
-from experiments.workloads import NAMES, bigrams, linear_road, load, sources, stock
+from experiments.workloads import NAMES, bigrams, kept, linear_road, load, sources, stock
 from experiments.workloads.chaining import LastPanes, Results, newest
 from experiments.workloads.model import Shape, Spec
 from state_backends.format.block import BlockKind, Codec
@@ -249,3 +251,15 @@ def test_there_is_a_name_for_each_workload_and_no_other() -> None:
     assert [load(name).name for name in NAMES] == list(NAMES)
     with pytest.raises(ValueError, match="use average, bigrams"):
         load("averge")
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 6, 7])
+def test_events_of_a_list_state_come_in_batches(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "BATCH_ROWS", 3)
+    schema = pa.schema([("ts", pa.timestamp("us")), ("value", pa.int64())])
+    events = [(datetime(2026, 1, 1, second=n), n) for n in range(rows)]
+    batches = kept.Batches(SimpleNamespace(get=lambda: iter(events)), schema)
+    found = list(batches)
+    assert [v for batch in found for v in batch["value"].to_pylist()] == [*range(rows)]
+    assert [batch.num_rows for batch in found] == [3] * (rows // 3) + ([rows % 3] if rows % 3 else [])
+    assert batches.count == rows
