@@ -23,7 +23,8 @@ from aion.core.query.spec import Changes, Keywords, Spec, shows_fields, spec_of
 from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError
 from aion.execute.assembly import check_triggers, make_builder, make_contents, store_config
-from aion.execute.trace import Definition, Recorder
+from aion.execute.recorder import Recorder
+from aion.execute.trace import Definition
 from aion.execute.windows import Windows
 from policies.sizing import processing_bytes_per_s
 from state_backends.backends import make_cache

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.tools.tune.disk import Moved, SimulatedDisk
+from aion.tools.tune.disk import SWITCH_S, Moved, SimulatedDisk
 from state_backends.store.io import Io, Pending, Priority, Steps
 from state_backends.store.io_thread import IoThread
 from tests.io_thread.rig import Gate
@@ -154,3 +154,21 @@ def test_a_rate_limit_slows_writes_down_and_never_reads() -> None:
     assert disk.now() == 2.5
     disk.wait([second])
     assert disk.now() == 4.5
+
+
+def fetches(number: int, took_s: float) -> Steps[None]:
+    for _ in range(number):
+        yield Moved(1, took_s)
+
+
+@pytest.mark.parametrize(("priority", "fetched"), [(Priority.PRESTAGE, True), (Priority.DESTAGE, False)])
+def test_who_waits_goes_on_when_the_interpreter_is_free(priority: Priority, fetched: bool) -> None:
+    """A thread that fetches block after block keeps Python's interpreter for a while. One that writes does not."""
+    disk = SimulatedDisk()
+    later = disk.submit(priority, fetches(3, 1e-4))
+    disk.submit(Priority.READ, fetches(1, 1e-4)).result()
+    assert later.over() is fetched
+    disk.submit(priority, fetches(1000, 1e-4))
+    begin_s = disk.now()
+    disk.submit(Priority.READ, fetches(1, 1e-4)).result()
+    assert disk.now() - begin_s == pytest.approx(SWITCH_S if fetched else 0.0, abs=5e-4)

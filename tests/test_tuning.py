@@ -22,7 +22,8 @@ from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.windows import Periodic
 from aion.errors import ConfigError, FormatError
-from aion.execute.trace import FORMAT, METADATA, SCHEMA, Definition, Recorder, Trace, fitted, read_trace
+from aion.execute.recorder import Recorder
+from aion.execute.trace import FORMAT, METADATA, SCHEMA, Definition, Trace, fitted, read_trace
 from aion.tools.tune.disk import Machine, Moved, SimulatedDisk
 from aion.tools.tune.simulator import as_recorded, simulate
 from state_backends.store.io import Priority, Steps
@@ -234,17 +235,17 @@ def test_blocks_are_handed_over_as_they_were(tmp_path: Path) -> None:
             operator.advance(watermark)
     trace = read_trace(tmp_path)
     for batch in trace.batches:
-        assert sum(count for count, _ in batch.handed) == len(batch.blocks) == len(batch.rows)
-        assert all(before_s >= 0 for _, before_s in batch.handed)
+        assert sum(handed.blocks for handed in batch.handed) == len(batch.blocks) == len(batch.rows)
+        assert all(handed.after_s >= 0 and handed.dealt_s > 0 for handed in batch.handed)
     begins = np.diff([b.at_us for b in trace.batches])
     assert (begins >= 0).all()
-    assert all(b.handed and b.handed[0][1] > 0 for b in trace.batches if b.blocks)
+    assert all(b.handed and b.handed[0].after_s > 0 for b in trace.batches if b.blocks)
 
 
 def test_a_trace_of_before_is_replayed(tmp_path: Path) -> None:
     """One that does not say when blocks were handed over, how long a function waited, and when definitions run."""
     trace = trace_of(tmp_path)
-    table = trace.table.drop_columns(["waited_us"])
+    table = trace.table.drop_columns(["waited_us", "dealt_us"])
     old = [kind == "arrival" for kind in table["kind"].to_pylist()]
     for name in ("at_us", "took_us"):
         place = table.schema.get_field_index(name)
@@ -254,19 +255,22 @@ def test_a_trace_of_before_is_replayed(tmp_path: Path) -> None:
     metadata = {METADATA: json.dumps({name: told[name] for name in told if name not in ("timing", "final_only")})}
     pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "old.parquet")
     again = read_trace(tmp_path / "old.parquet")
-    assert [b.handed for b in again.batches if b.blocks] == [[(len(b.blocks), 0.0)] for b in again.batches if b.blocks]
+    assert [b.handed for b in again.batches if b.blocks] == [
+        [(len(b.blocks), 0.0, 0.0)] for b in again.batches if b.blocks
+    ]
     policy = load_policy(POLICY)
     assert simulate(again, policy, FAST).executions == simulate(trace, policy, FAST).executions
 
 
-def test_time_between_calls_is_time_for_the_disk() -> None:
-    """What is handed over later finds memory that writes made free meanwhile."""
+@pytest.mark.parametrize("time_of", ["took_us", "dealt_us"])
+def test_time_between_blocks_is_time_for_the_disk(time_of: str) -> None:
+    """What is handed over, or worked on, later finds memory that writes made free meanwhile."""
     definition = Definition({"w": Periodic(10 * S, 10 * S, 0)}, key=False, kept=True, blocking=True, commits=False)
 
     def peak(before_us: int) -> int:
         rows: list[dict[str, Any]] = []
         for at in range(0, 200 * S, 10 * S):
-            came = {"batch": at, "took_us": before_us, "slice_us": at, "events": 10, "rows": 10, "bytes": 8 << 10}
+            came = {"batch": at, time_of: before_us, "slice_us": at, "events": 10, "rows": 10, "bytes": 8 << 10}
             rows.append({"batch": at, "kind": "batch", "at_us": at, "watermark_us": at})
             rows += [{**came, "kind": "arrival", "at_us": at + number} for number in range(8)]
         table = pa.Table.from_pylist([{"shard": 0, **row} for row in rows], SCHEMA)

@@ -41,7 +41,7 @@ from aion.execute.combining import windows_at_once
 from aion.execute.compactions import carry_out
 from aion.execute.completing import with_completeness
 from aion.execute.contents import Contents, RowContents
-from aion.execute.trace import Recorder
+from aion.execute.recorder import Recorder
 from policies.sizing import Execution
 from state_backends.format.block import Block, numbered
 from state_backends.store.attempt import ShardAttempt

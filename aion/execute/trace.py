@@ -9,9 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -23,17 +21,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aion.aggregates import count
-from aion.core.compaction import BlockFact, CompactionDone
+from aion.core.compaction import BlockFact
 from aion.core.operator.actions import SliceFacts
 from aion.core.operator.arrival import UNTIMED
-from aion.core.operator.operator import Operator
 from aion.core.query.plan import FINAL, Plan, make_plan
 from aion.core.slicing.grid import is_timed
 from aion.core.timing import NO_TIMING
 from aion.core.windows import Aligned
 from aion.errors import ConfigError, FormatError
 from aion.execute import trace_windows
-from state_backends.format.block import Block
 
 FORMAT = 1
 METADATA = b"aion.trace"
@@ -53,6 +49,7 @@ SCHEMA = pa.schema(
         ("made_bytes", pa.int64()),
         ("took_us", pa.int64()),
         ("waited_us", pa.int64()),
+        ("dealt_us", pa.int64()),
         ("slices", pa.list_(pa.int64())),
         ("events_of", pa.list_(pa.int64())),
     ]
@@ -61,7 +58,8 @@ SCHEMA = pa.schema(
 
 - ``batch``: one row for each batch of a shard.
 - ``arrival``: a block. Blocks with the same ``at_us`` were handed over together, ``took_us`` after the work on earlier
-  blocks ended. ``slices`` and ``events_of``: the slices of the block with their events, if it may hold several.
+  blocks ended. The work on them took ``dealt_us``, without executions and compactions. ``slices`` and ``events_of``:
+  the slices of the block with their events, if it may hold several.
 - ``compaction``: ``bytes`` became ``made_bytes`` within ``took_us``.
 - ``execution``: a function read ``bytes`` within ``took_us``. It waited ``waited_us`` of that for blocks.
 - ``staging``: ``bytes`` were prestaged within ``took_us``.
@@ -84,6 +82,14 @@ class Cost(NamedTuple):
     fixed_s: float
     bytes_per_s: float
     times: tuple[float, ...] = (1.0,)
+
+
+class Handed(NamedTuple):
+    """Blocks that came together, how long after the work on earlier ones, and how long the work on these took."""
+
+    blocks: int
+    after_s: float
+    dealt_s: float
 
 
 class Definition(NamedTuple):
@@ -152,8 +158,7 @@ class Batch:
     """What one shard did in one batch: first the watermark moved, then blocks arrived.
 
     ``watermark_us``: None while there is no watermark. ``rows``: of each block. ``slices``: the slices of each block
-    with their events, or nothing for a block of one slice. ``handed``: for each handover, how many blocks came
-    together, and the seconds since the work on earlier blocks ended.
+    with their events, or nothing for a block of one slice.
     """
 
     shard: int
@@ -164,7 +169,7 @@ class Batch:
     rows: Int64s
     slices: Sequence[Sequence[tuple[int, int]]] = ()
     last: bool = False
-    handed: Sequence[tuple[int, float]] = ()
+    handed: Sequence[Handed] = ()
 
     def facts(self, start: int, count: int) -> SliceFacts | None:
         """The events of each slice of ``count`` blocks from number ``start`` on."""
@@ -260,7 +265,7 @@ class Trace:
         return np.array(late, np.int64), np.array(events, np.int64)
 
     def write(self, path: Path) -> None:
-        _write(path, self.definition, self.table)
+        write_trace(path, self.definition, self.table)
 
     def _of_kind(self, kind: str) -> pa.Table:
         return self.table.filter(pa.array(np.array(self.table["kind"].to_pylist(), object) == kind, pa.bool_()))
@@ -283,12 +288,15 @@ def fitted(size: Floats, seconds: Floats) -> Cost:
     return Cost(fixed_s, 1 / slope, tuple((seconds / (fixed_s + slope * size)).tolist()))
 
 
-def _handed(table: pa.Table) -> list[tuple[int, float]]:
-    """See :class:`Batch`. ``table``: the arrivals of one batch. Those with the same instant came together."""
+def _handed(table: pa.Table) -> list[Handed]:
+    """``table``: the arrivals of one batch. Those with the same instant came together."""
     at_us = table["at_us"].fill_null(-1).to_numpy()
-    gaps_us = table["took_us"].fill_null(0).to_numpy()
+    after_us, dealt_us = (table[name].fill_null(0).to_numpy() for name in ("took_us", "dealt_us"))
     begins = [0, *(np.flatnonzero(np.diff(at_us)) + 1).tolist(), len(at_us)] if len(at_us) else [0]
-    return [(stop - start, float(gaps_us[start]) / 1e6) for start, stop in pairwise(begins)]
+    return [
+        Handed(stop - start, float(after_us[start]) / 1e6, float(dealt_us[start]) / 1e6)
+        for start, stop in pairwise(begins)
+    ]
 
 
 def _batch(table: pa.Table) -> Batch:
@@ -343,7 +351,7 @@ def read_trace(path: Path) -> Trace:
         raise FormatError(f"{files[0]}: its definition is damaged: {error!r}") from error
 
 
-def _write(path: Path, definition: Definition, table: pa.Table) -> None:
+def write_trace(path: Path, definition: Definition, table: pa.Table) -> None:
     """Writes a file completely or not at all. Replaces an existing file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -354,143 +362,6 @@ def _write(path: Path, definition: Definition, table: pa.Table) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-
-
-class Recorder:
-    """Records the input of one shard.
-
-    Call ``begin`` at the start of each batch and ``write`` at its end. What is not written is lost at the next
-    ``begin``.
-    """
-
-    def __init__(self, folder: Path, definition: Definition, shard: int = 0) -> None:
-        self._folder, self._definition, self._shard = folder, definition, shard
-        self._number = 0
-        self._rows: list[dict[str, Any]] = []
-        self._timed = True
-        self._dealt_s = 0.0
-
-    def begin(self, number: int, watermark_us: int | None, at_us: int | None = None, *, timed: bool = True) -> None:
-        """Starts a batch. ``at_us``: by default now. ``timed=False``: do not record when blocks are handed over."""
-        self._number, self._timed = number, timed
-        self._dealt_s = time.perf_counter()
-        begun_us = time.time_ns() // 1000 if at_us is None else at_us
-        self._rows = [{"kind": "batch", "at_us": begun_us, "watermark_us": watermark_us}]
-
-    def called(self) -> None:
-        """Sets the start of the batch to now. ``begin`` came earlier, to record the store's I/O between batches."""
-        self._rows[0]["at_us"] = time.time_ns() // 1000
-        self.dealt()
-
-    def advanced(self, watermark_us: int) -> None:
-        before = self._rows[0]["watermark_us"]
-        self._rows[0]["watermark_us"] = watermark_us if before is None else max(before, watermark_us)
-
-    def dealt(self) -> None:
-        """Notes that all work on the blocks so far is done."""
-        self._dealt_s = time.perf_counter()
-
-    def arrived(self, blocks: Sequence[Block], facts: SliceFacts | None = None) -> None:
-        handed: dict[str, int] = {}
-        if self._timed:
-            waited_s = time.perf_counter() - self._dealt_s
-            handed = {"at_us": time.time_ns() // 1000, "took_us": round(waited_s * 1e6)}
-        for index, header in enumerate(block.header for block in blocks):
-            own = {}
-            if facts is not None:
-                in_block = facts.block == index
-                own = {"slices": facts.slice_us[in_block].tolist(), "events_of": facts.events[in_block].tolist()}
-            times = {"min_us": header.min_us, "max_us": header.max_us} if is_timed(header.slice_us) else {}
-            self._rows.append(
-                {
-                    "kind": "arrival",
-                    "slice_us": header.slice_us,
-                    "events": header.events,
-                    "rows": header.rows,
-                    "bytes": header.size_bytes,
-                    **times,
-                    **handed,
-                    **own,
-                }
-            )
-
-    def executed(self, size_bytes: int, seconds: float, waited_s: float = 0.0) -> None:
-        """Records an execution. ``waited_s``: how many of the seconds it waited for blocks."""
-        took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
-        self._rows.append({"kind": "execution", "bytes": size_bytes, **took})
-
-    def staged(self, size_bytes: int, seconds: float, waited_s: float) -> None:
-        """Records a prestage. ``waited_s``: how many of the seconds it waited for other I/O. Any thread may call it."""
-        took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
-        self._rows.append({"kind": "staging", "bytes": size_bytes, **took})
-
-    def written(self, size_bytes: int, seconds: float) -> None:
-        """Records that a file was written. Any thread may call it."""
-        self._rows.append({"kind": "writing", "bytes": size_bytes, "took_us": round(seconds * 1e6)})
-
-    def ended(self) -> None:
-        """Records that the input ends here."""
-        self._rows.append({"kind": "last"})
-
-    def compacted(self, fact: CompactionDone, seconds_per_byte: float) -> None:
-        compaction = fact.compaction
-        row = {
-            "kind": "compaction",
-            "slice_us": compaction.slice_us,
-            "bytes": compaction.size_bytes,
-            "made_bytes": fact.size_bytes,
-        }
-        self._rows.append({**row, "took_us": round(seconds_per_byte * compaction.size_bytes * 1e6)})
-
-    @contextmanager
-    def compactions(self, operator: Operator) -> Iterator[RecordedCompactions]:
-        """Records the compactions in its context. Yields a stand-in for the operator: use it to carry them out."""
-        compactions = RecordedCompactions(operator, self)
-        yield compactions
-        compactions.noted()
-
-    def table(self) -> pa.Table:
-        """The batch so far, as a table."""
-        rows = [{"shard": self._shard, "batch": self._number, **row} for row in self._rows]
-        return pa.Table.from_pylist(rows, SCHEMA)
-
-    def write(self) -> None:
-        """Writes the batch. Replaces the file of the same batch of the same shard."""
-        path = self._folder / f"{self._shard:06d}-{self._number:010d}.parquet"
-        _write(path, self._definition, self.table())
-
-
-class RecordedCompactions:
-    """A stand-in for the operator that records compactions.
-
-    The time of a group is divided among its compactions in proportion to their bytes.
-    """
-
-    def __init__(self, operator: Operator, recorder: Recorder) -> None:
-        self._operator, self._recorder = operator, recorder
-        self._begin_s = self._made_s = time.perf_counter()
-        self._group: list[CompactionDone] = []
-
-    @property
-    def next_seq(self) -> int:
-        self.noted()
-        self._begin_s = time.perf_counter()
-        return self._operator.next_seq
-
-    def number(self, blocks: int) -> int:
-        self._made_s = time.perf_counter()
-        return self._operator.number(blocks)
-
-    def handle(self, event: CompactionDone) -> Sequence[object]:
-        self._group.append(event)
-        return self._operator.handle(event)
-
-    def noted(self) -> None:
-        """Records the last group, which is done."""
-        size = sum(fact.compaction.size_bytes for fact in self._group)
-        for fact in self._group:
-            self._recorder.compacted(fact, max(0.0, self._made_s - self._begin_s) / max(size, 1))
-        self._group.clear()
 
 
 def parquet() -> Any:

@@ -16,8 +16,8 @@ from aion.execute.assembly import longest_bound_us, make_bound, make_operator, p
 from aion.execute.changing import Changes
 from aion.execute.contents import Contents
 from aion.execute.executor import Executor
+from aion.execute.recorder import Recorder
 from aion.execute.tenant import Saved
-from aion.execute.trace import Recorder
 from policies.sizing import Execution
 from state_backends.format.block import Block
 from state_backends.store.attempt import ShardAttempt

@@ -18,7 +18,8 @@ from aion.core.ingest.fragments import Defragmenter
 from aion.core.operator.lifecycle import EXECUTED
 from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
-from aion.execute.trace import Definition, Recorder
+from aion.execute.recorder import Recorder
+from aion.execute.trace import Definition
 from aion.execute.windows import Windows
 from aion.spark.counting import COUNTED, COUNTS
 from aion.spark.frames import to_frame

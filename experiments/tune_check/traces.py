@@ -57,7 +57,8 @@ def trace_of(workload: str, *, scale: float, batches: int, past_windows: int, se
     from aion.core.ingest.builder import BlockBuilder
     from aion.core.query.plan import make_plan
     from aion.execute.assembly import make_builder
-    from aion.execute.trace import Definition, Recorder, Trace
+    from aion.execute.recorder import Recorder
+    from aion.execute.trace import Definition, Trace
     from aion.local import normal_schema
     from experiments.workloads import load
     from experiments.workloads.model import Shape

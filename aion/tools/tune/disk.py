@@ -14,6 +14,9 @@ from typing import Any, Generic, TypeVar, cast
 from state_backends.store.io import BACKGROUND, LIMITED, Pending, Priority, Steps
 
 T = TypeVar("T")
+_FETCHES = frozenset({Priority.READ, Priority.PRESTAGE})
+SWITCH_S = 0.005
+"""How long a busy thread keeps Python's interpreter while another one wants it: sys.getswitchinterval's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,8 @@ class SimulatedDisk:
         for request in list(requests):
             while not request.over():
                 self._must_step()
+        if self.now_s > begin_s:
+            self._keep_on(self.now_s + SWITCH_S)
         self.waited_s += self.now_s - begin_s
 
     def wait_for_room(self) -> None:
@@ -182,6 +187,19 @@ class SimulatedDisk:
 
     def now(self) -> float:
         return self.now_s
+
+    def _keep_on(self, until_s: float) -> None:
+        """Fetches blocks on until then: the thread that fetches has the interpreter. Writing lets others have it."""
+        while self._fetches():
+            if not self._step(until_s):
+                self.now_s = until_s
+                break
+
+    def _fetches(self) -> bool:
+        """Whether the step under way, or the next one, fetches a block."""
+        if self._chosen is not None:
+            return self._chosen.priority in _FETCHES
+        return bool(self._heap) and self._heap[0][0] in _FETCHES
 
     def _must_step(self) -> None:
         if not self._step(math.inf):

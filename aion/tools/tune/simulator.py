@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -21,7 +21,7 @@ from aion.tools.tune.sizes import SizesOnly, compaction_ratio
 from policies.sizing import processing_bytes_per_s
 from state_backends.backends import StoreConfig
 from state_backends.files.names import SstFile
-from state_backends.format.block import Compression
+from state_backends.format.block import Block, Compression
 from state_backends.store.attempt import StoreAttempt
 from state_backends.store.io import Priority
 from state_backends.store.m_bucket import MemoryBudget
@@ -185,6 +185,14 @@ class _Attempt(StoreAttempt):
     def __init__(self, store: TieredStore, disk: ShardDisk, host: SimulatedDisk) -> None:
         super().__init__(store)
         self._disk, self._host = disk, host
+        self.dealing_s = 0.0
+        """How long the work on the next block takes."""
+
+    def append(self, blocks: Iterable[tuple[int, bool, Block]]) -> None:
+        for block in blocks:
+            # The I/O thread writes the blocks before this one meanwhile.
+            self._host.pass_to(self._host.now() + self.dealing_s)
+            super().append([block])
 
     def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
         # An idle I/O thread begins with what is queued before anybody has found out what to stage.
@@ -224,11 +232,12 @@ class _Shard:
         if batch.watermark_us is not None:
             yield from self._windows.advance(batch.watermark_us)
         start = 0
-        for count, before_s in batch.handed:
+        for handed in batch.handed:
             if paced:
-                self._host.disk.pass_to(self._host.disk.now_s + before_s)
-            self._contents.facts = batch.facts(start, count)
-            end = start + count
+                self._host.disk.pass_to(self._host.disk.now_s + handed.after_s)
+                self._attempt.dealing_s = handed.dealt_s / handed.blocks
+            self._contents.facts = batch.facts(start, handed.blocks)
+            end = start + handed.blocks
             yield from self._windows.arrive(
                 [
                     sized(fact.slice_us, fact.size_bytes, events=fact.events, rows=rows)
