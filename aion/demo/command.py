@@ -91,6 +91,7 @@ def run(flights: int = 0, out: Path = Path("out"), policy: str = "demo") -> int:
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
+    console.print("reading the flights, and starting Spark ...")
     with ThreadPoolExecutor(1) as beside:  # both take seconds
         loading = beside.submit(data_of.load_flights)
         spark = session(folder, policy)
@@ -214,7 +215,8 @@ class Watch:
 
     @property
     def state(self) -> str:
-        return f"state: {self.samples[-1] if self.samples else 'none yet'}"
+        """What there is so far, or what happens before that."""
+        return f"state: {self.samples[-1]}" if self.samples else "Spark plans the first batch and starts its workers"
 
     def speed(self, events: int, seconds: float) -> str:
         """How many times faster than they happened the flights are replayed. A batch takes as long with many more."""

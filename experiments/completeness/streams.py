@@ -20,6 +20,7 @@ Ints = npt.NDArray[np.int64]
 MINUTE_US = 60_000_000
 HOUR_US, DAY_US = 60 * MINUTE_US, 1440 * MINUTE_US
 WINDOW_US = 5 * MINUTE_US
+DAYS_OF_2001 = 60
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def feed(name: str, settings: Settings, flights_2001: Path | None = None) -> Fee
     """A stream of :data:`experiments.completeness.STREAMS`, ``FLIGHTS`` or ``FLIGHTS_2001``."""
     if name.startswith("flights 2001"):
         assert flights_2001 is not None
-        return flights_of_2001(name, settings, flights_2001)
+        return flights_of_2001(name, flights_2001)
     return flights(name, settings) if name.startswith("flights") else simulated(name, settings)
 
 
@@ -90,13 +91,14 @@ def flights(name: str, settings: Settings) -> Feed:
     return Feed(table, data.arrived_us, HOUR_US, aion.Tumbling(width), key, "1 day", first_us + 25 * DAY_US)
 
 
-def flights_of_2001(name: str, settings: Settings, path: Path) -> Feed:
-    """Windows of an hour of all flights; of a day by origin. Only the last ``settings.flights`` come."""
+def flights_of_2001(name: str, path: Path) -> Feed:
+    """Windows of an hour of all flights; of a day by origin. The flights of the last ``DAYS_OF_2001``."""
     from experiments.shared.flights_2001 import load
 
     table = load(path)
-    table = table.slice(max(0, table.num_rows - settings.flights))
     arrived_us = table["arrived"].cast(pa.int64()).to_numpy()
+    first = int(np.searchsorted(arrived_us, arrived_us[-1] - DAYS_OF_2001 * DAY_US))
+    table, arrived_us = table.slice(first), arrived_us[first:]
     judged_us = int(arrived_us[0]) + (int(arrived_us[-1]) - int(arrived_us[0])) // 3
     width, key = ("1 hour", None) if name.endswith("1h") else ("1 day", "origin")
     return Feed(table.drop_columns("arrived"), arrived_us, HOUR_US, aion.Tumbling(width), key, "1 day", judged_us)

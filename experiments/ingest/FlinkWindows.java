@@ -201,13 +201,7 @@ public class FlinkWindows {
     plan.lateShare = Integer.parseInt(args[10]);
     plan.pastWindows = Integer.parseInt(args[11]);
 
-    Configuration conf = new Configuration();
-    conf.setString("state.backend.type", backend);
-    conf.setString("taskmanager.memory.managed.size", "1g");
-    conf.setString("taskmanager.memory.network.max", "128m");
-    conf.setString("execution.checkpointing.dir", "file://" + args[12]);
-    conf.setString("execution.checkpointing.interval", args[13] + " ms");
-    conf.setString("execution.checkpointing.incremental", "true");
+    Configuration conf = FlinkSetup.configuration(backend, "1g", "128m", args[12], args[13] + " ms");
     StreamExecutionEnvironment env = StreamExecutionEnvironment.createLocalEnvironment(plan.parallelism, conf);
     env.getConfig().enableObjectReuse();
 

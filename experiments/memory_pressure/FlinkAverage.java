@@ -244,16 +244,10 @@ public class FlinkAverage {
     sampler.setDaemon(true);
     sampler.start();
 
-    Configuration conf = new Configuration();
-    conf.setString("state.backend.type", args[0]);
-    conf.setString("taskmanager.memory.managed.size", args[8] + "b");
+    Configuration conf = FlinkSetup.configuration(args[0], args[8] + "b", "16m", plan.folder + "/work/checkpoints", "2 s");
     conf.setString("taskmanager.memory.network.min", "16m");
-    conf.setString("taskmanager.memory.network.max", "16m");
     conf.setString("state.backend.rocksdb.localdir", plan.folder + "/work/rocksdb");
     conf.setString("io.tmp.dirs", plan.folder + "/work/tmp");
-    conf.setString("execution.checkpointing.dir", "file://" + plan.folder + "/work/checkpoints");
-    conf.setString("execution.checkpointing.interval", "2 s");
-    conf.setString("execution.checkpointing.incremental", "true");
     StreamExecutionEnvironment env = StreamExecutionEnvironment.createLocalEnvironment(1, conf);
     env.getConfig().enableObjectReuse();
     env.addSource(new Batches(), "batches", TypeInformation.of(Event.class))

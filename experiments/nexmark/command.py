@@ -1,4 +1,4 @@
-"""``aion experiment nexmark``: rates and results of Nexmark's queries on Aion and on stock Spark."""
+"""``aion experiment nexmark``: rates and results of Nexmark's queries on Aion, on stock Spark, and on Flink."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from experiments.nexmark.events import Stream
+    from experiments.nexmark.flink import Flink
     from experiments.nexmark.queries import Query, Row
 
-CONTENDERS = ("aion", "spark")
+CONTENDERS = {"aion": "Aion", "spark": "stock Spark", "flink-heap": "Flink, heap", "flink-rocksdb": "Flink, RocksDB"}
 SKIPPED = 2
 
 
@@ -37,13 +39,18 @@ class Result:
 
 def nexmark(
     queries: Annotated[str, typer.Option(help="Some of: q5,q7,q8,q11,q12.")] = "",
-    contenders: Annotated[str, typer.Option(help="Some of: aion,spark.")] = "",
+    contenders: Annotated[
+        str, typer.Option(help="Some of: aion,spark; with --flink also flink-heap,flink-rocksdb.")
+    ] = (""),
     events: Annotated[int, typer.Option(min=100, help="Events: of 50, a person, three auctions, 46 bids.")] = 2_000_000,
     per_second: Annotated[int, typer.Option(min=1, help="Events in a second of event time.")] = 10_000,
     batches: Annotated[int, typer.Option(min=SKIPPED + 1, help="Batches; the first two are not measured.")] = 12,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each query, in turns.")] = 1,
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the events.")] = 1,
+    flink: Annotated[Path | None, typer.Option(help="Flink's jars, a folder or a wheel, to measure Flink, too.")] = (
+        None
+    ),
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/nexmark"),
 ) -> None:
     """Nexmark's windows and sessions (q5, q7, q8, q11, q12): rates, and results compared with all events at once."""
@@ -51,15 +58,20 @@ def nexmark(
     from experiments.nexmark.queries import QUERIES
     from experiments.shared import bench
     from experiments.shared.bench import PACKAGES, wide_console
+    from experiments.shared.flink import HOW_TO_GET
 
     console = wide_console()
     chosen = bench.pick(queries, list(QUERIES))
+    wanted = bench.pick(contenders, [name for name in CONTENDERS if flink is not None or not name.startswith("flink")])
     stream = Stream(events, per_second, batches, seed)
+    program = flink_of(flink, out)
+    if program is None:
+        console.print(HOW_TO_GET, highlight=False, soft_wrap=True)
     out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
     try:
-        wanted = bench.pick(contenders, CONTENDERS)
-        results = measure(stream, chosen, wanted, runs, cores, work, lambda text: console.print(text, highlight=False))
+        say = partial(console.print, highlight=False)
+        results = measure(stream, chosen, wanted, runs, cores, work, say, program)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     bench.write_json(
@@ -79,6 +91,17 @@ def nexmark(
         raise typer.Exit(1)
 
 
+def flink_of(jars: Path | None, out: Path) -> Flink | None:
+    """Flink's program, if there are jars. Raises typer.BadParameter if they are not Flink's, or without a compiler."""
+    from experiments.nexmark.flink import Flink
+    from experiments.shared.flink import FlinkError
+
+    try:
+        return None if jars is None else Flink(jars, out / "data")
+    except FlinkError as error:
+        raise typer.BadParameter(f"--flink: {error}") from None
+
+
 def measure(
     stream: Stream,
     queries: list[str],
@@ -87,14 +110,18 @@ def measure(
     cores: int,
     work: Path,
     say: Callable[[str], None],
+    flink: Flink | None = None,
 ) -> list[Result]:
     from experiments.nexmark.events import generate, write
+    from experiments.nexmark.flink import BACKENDS, write_events
     from experiments.nexmark.queries import QUERIES
     from experiments.shared.stream import session
 
     table = generate(stream)
     folder = work / "events"
     write(stream, table, folder)
+    if flink is not None:
+        write_events(table, work / "events.bin")
     spark = session(cores, work, policy="standard")
     results = []
     try:
@@ -103,13 +130,21 @@ def measure(
             truth = query.truth(table)
             for round_ in range(runs):
                 for contender in contenders:
-                    checkpoint = work / f"{name}-{contender}-{round_}"
-                    result = _run(spark, name, query, contender, round_, folder, checkpoint, truth)
-                    shutil.rmtree(checkpoint, ignore_errors=True)
+                    if contender in BACKENDS:
+                        assert flink is not None, "without --flink, Flink cannot be chosen"
+                        skipped = stream.events * SKIPPED // stream.batches
+                        run = flink.run(name, contender, work / "events.bin", stream.events, skipped, cores)
+                        found = query.newest(run.rows)
+                        rates = (run.steady_events_per_s, run.wall_s)
+                        result = Result(name, contender, round_, *rates, len(found), found == truth)
+                    else:
+                        checkpoint = work / f"{name}-{contender}-{round_}"
+                        result = _run(spark, name, query, contender, round_, folder, checkpoint, truth)
+                        shutil.rmtree(checkpoint, ignore_errors=True)
                     results.append(result)
                     right = "" if result.right else ", and results that are NOT those of all events"
                     say(
-                        f"{name:<4} {query.asks:<32} {contender:<6} {result.steady_events_per_s:>12,.0f} events/s, "
+                        f"{name:<4} {query.asks:<32} {contender:<13} {result.steady_events_per_s:>12,.0f} events/s, "
                         f"{result.wall_s:6.1f} s in all, {result.rows:,} results{right}"
                     )
     finally:
@@ -163,15 +198,20 @@ def _run(
 
 
 def ratios(results: list[Result]) -> list[str]:
-    """How much faster Aion is than stock Spark, by query."""
+    """How much faster Aion is than each other contender, by query."""
     from statistics import median
 
     said = []
     for name in dict.fromkeys(result.query for result in results):
         rates = {
-            contender: [r.steady_events_per_s for r in results if (r.query, r.contender) == (name, contender)]
+            contender: median(of)
             for contender in CONTENDERS
+            if (of := [r.steady_events_per_s for r in results if (r.query, r.contender) == (name, contender)])
         }
-        if all(rates.values()):
-            said.append(f"{name}: Aion over stock Spark {median(rates['aion']) / median(rates['spark']):.2f}")
+        if "aion" in rates:
+            said += [
+                f"{name}: Aion over {CONTENDERS[other]} {rates['aion'] / rates[other]:.2f}"
+                for other in rates
+                if other != "aion"
+            ]
     return said

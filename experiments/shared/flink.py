@@ -14,6 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+SETUP = Path(__file__).with_name("FlinkSetup.java")
 LIBRARY = re.compile(r"pyflink/lib/.*\.jar")
 # What Flink's own start script opens to its serialisers on Java 17.
 OPENED = ("java.base/java.util", "java.base/java.lang", "java.base/java.time")
@@ -49,11 +50,13 @@ def class_path(program: Path, jars: Path, work: Path) -> str:
     if not any("flink-dist" in jar for jar in found):
         raise FlinkError(f"no flink-dist jar in {jars}. {HOW_TO_GET}")
     libraries = os.pathsep.join(found)
-    digest = hashlib.sha256(program.read_bytes() + libraries.encode()).hexdigest()[:10]
+    sources = (program, SETUP)
+    read = b"".join(source.read_bytes() for source in sources)
+    digest = hashlib.sha256(read + libraries.encode()).hexdigest()[:10]
     classes = work / f"flink-classes-{digest}"
     if not classes.exists():
         with tempfile.TemporaryDirectory(dir=work) as unfinished:
-            printed(["javac", "-nowarn", "-cp", libraries, "-d", unfinished, str(program)])
+            printed(["javac", "-nowarn", "-cp", libraries, "-d", unfinished, *map(str, sources)])
             shutil.copytree(unfinished, classes)
     return f"{libraries}{os.pathsep}{classes.absolute()}"
 

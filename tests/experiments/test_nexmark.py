@@ -1,11 +1,16 @@
-"""The events of Nexmark have the proportions that Nexmark says."""
+"""The events of Nexmark have the proportions that Nexmark says, and Flink's program reads them and answers alike."""
 
 from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from experiments.nexmark.command import Result, ratios
 from experiments.nexmark.events import (
     AUCTION,
     BID,
@@ -17,6 +22,7 @@ from experiments.nexmark.events import (
     Stream,
     generate,
 )
+from experiments.nexmark.flink import BACKENDS, EVENT, Flink, parsed, write_events
 from experiments.nexmark.queries import QUERIES, of_kind
 
 
@@ -55,3 +61,42 @@ def test_an_event_comes_up_to_two_seconds_after_its_time(events: pa.Table) -> No
 
 def test_the_truth_of_each_query_has_results(events: pa.Table) -> None:
     assert {name for name, query in QUERIES.items() if not query.truth(events)} == set()
+
+
+def test_flink_reads_the_same_events(events: pa.Table, tmp_path: Path) -> None:
+    write_events(events, tmp_path / "events.bin")
+    found = np.fromfile(tmp_path / "events.bin", EVENT)
+    assert np.bincount(found["kind"]).tolist() == [2_000, 6_000, 92_000], "people, auctions, bids"
+    assert found["ts"].tolist() == events.column("ts").cast(pa.int64()).to_pylist()
+    for name in ("auction", "person", "price"):
+        assert found[name].tolist() == events.column(name).fill_null(-1).to_pylist()
+
+
+def test_results_of_flink_are_rows_as_those_of_spark() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    us = int(at.timestamp()) * 1_000_000
+    assert parsed("q5", [str(us), "3", "7;9"]) == {"at": at, "most": 3, "auctions": [7, 9]}
+    assert parsed("q11", [str(us), "5", "2"]) == {"window_start": at, "person": 5, "n": 2}
+    assert parsed("q12", [str(us // 1000), "5", "2"])["window_start"] == at, "the clock has milliseconds"
+
+
+def test_ratios_are_of_those_that_ran() -> None:
+    def result(contender: str, rate: float) -> Result:
+        return Result("q7", contender, 0, rate, 1.0, 1, True)
+
+    assert ratios([result("aion", 3.0), result("spark", 2.0), result("flink-heap", 4.0)]) == [
+        "q7: Aion over stock Spark 1.50",
+        "q7: Aion over Flink, heap 0.75",
+    ]
+    assert ratios([result("spark", 2.0)]) == []
+
+
+@pytest.mark.skipif("AION_FLINK" not in os.environ, reason="AION_FLINK=WHEEL names Flink's jars")
+def test_flink_answers_as_all_events_at_once_do(events: pa.Table, tmp_path: Path) -> None:
+    flink = Flink(Path(os.environ["AION_FLINK"]), tmp_path)
+    write_events(events, tmp_path / "events.bin")
+    for name, query in QUERIES.items():
+        for contender in BACKENDS:
+            run = flink.run(name, contender, tmp_path / "events.bin", events.num_rows, 50_000, 2)
+            assert query.newest(run.rows) == query.truth(events), (name, contender)
+            assert run.steady_events_per_s > 0
