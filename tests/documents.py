@@ -14,6 +14,10 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+RECIPES = [
+    f"docs/{name}.md"
+    for name in ("billing", "sensors", "clickstream", "alerts", "bad-clocks", "duplicates", "runs-that-end")
+]
 SHELLS = {"console", "sh", "shell", "bash"}
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})\s*([\w-]*)(.*)")
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")

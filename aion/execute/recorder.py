@@ -1,4 +1,4 @@
-"""Records traces: the input of one shard, batch by batch (docs/tuning.md)."""
+"""Records traces: the input of one shard, batch by batch (docs/replay.md)."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def kept(events: DataFrame | Files, shape: Shape) -> DataFrame:
 
 
 def unique(events: DataFrame | Files, shape: Shape) -> DataFrame:
-    """The aggregates of :func:`partials`, and an event that comes again counts once (docs/recipes.md)."""
+    """The aggregates of :func:`partials`, and an event that comes again counts once (docs/duplicates.md)."""
     import aion
     from aion import aggregates as A
 

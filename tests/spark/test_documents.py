@@ -25,7 +25,7 @@ import aion
 from aion import aggregates as A
 from aion.config import SPARK_PREFIX
 from tests import documents
-from tests.documents import SAID, run_python
+from tests.documents import RECIPES, SAID, run_python
 from tests.spark.conftest import settle
 from tests.spark.truths import Event, equal, instant, newest, positions, seconds, tolls, visits, write
 
@@ -199,9 +199,11 @@ SHARED: dict[str, Callable[[Stage], None]] = {
     "docs/tuning.md": check_tuning,
     "docs/policies.md": check_policies,
 }
-ELSEWHERE = {"README.md"} | {
-    f"docs/{name}.md" for name in ("library", "metrics", "notebook", "recipes", "stateful", "taking-over")
-}
+ELSEWHERE = (
+    {"README.md"}
+    | {f"docs/{name}.md" for name in ("library", "notebook", "progress", "stateful", "taking-over")}
+    | {*RECIPES, "docs/rehearsal.md"}
+)
 """Pages with tests of their own: here, in ``test_recipes.py``, and in others."""
 
 
@@ -263,8 +265,8 @@ def test_the_query_of_the_readme_prints_what_it_says(
 
 
 @pytest.mark.proof
-def test_the_example_of_the_page_on_metrics(alone: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_python("docs/metrics.md", {}, Path("unused"), {})
+def test_the_example_of_the_page_on_progress(alone: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_python("docs/progress.md", {}, Path("unused"), {})
     query, metrics = run["query"], run["metrics"]
     progress = query.recentProgress
     assert len(capsys.readouterr().out.splitlines()) == len(progress) + 2 >= 6

@@ -1,5 +1,5 @@
-"""The recipes of docs/recipes.md, run on Spark as they stand, on small streams; what their sinks hold is compared with
-plain computations over all events."""
+"""The recipes, run on Spark as they stand, on small streams; what their sinks hold is compared with plain computations
+over all events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tests.documents import run_python
+from tests.documents import RECIPES, run_python
 from tests.server.conftest import wait_until
 from tests.spark.conftest import settle
 from tests.spark.truths import START, Event, equal, instant, seconds, visits, write
@@ -275,7 +275,7 @@ def test_the_recipes(alone: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
         for n in range(day, day + 3)
     ]
     write(tmp_path / "trips", trips, TRIPS)
-    names = run_python("docs/recipes.md", {}, tmp_path, {})
+    names = {name: value for recipe in RECIPES for name, value in run_python(recipe, {}, tmp_path, {}).items()}
     settle(alone)
     assert len(alone.streams.active) == len(streams) + 2
     check_meters(alone, meters, tmp_path)

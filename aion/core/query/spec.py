@@ -90,9 +90,9 @@ class Spec:
     ``completeness`` and ``completeness_low`` to the result: the estimated share that a row holds of the events that its
     key's window will have in the end, and a lower bound on it that holds with the policy's ``lateness.confidence``
     (docs/completeness.md). ``unique``: columns that identify an event, together with its key and its time; an event
-    that a source delivers more than once then counts once (docs/recipes.md). ``policy``: a preset, a path or a mapping;
-    on Spark it overrides the session's. ``record``: a folder for a trace of arrivals, without payload, for ``aion
-    tune`` (docs/tuning.md). On Spark it is a folder on each executor's host.
+    that a source delivers more than once then counts once (docs/duplicates.md). ``policy``: a preset, a path or a
+    mapping; on Spark it overrides the session's. ``record``: a folder for a trace of arrivals, without payload, for
+    ``aion tune`` (docs/tuning.md). On Spark it is a folder on each executor's host.
 
     The other fields only matter on Spark. ``merge_levels`` and ``fan_in`` override ``distribution`` of the policy: the
     levels between source partitions and shards that merge blocks. ``keys_disjoint=True`` declares that all events of a
