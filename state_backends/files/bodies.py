@@ -25,6 +25,7 @@ ALIGNMENT = 64
 """Arrow reads columns without a copy if they are aligned."""
 END = struct.Struct("<II4s")
 MAGIC = b"AIOH"
+_STRIDE = 128 << 10  # the system reads at least as much at once
 
 
 class Places(NamedTuple):
@@ -110,6 +111,16 @@ def advise(path: Path, references: Iterable[Block]) -> None:
                 os.posix_fadvise(fd, block.at.offset, block.header.body_bytes, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(fd)
+
+
+def wait_for_body(places: Places, block: Block, begin: int, end: int) -> None:
+    """Waits until a part of a body that :func:`advise` asked for is in memory. Does nothing if it is elsewhere."""
+    assert block.at is not None
+    path = find(places.folders, block.at.file)
+    if path is not None:
+        with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:  # the reader of a block reports it
+            for offset in range(begin, end, _STRIDE):
+                os.pread(file.fileno(), 1, block.at.offset + offset)
 
 
 def read_footer(path: Path) -> Footer:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pyarrow.fs as pafs
 
-from state_backends.files.bodies import Footer, Places, advise, by_file, find, footer_of, read_footer
+from state_backends.files.bodies import Footer, Places, advise, by_file, find, footer_of, read_footer, wait_for_body
 from state_backends.files.handed_remote import HandedPlace, bring
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.local_copies import LocalCopies
@@ -133,6 +133,9 @@ class RemoteStorage:
                     self._remote.ahead.submit(self._bring, places, name)
                 except RuntimeError:  # the connection is closed
                     self._coming.discard(name)
+
+    def wait_for_body(self, reference: Block, begin: int, end: int) -> None:
+        wait_for_body(self.bodies, reference, begin, end)
 
     def _bring(self, places: Places, name: str) -> None:
         try:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from state_backends.files.bodies import Footer, Places, advise, by_file, find, read_footer
+from state_backends.files.bodies import Footer, Places, advise, by_file, find, read_footer, wait_for_body
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
 from state_backends.files.partial import PartialCopy
@@ -69,6 +69,9 @@ class Storage(Protocol):
 
     def read_ahead(self, references: Iterable[Block]) -> None:
         """Begins to bring the bodies of references to this host's memory, because they will be read. Does not wait."""
+
+    def wait_for_body(self, reference: Block, begin: int, end: int) -> None:
+        """Waits until a part of a body is in memory that :meth:`read_ahead` reads from this host's disk."""
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         """Makes sure that these files are in the folder ``files``. Downloads missing files, and checks them.
@@ -177,6 +180,9 @@ class LocalStorage:
         for name, blocks in by_file(references).items():
             if (path := find(self.bodies.folders, name)) is not None:
                 advise(path, blocks)
+
+    def wait_for_body(self, reference: Block, begin: int, end: int) -> None:
+        wait_for_body(self.bodies, reference, begin, end)
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         """Does nothing: RocksDB notices a missing file when it ingests it."""

@@ -44,9 +44,10 @@ class Fetcher:
                 return block
 
     def ahead(self, references: Sequence[Block]) -> Steps[None]:
-        """Brings the bodies of references nearer that are in memory themselves."""
+        """Brings the bodies of references to memory that are there themselves, and waits until they are there."""
         yield 0
         self._files.read_ahead(references)
+        yield from self._files.arriving(references)
 
 
 def purged(entry: Entry) -> StateError:

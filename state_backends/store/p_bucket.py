@@ -35,6 +35,7 @@ from state_backends.store.waiting import waiting_for
 from state_backends.thresholds import threshold
 
 _FILES_AT_ONCE = threshold(64, 2)  # takes about 0.1 s; an urgent read of another shard waits for that
+_PIECE_BYTES = threshold(1 << 20, 1000)  # of a body; an urgent read waits for one
 CACHE_BYTES = 4 << 20
 # A RocksDB that failed may refuse to close, and then it keeps its folder locked. So each gets its own folder.
 _db_numbers = itertools.count()
@@ -69,6 +70,8 @@ class PBucket:
         self.tag = "0"
         self.ahead: Callable[[Sequence[Block]], None] = lambda references: None
         """Brings the bodies of references nearer. Others read them, and map their files."""
+        self.wait_for_body: Callable[[Block, int, int], None] = lambda reference, begin, end: None
+        """Waits for a part of the body of a reference that ``ahead`` asked for."""
         self.partial: Callable[[str], PartialCopy | None] = lambda name: None
         """The local copy of a file, by its name, if a part of it may be missing."""
         self.made: Callable[[int, Path], None] = lambda file_no, path: None
@@ -219,6 +222,15 @@ class PBucket:
     def read_ahead(self, references: Sequence[Block]) -> None:
         """Begins to bring the bodies of references to this host's memory. Does not wait."""
         self.ahead(references)
+
+    def arriving(self, references: Sequence[Block]) -> Steps[None]:
+        """Steps that wait until the bodies are in memory that are read from this host's disk."""
+        for reference in references:
+            size = reference.header.body_bytes
+            for begin in range(0, size, _PIECE_BYTES):
+                end = min(begin + _PIECE_BYTES, size)
+                self.wait_for_body(reference, begin, end)
+                yield end - begin
 
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
         """Steps that ingest existing files; returns the index of each.

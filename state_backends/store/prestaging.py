@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from policies.prestage import StagingSpeed
 from policies.sizing import m_bucket_bytes
-from state_backends.format.block import Block
 from state_backends.store.blocks import Blocks
 from state_backends.store.fetching import Fetcher
 from state_backends.store.io import Io, Pending, Priority, Steps
@@ -57,21 +56,19 @@ class Prestager:
     def prestage(self, slices: Sequence[int], only: Only | None) -> None:
         """Starts fetching the visible blocks of these slices, in this order. Does not wait.
 
-        The body of a reference is fetched even if the reference is in memory: it may be on another host.
+        The body of a reference is fetched even if the reference is in memory: it is on a disk, or on another host.
         """
         begin = self._io.now()
-        last: _Staging | None = None
+        last: Pending[None] | None = None
         size, times = 0, [begin]
         busy = self._io.busy()
         with self._blocks.lock:
             # At most what memory has room for, and what a function needs: it may begin before everything is there.
-            kept: list[Block | None] = []
+            handed: list[Entry] = []
             has_room = True
             for slice_us in dict.fromkeys(slices):
                 entries = self._blocks.visible([slice_us], only)
-                kept += [
-                    self._blocks.memory.get(e.seq) for e in entries if e.handed is not None and e.place in IN_MEMORY
-                ]
+                handed += [e for e in entries if e.handed is not None and e.place in IN_MEMORY]
                 wanted = size + self._wanted_bytes(entries)
                 for entry in entries:
                     if not has_room or size >= wanted:
@@ -81,14 +78,22 @@ class Prestager:
                     # The room is reserved now, so that neither appends nor other readers take it.
                     has_room = self._budget.try_reserve(entry.size_bytes, spare_bytes=self._spare_bytes)
                     if has_room:
-                        last = self._start(entry, Priority.PRESTAGE, entry.size_bytes, times)
+                        last = self._start(entry, Priority.PRESTAGE, entry.size_bytes, times).request
                         size += entry.size_bytes
-        if references := [block for block in kept if block is not None]:
-            self._io.submit(Priority.PRESTAGE, self._fetcher.ahead(references))
+                        handed += [entry] if entry.handed is not None else []
+        if handed:
+            last = self._io.submit(Priority.PRESTAGE, self._bodies(handed))
+            size += sum(entry.handed.size_bytes for entry in handed if entry.handed is not None)
         if last is not None:
-            last.request.when_over(
+            last.when_over(
                 lambda error: self._learn(error, size, self._io.now() - begin, times[-1] - begin if busy else 0.0)
             )
+
+    def _bodies(self, entries: Sequence[Entry]) -> Steps[None]:
+        """Fetches the bodies of references that are in memory by then. What is learnt of the speed includes them."""
+        with self._blocks.lock:
+            found = [self._blocks.memory.get(entry.seq) for entry in entries]
+        yield from self._fetcher.ahead([block for block in found if block is not None and block.at is not None])
 
     def load_all(self) -> None:
         """Fetches every block that is only on disk into memory, and waits for it."""

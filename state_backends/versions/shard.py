@@ -417,7 +417,8 @@ class Shard:
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
         self._ahead = PublishingAhead(self.storage)
         p_bucket.made = self._ahead.made
-        p_bucket.ahead, p_bucket.partial = self.storage.read_ahead, self.storage.partial
+        p_bucket.ahead, p_bucket.wait_for_body = self.storage.read_ahead, self.storage.wait_for_body
+        p_bucket.partial = self.storage.partial
         stores = self._make_stores(p_bucket)
         try:
             self.storage.fetch([self._file(f) for f in self._files.values()], partly=partly)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -176,6 +177,32 @@ def test_merging_files_copies_references_and_not_bodies(
     host.restart()
     assert read(host, token, *range(0, 400, 10)) == list(range(0, 400, 10))
     assert set(ahead) == set(range(0, 400, 10)), "a reader does"
+
+
+def test_a_prestage_is_over_when_the_bodies_are_in_memory(make: Callable[..., Host]) -> None:
+    """What is learnt of the disk's speed, and so when the next one begins, includes them."""
+    host = make()
+    token = commit(host, None, 0, 10)
+    host.restart()
+    attempt, _ = host.open(token)
+    assert host.shard.store is not None
+    (path,) = (host.folder / "state" / "files").glob("*.bodies") if host.kind != "remote" else (None,)
+    if path is not None:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    staged: list[int] = []
+    for _ in range(2):  # the references come from disk, and then they are in memory
+        size = host.shard.store.size_on_disk([0, 10])
+        host.shard.store.listen(lambda size_bytes, seconds, waited_s: staged.append(size_bytes))
+        host.shard.store.prestage([0, 10])
+        wait_until(lambda: bool(staged))
+        assert staged.pop() == size > 2 * 1500
+    if path is not None:
+        with path.open("rb") as file:
+            buffer = bytearray(2 * 1500)
+            assert os.preadv(file.fileno(), [buffer], 0, os.RWF_NOWAIT) == len(buffer), "no disk is asked"
+    host.shard.abort(attempt)
 
 
 def test_a_host_brings_what_another_host_s_children_wrote_before_it_is_read(make: Callable[..., Host]) -> None:

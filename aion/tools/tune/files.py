@@ -55,6 +55,11 @@ class SimulatedFiles:
     def read_ahead(self, references: Sequence[Block]) -> None:
         """Does nothing: no block of a trace is handed over."""
 
+    def arriving(self, references: Sequence[Block]) -> Steps[None]:
+        """Does nothing, for the same reason."""
+        return
+        yield 0
+
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
         block = self._files.get(file_no, {}).get(seq)
         if block is None:
