@@ -1,6 +1,6 @@
 """Events as Kafka's records, there and back; with ``AION_KAFKA=HOST:PORT``, workloads whose events come from there.
 
-That needs Spark's package for Kafka: ``PYSPARK_SUBMIT_ARGS="--packages ... pyspark-shell"`` (docs/experiments.md).
+That needs Spark's package for Kafka: ``PYSPARK_SUBMIT_ARGS="--packages ... pyspark-shell"`` (docs/workloads.md).
 """
 
 from __future__ import annotations
