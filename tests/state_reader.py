@@ -1,4 +1,4 @@
-"""Reads stored state as docs/state-format.md says. It was written from that page, and knows no Aion.
+"""Reads stored state as docs/state-format.md and the pages beside it say. It was written from them, and knows no Aion.
 
 It uses struct, json and zlib, and pyarrow for the bodies of blocks, which are Arrow's.
 """

@@ -1,4 +1,4 @@
-"""Stored state is what docs/state-format.md says: a reader that was written from that page reads it."""
+"""Stored state is what four pages of docs say: a reader that was written from them reads it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ from tests.state_reader import (
 from tests.versions.keyed_attempt import LocalKeyedAttempt
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "state-format.md").read_text()
+PAGES = ("state-format", "file-format", "keyed-format", "snapshot-format")
+TEXT = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in PAGES)
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("k", pa.string()), ("v", pa.int64())])
 IDENTITY = {"query": "q", "operator": "o", "shard": 3, "shards": 8}
@@ -266,7 +267,7 @@ def test_compacted_blocks_are_as_the_page_says(make: Callable[..., Rig], how: di
 
 def rows_of(heading: str) -> list[list[str]]:
     """The rows of the first table below a heading."""
-    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    section = TEXT.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     end = next((i for i, line in enumerate(lines) if i and not line.startswith("|")), len(lines))
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:end]]
@@ -274,6 +275,11 @@ def rows_of(heading: str) -> list[list[str]]:
 
 def names_in(text: str) -> list[str]:
     return re.findall(r"`([a-z_]+)`", text)
+
+
+def fields_of(heading: str) -> set[str]:
+    """The names in the first column of the first table below a heading."""
+    return {name for first, *_ in rows_of(heading) for name in names_in(first)}
 
 
 def test_the_page_lists_every_field(make: Callable[..., Rig]) -> None:
@@ -285,17 +291,18 @@ def test_the_page_lists_every_field(make: Callable[..., Rig]) -> None:
     assert list(listed) == list(manifest)
     assert list(manifest["identity"]) == listed["identity"]
     assert list(manifest["files"][0]) == listed["files"]
-    assert set(manifest["identity"]["definition"]) <= set(names_in(PAGE))
+    assert set(manifest["identity"]["definition"]) <= set(names_in(TEXT))
     shared = read_manifest(rig.folder / "operator.json")
     assert shared.pop("format") == 4
     same = {name: manifest["identity"][name] for name in ("query", "operator", "shards", "definition")}
     assert shared == {**same, "ids": [], "key_types": [], "checkpoint": ""}
-    assert set(shared) <= set(names_in(PAGE))
+    assert set(shared) <= set(names_in(TEXT))
     parent = manifest["history"][-1]
     assert parent[0] == manifest["parent"] and all(len(past) == 3 for past in manifest["history"])
     snapshot = {name: names_in(text) for first, text in rows_of("Snapshot") for name in names_in(first)}
     assert list(snapshot) == list(manifest["snapshot"])
-    assert set(manifest["snapshot"]["windows"]["columns"]) <= set(snapshot["windows"])
+    assert set(manifest["snapshot"]["windows"]["columns"]) == fields_of("Windows")
+    assert set(manifest["snapshot"]["lateness"]) == fields_of("Lateness")
     assert set(manifest["snapshot"]["runs"]["columns"]) <= set(snapshot["runs"])
 
 

@@ -1,7 +1,8 @@
 """A version of a shard: an immutable manifest that names its files. Pure: bytes in and out.
 
 The file is one JSON object, a newline, and the CRC-32 of the object's bytes as eight hexadecimal digits. The checksum
-covers everything, also the operator's snapshot. ``docs/state-format.md`` describes every field.
+covers everything, also the operator's snapshot. ``docs/state-format.md`` describes every field, and
+``docs/snapshot-format.md`` those of the snapshot.
 """
 
 from __future__ import annotations
