@@ -19,7 +19,7 @@ def test_the_program_counts_what_is_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draw = np.random.default_rng(5)
-    scheduled = np.sort(draw.integers(0, 500 * HOUR_US, 20_000))
+    scheduled = np.sort(draw.integers(0, 150 * HOUR_US, 8_000))
     arrived = scheduled + (draw.exponential(1.5, len(scheduled)) * HOUR_US).astype(np.int64)
     history = {"origin": draw.choice(["a", "b"], len(scheduled)).tolist()}
     columns = {"scheduled": pa.array(scheduled, INSTANT), "arrived": pa.array(arrived, INSTANT)}
@@ -31,4 +31,4 @@ def test_the_program_counts_what_is_late(
     assert names["late"] == len(late)
     assert 0 < names["dropped"] < 0.02 * len(late), "the learnt bound covers about what was asked"
     assert names["fixed"][2] == pytest.approx((late < 2).mean()) and names["fixed"][24] == 1
-    assert f"late: {len(late):,} of 20,000" in capsys.readouterr().out
+    assert f"late: {len(late):,} of 8,000" in capsys.readouterr().out
