@@ -31,4 +31,7 @@ def test_the_program_counts_what_is_late(
     assert names["late"] == len(late)
     assert 0 < names["dropped"] < 0.02 * len(late), "the learnt bound covers about what was asked"
     assert names["fixed"][2] == pytest.approx((late < 2).mean()) and names["fixed"][24] == 1
+    hours = names["enough"](True)
+    assert (late < hours - 1).mean() < 0.99 <= (late < hours).mean()
+    assert names["lost"].sum() == (late >= hours).sum() < 0.01 * len(late)
     assert f"late: {len(late):,} of 8,000" in capsys.readouterr().out
