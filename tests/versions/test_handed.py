@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -201,7 +202,10 @@ def test_a_prestage_is_over_when_the_bodies_are_in_memory(make: Callable[..., Ho
     if path is not None:
         with path.open("rb") as file:
             buffer = bytearray(2 * 1500)
-            assert os.preadv(file.fileno(), [buffer], 0, os.RWF_NOWAIT) == len(buffer), "no disk is asked"
+            try:
+                assert os.preadv(file.fileno(), [buffer], 0, os.RWF_NOWAIT) == len(buffer)
+            except OSError as error:
+                assert error.errno == errno.EOPNOTSUPP, "a disk is asked"  # some file systems cannot say
     host.shard.abort(attempt)
 
 
