@@ -39,9 +39,7 @@ class Result:
 
 def nexmark(
     queries: Annotated[str, typer.Option(help="Some of: q5,q7,q8,q11,q12.")] = "",
-    contenders: Annotated[
-        str, typer.Option(help="Some of: aion,spark; with --flink also flink-heap,flink-rocksdb.")
-    ] = (""),
+    contenders: Annotated[str, typer.Option(help="Some of: aion,spark,flink-heap,flink-rocksdb.")] = "",
     events: Annotated[int, typer.Option(min=100, help="Events: of 50, a person, three auctions, 46 bids.")] = 2_000_000,
     per_second: Annotated[int, typer.Option(min=1, help="Events in a second of event time.")] = 10_000,
     batches: Annotated[int, typer.Option(min=SKIPPED + 1, help="Batches; the first two are not measured.")] = 12,

@@ -113,14 +113,15 @@ def advise(path: Path, references: Iterable[Block]) -> None:
             os.close(fd)
 
 
-def wait_for_body(places: Places, block: Block, begin: int, end: int) -> None:
-    """Waits until a part of a body that :func:`advise` asked for is in memory. Does nothing if it is elsewhere."""
+def wait_for_body(places: Places, block: Block, begin: int, end: int) -> bool:
+    """Waits until a part of a body that :func:`advise` asked for is in memory. False: it is not on this host."""
     assert block.at is not None
     path = find(places.folders, block.at.file)
     if path is not None:
         with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:  # the reader of a block reports it
             for offset in range(begin, end, _STRIDE):
                 os.pread(file.fileno(), 1, block.at.offset + offset)
+    return path is not None
 
 
 def read_footer(path: Path) -> Footer:

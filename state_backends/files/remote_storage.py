@@ -134,8 +134,8 @@ class RemoteStorage:
                 except RuntimeError:  # the connection is closed
                     self._coming.discard(name)
 
-    def wait_for_body(self, reference: Block, begin: int, end: int) -> None:
-        wait_for_body(self.bodies, reference, begin, end)
+    def wait_for_body(self, reference: Block, begin: int, end: int) -> bool:
+        return wait_for_body(self.bodies, reference, begin, end)
 
     def _bring(self, places: Places, name: str) -> None:
         try:

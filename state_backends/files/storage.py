@@ -70,8 +70,8 @@ class Storage(Protocol):
     def read_ahead(self, references: Iterable[Block]) -> None:
         """Begins to bring the bodies of references to this host's memory, because they will be read. Does not wait."""
 
-    def wait_for_body(self, reference: Block, begin: int, end: int) -> None:
-        """Waits until a part of a body is in memory that :meth:`read_ahead` reads from this host's disk."""
+    def wait_for_body(self, reference: Block, begin: int, end: int) -> bool:
+        """Waits until a part of a body is in memory that :meth:`read_ahead` asked for. False: it is on no disk here."""
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         """Makes sure that these files are in the folder ``files``. Downloads missing files, and checks them.
@@ -181,8 +181,8 @@ class LocalStorage:
             if (path := find(self.bodies.folders, name)) is not None:
                 advise(path, blocks)
 
-    def wait_for_body(self, reference: Block, begin: int, end: int) -> None:
-        wait_for_body(self.bodies, reference, begin, end)
+    def wait_for_body(self, reference: Block, begin: int, end: int) -> bool:
+        return wait_for_body(self.bodies, reference, begin, end)
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         """Does nothing: RocksDB notices a missing file when it ingests it."""

@@ -43,11 +43,11 @@ class Fetcher:
                     self._files.read_ahead([block])
                 return block
 
-    def ahead(self, references: Sequence[Block]) -> Steps[None]:
-        """Brings the bodies of references to memory that are there themselves, and waits until they are there."""
+    def ahead(self, references: Sequence[Block]) -> Steps[int]:
+        """Brings the bodies of references to memory. Waits for those on this host, and returns their bytes."""
         yield 0
         self._files.read_ahead(references)
-        yield from self._files.arriving(references)
+        return (yield from self._files.arriving(references))
 
 
 def purged(entry: Entry) -> StateError:

@@ -70,8 +70,8 @@ class PBucket:
         self.tag = "0"
         self.ahead: Callable[[Sequence[Block]], None] = lambda references: None
         """Brings the bodies of references nearer. Others read them, and map their files."""
-        self.wait_for_body: Callable[[Block, int, int], None] = lambda reference, begin, end: None
-        """Waits for a part of the body of a reference that ``ahead`` asked for."""
+        self.wait_for_body: Callable[[Block, int, int], bool] = lambda reference, begin, end: False
+        """Waits for a part of the body of a reference that ``ahead`` asked for. False: it is not on this host."""
         self.partial: Callable[[str], PartialCopy | None] = lambda name: None
         """The local copy of a file, by its name, if a part of it may be missing."""
         self.made: Callable[[int, Path], None] = lambda file_no, path: None
@@ -223,14 +223,17 @@ class PBucket:
         """Begins to bring the bodies of references to this host's memory. Does not wait."""
         self.ahead(references)
 
-    def arriving(self, references: Sequence[Block]) -> Steps[None]:
-        """Steps that wait until the bodies are in memory that are read from this host's disk."""
+    def arriving(self, references: Sequence[Block]) -> Steps[int]:
+        """Steps that wait until the bodies are in memory that are on this host. Returns their bytes."""
+        arrived = 0
         for reference in references:
             size = reference.header.body_bytes
             for begin in range(0, size, _PIECE_BYTES):
                 end = min(begin + _PIECE_BYTES, size)
-                self.wait_for_body(reference, begin, end)
-                yield end - begin
+                moved = end - begin if self.wait_for_body(reference, begin, end) else 0
+                arrived += moved
+                yield moved
+        return arrived
 
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
         """Steps that ingest existing files; returns the index of each.

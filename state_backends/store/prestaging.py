@@ -61,6 +61,7 @@ class Prestager:
         begin = self._io.now()
         last: Pending[None] | None = None
         size, times = 0, [begin]
+        moved: list[int] = []
         busy = self._io.busy()
         with self._blocks.lock:
             # At most what memory has room for, and what a function needs: it may begin before everything is there.
@@ -82,18 +83,20 @@ class Prestager:
                         size += entry.size_bytes
                         handed += [entry] if entry.handed is not None else []
         if handed:
-            last = self._io.submit(Priority.PRESTAGE, self._bodies(handed))
-            size += sum(entry.handed.size_bytes for entry in handed if entry.handed is not None)
+            last = self._io.submit(Priority.PRESTAGE, self._bodies(handed, moved))
         if last is not None:
             last.when_over(
-                lambda error: self._learn(error, size, self._io.now() - begin, times[-1] - begin if busy else 0.0)
+                lambda error: self._learn(
+                    error, size + sum(moved), self._io.now() - begin, times[-1] - begin if busy else 0.0
+                )
             )
 
-    def _bodies(self, entries: Sequence[Entry]) -> Steps[None]:
-        """Fetches the bodies of references that are in memory by then. What is learnt of the speed includes them."""
+    def _bodies(self, entries: Sequence[Entry], moved: list[int]) -> Steps[None]:
+        """Fetches the bodies of references that are in memory by then. ``moved`` gets the bytes that it waited for."""
         with self._blocks.lock:
             found = [self._blocks.memory.get(entry.seq) for entry in entries]
-        yield from self._fetcher.ahead([block for block in found if block is not None and block.at is not None])
+        there = [block for block in found if block is not None and block.at is not None]
+        moved.append((yield from self._fetcher.ahead(there)))
 
     def load_all(self) -> None:
         """Fetches every block that is only on disk into memory, and waits for it."""

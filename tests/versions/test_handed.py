@@ -193,12 +193,17 @@ def test_a_prestage_is_over_when_the_bodies_are_in_memory(make: Callable[..., Ho
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     staged: list[int] = []
+    learnt: list[tuple[int, int]] = []
     for _ in range(2):  # the references come from disk, and then they are in memory
         size = host.shard.store.size_on_disk([0, 10])
         host.shard.store.listen(lambda size_bytes, seconds, waited_s: staged.append(size_bytes))
         host.shard.store.prestage([0, 10])
         wait_until(lambda: bool(staged))
-        assert staged.pop() == size > 2 * 1500
+        learnt.append((staged.pop(), size))
+        wait_until(lambda: list(host.storage.files.glob("*.bodies")))  # a remote storage downloads them
+    (first, first_size), (second, second_size) = learnt
+    assert second == second_size > 2 * 1500
+    assert first == first_size or (host.kind == "remote" and first < 1500), "what is still downloaded is not fast"
     if path is not None:
         with path.open("rb") as file:
             buffer = bytearray(2 * 1500)

@@ -55,9 +55,9 @@ class SimulatedFiles:
     def read_ahead(self, references: Sequence[Block]) -> None:
         """Does nothing: no block of a trace is handed over."""
 
-    def arriving(self, references: Sequence[Block]) -> Steps[None]:
+    def arriving(self, references: Sequence[Block]) -> Steps[int]:
         """Does nothing, for the same reason."""
-        return
+        return 0
         yield 0
 
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
