@@ -34,6 +34,7 @@ from aion.core.operator.actions import (
 from aion.core.operator.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
 from aion.core.operator.operator import Operator
 from aion.core.operator.unique import Unique
+from aion.core.query.columns import PANE_SEQ
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import start_of
 from aion.execute.applying import Seen
@@ -147,9 +148,9 @@ class Executor:
                 for action in neighbours:
                     match action:
                         case Execute():
-                            yield from self._execute(action)
+                            yield from self._numbered(self._execute(action))
                         case ExecuteKeyed() | Retract():
-                            yield from self._keyed_of[action.definition].execute(action)
+                            yield from self._numbered(self._keyed_of[action.definition].execute(action))
                         case EmitDropped():
                             yield from self._contents.dropped(action, blocks)
                         case EmitDroppedRows():
@@ -158,6 +159,13 @@ class Executor:
                             self._prestage(action.slices, arrived)
 
     # -- executions ---------------------------------------------------------------------------------------
+
+    def _numbered(self, panes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the rows of an order a number. An order has at most one pane of a key and window."""
+        number = self.operator.number_panes()
+        for rows in panes:
+            at = rows.schema.get_field_index(PANE_SEQ)
+            yield rows.set_column(at, rows.schema.field(at), pa.array(np.full(rows.num_rows, number)))
 
     def _execute(self, order: Execute) -> Iterator[pa.RecordBatch]:
         for some in self._at_once(order):

@@ -17,7 +17,7 @@ from aion.core.query.spec import Spec
 from aion.errors import SchemaError, WatermarkError
 from aion.spark import upstream
 from aion.spark.blocks import row_type
-from aion.spark.child import NO_EVENT, Child, ChildWork, sent_columns
+from aion.spark.child import NO_EVENT, Child, ChildWork
 from aion.spark.shards import hash_column
 from aion.spark.types import arrow_schema, quoted
 from aion.spark.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
@@ -122,7 +122,7 @@ class Rows:
     def children(self, work: ChildWork) -> DataFrame:
         """Only the columns that are needed are sent to Python, under names that pyspark need not quote."""
         types: StructType = self._df.schema
-        columns = {name: self._column(name, work.plan) for name in sent_columns(work.plan)}
+        columns = {name: self._column(name, work.plan) for name in work.plan.schema.names}
         needed = [column.alias(f"column{number}") for number, column in enumerate(columns.values())]
         if not ShardOfKeys.covers(work.key_types):
             keys = [(columns[name], types[name].dataType) for name in work.plan.key]

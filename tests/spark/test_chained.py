@@ -100,13 +100,13 @@ def test_a_function_sees_the_newest_panes(stream: FileStream, sink: Sink) -> Non
         stream.put(batch)
     sessions = inner(stream, windows=aion.Session("25 seconds"))
     at, key = F.col("window_end").alias("at"), F.col("k").alias("whose")
-    panes = aion.panes(sessions).select(key, "window_start", at, "kind", "total")
+    panes = aion.panes(sessions).select(key, "window_start", at, "kind", "pane_seq", "total")
     definition = {"key": "whose", "time": "at", "windows": aion.Tumbling("5 minutes"), "name": "outer"}
     rows = sink.run(aion.windowed(panes, apply=sums, schema="panes long, middle double, columns string", **definition))
     last = {(row["whose"], int(row["window_start"].timestamp())): row for row in sorted(rows, key=lambda r: r["pane"])}
     first = last["a", 0]  # from 10 to 40, 70, 71, then 130 and 250
     assert (first["panes"], first["middle"]) == (4, median([113.0, 24.0, 3.0, 7.0]))
-    assert first["columns"] == "whose,window_start,at,kind,total"
+    assert first["columns"] == "whose,window_start,at,kind,pane_seq,total"
     assert all(row["kind"] != "dropped" for row in rows)
 
 

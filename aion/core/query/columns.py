@@ -13,7 +13,9 @@ from aion.errors import SchemaError
 
 # Columns that every result has besides the user's own.
 WINDOW_COLUMNS = ("window", "window_start", "window_end")
-PANE_COLUMNS = ("pane", "kind", "events", "late_events", "closes_at")
+PANE_SEQ = "pane_seq"
+"""The column that orders panes: a later pane of a shard has a larger number. All rows of one pane share it."""
+PANE_COLUMNS = ("pane", "kind", "events", "late_events", "closes_at", PANE_SEQ)
 # Columns that results with completeness=True have, too.
 COMPLETENESS_COLUMNS = ("completeness", "completeness_low")
 OLD = "old_"
@@ -43,6 +45,7 @@ def result_schema(
             pa.field("events", pa.int64()),
             pa.field("late_events", pa.int64()),
             pa.field("closes_at", timestamp),
+            pa.field(PANE_SEQ, pa.int64()),
             *((pa.field(name, pa.float64()) for name in COMPLETENESS_COLUMNS) if completeness else ()),
             pa.field("event_time", timestamp),
             pa.field("lateness_us", pa.int64()),
