@@ -193,14 +193,12 @@ class LocalOperator:
             for _ in (*windows.advance(self._watermark), *windows.end_batch()):
                 raise AssertionError("an operator without events has nothing to say")
         self._windows = windows
-        metadata = metadata_of(plan, self._spec.name, longest_bound_us(plan, self.policy))
-        self._result_schema = with_metadata(plan.result_schema, metadata)
         return windows
 
     def _nothing(self) -> pa.Table:
         """A table of the result's columns without rows. A type that depends on unknown input is null."""
         if self._windows is not None:
-            return self._result_schema.empty_table()
+            return self._result_schema(self._windows.plan).empty_table()
         return self._spec.unbound_result().empty_table()
 
     def _batch(
@@ -241,7 +239,7 @@ class LocalOperator:
         return rows
 
     def _answer(self, windows: Windows, rows: Iterable[pa.RecordBatch]) -> pa.Table:
-        table = pa.Table.from_batches(list(rows), self._result_schema)
+        table = pa.Table.from_batches(list(rows), self._result_schema(windows.plan))
         if executed := windows.take_executions():
             self._store.processing_bytes_per_s = processing_bytes_per_s(executed)
             self._executions_s.extend(execution.seconds for execution in executed)
@@ -251,6 +249,12 @@ class LocalOperator:
             self._store.prestage(due)
         self._pressure.tick([("local", self._store)], median(self._executions_s) if self._executions_s else None)
         return table
+
+    def _result_schema(self, plan: Plan) -> pa.Schema:
+        """Returns the columns of a result, which say in their metadata what they are."""
+        return with_metadata(
+            plan.result_schema, metadata_of(plan, self._spec.name, longest_bound_us(plan, self.policy))
+        )
 
     def _let_go(self) -> None:
         self._stores.close()

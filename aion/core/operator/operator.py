@@ -31,6 +31,7 @@ from aion.core.operator.actions import (
     EmitDropped,
     Event,
     Execute,
+    Forget,
     PaneKind,
     Prestage,
     Purge,
@@ -361,9 +362,12 @@ class Operator:
         gone = self.windows.drop(rows)
         if not self._rules.final_only:
             gone.count_in(self.counters.staleness, self._rules.staleness_bound)
-        self._gone.add(gone["definition"], gone["start_us"], gone["end_us"])
+        definitions, starts_us, ends_us = (gone[name] for name in ("definition", "start_us", "end_us"))
+        self._gone.add(definitions, starts_us, ends_us)
         self.counters.purged_windows += len(gone)
-        return [] if self._shared.keyed else self._free(self._shared, touched)
+        which = ((number, definitions == number) for number in np.unique(definitions).tolist())
+        forgotten: list[Action] = [Forget(number, starts_us[own], ends_us[own]) for number, own in which]
+        return forgotten if self._shared.keyed else [*forgotten, *self._free(self._shared, touched)]
 
     def _free(self, part: PartSegments, segments: Iterable[int]) -> list[Action]:
         """Purges the segments, out of these, that no window needs."""
@@ -392,9 +396,9 @@ class Operator:
 
     # -- windows of single keys ---------------------------------------------------------------------------
 
-    def _placed(self, orders: Orders) -> list[Order]:
+    def _placed(self, orders: Orders) -> list[Action | Order]:
         """Counts orders for windows of single keys. Adds to each execution the segments that hold its rows."""
-        placed: list[Order] = []
+        placed: list[Action | Order] = []
         for order in orders:
             if isinstance(order, ExecuteKeyed):
                 self.counters.executions[order.kind.value] += len(order.windows)
@@ -402,7 +406,7 @@ class Operator:
             else:
                 self.counters.retracted += len(order.windows)
             placed.append(order)
-        return placed
+        return [*placed, *self.keyed.take_forgotten()]
 
     def _settle(self) -> list[Action]:
         """Purges the segments that no window needs, and destages those that only late windows need."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from aion.base.hashing import can_hash, hashed_as
+from aion.base.identity import can_identify
 from aion.base.schema import instead_of_nested
 from aion.core.windows import Calendar, Definition
 from aion.errors import SchemaError
@@ -85,7 +85,7 @@ def identity(unique: str | Sequence[str] | None, keys: Sequence[str], schema: pa
     for name in (*names, *keys):
         if name not in schema.names:
             raise SchemaError(f"unique: there is no column {name!r}; the columns are {', '.join(schema.names)}")
-        if not can_hash(hashed_as(schema.field(name).type)):
+        if not can_identify(schema.field(name).type):
             raise SchemaError(
                 f"unique: column {name!r} is of type {schema.field(name).type}; events are recognised by numbers, "
                 "texts, bytes, dates and times; make a text of it"

@@ -98,10 +98,6 @@ def change(
     before = Evolution.of(found)
     windows, added, removed = _windows(before, plan, at_us, finished, drops=on_removed == DROP)
     since, columns = _since(before, found, plan, at_us)
-    if plan.changes and columns:
-        raise ForeignState(
-            f"the columns {', '.join(columns)} are new, and emit='changes' keeps rows as it has shown them; {_BESIDE}"
-        )
     _check_columns(found, plan)
     for part in _parts(found):
         part.widths()  # raises ForeignState if it is unclear which columns belong to which partial
@@ -133,7 +129,7 @@ def _check_key(found: Mapping[str, Any], plan: Plan) -> None:
     narrow = [arrow_type(type_) for _, type_ in found["key"]]
     wide = [plan.schema.field(name).type for name in plan.key]
     why = "each key has its shard and its rows by its columns, so they stay"
-    if names == list(plan.key) and all(map(_widens_or_is, narrow, wide)):
+    if names == list(plan.key) and all(map(widens_or_is, narrow, wide)):
         in_pages = {
             "windows of keys": any(not isinstance(window, Aligned) for window in plan.windows.values()),
             "unique=": bool(plan.unique),
@@ -146,7 +142,8 @@ def _check_key(found: Mapping[str, Any], plan: Plan) -> None:
     raise ForeignState(f"key was {_shown(found['key'])} and is {_shown(now)}; {why}; {_BESIDE}")
 
 
-def _widens_or_is(old: pa.DataType, new: pa.DataType) -> bool:
+def widens_or_is(old: pa.DataType, new: pa.DataType) -> bool:
+    """Returns whether a column of a type can hold all values of another one."""
     return bool(old == new or _widens(old, new))
 
 
