@@ -39,7 +39,7 @@ from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.ledger import NO_FILE
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
-from state_backends.versions.lineage import Elsewhere, Home, is_taken, read_version, take_version
+from state_backends.versions.lineage import Home, is_taken, newest_versions, read_version, take_version
 from state_backends.versions.manifest import (
     FileEntry,
     Identity,
@@ -85,7 +85,7 @@ class Shard:
         # One more than Spark keeps batches: the newest version may belong to a batch that is not complete yet.
         self._keep = retain + 1
         self._home = home
-        self._elsewhere: Callable[[str], Elsewhere | None] = lambda token: None
+        self._place = Home(storage, lambda token: None, lambda: iter([storage]))
         self._cache = cache
         self._requests = requests or Requests()
         self.requested: Batch | None = None
@@ -127,6 +127,8 @@ class Shard:
             self._undo()
         if self._current is not None:
             check_owner(self._current, identity)
+        elif identity != self.identity:
+            self._claim(attempt, identity, begins=True)  # the one of an attempt that failed is in operator.json
         if self._unlisted_in is not None and batch_of(attempt) > self._unlisted_in:
             self._retention.note(*self.storage.listing())
             self._unlisted_in = None
@@ -379,7 +381,8 @@ class Shard:
         self._retention = Retention(self._keep)
         self.rebuilds += 1
         if self._home is not None:
-            self.storage, self._elsewhere = self._home(identity)
+            self._place = self._home(identity)
+            self.storage = self._place.storage
         try:
             manifest = None if token is None else self._find(token, attempt, identity)
             self._claim(attempt, identity, begins=manifest is None)
@@ -442,7 +445,7 @@ class Shard:
         try:
             manifest = read_version(self.storage, token)
         except FileNotFoundError:
-            other = self._elsewhere(token)
+            other = self._place.elsewhere(token)
             if other is None:
                 moved = self._home is not None
                 raise not_found(self.storage, token, identity, self._keep, has_lineages=moved) from None
@@ -452,7 +455,8 @@ class Shard:
 
     def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
         """See :func:`state_backends.versions.opening.claim`."""
-        claim(self.storage, identity, may_change=begins and batch_of(attempt) == 0)
+        shards, batch = self._place.shards, batch_of(attempt)
+        claim(self.storage, identity, lambda: newest_versions(shards(), batch), may_change=begins and batch == 0)
 
     def _keep_files(self, manifest: Manifest) -> None:
         self._current = manifest
