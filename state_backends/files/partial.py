@@ -3,7 +3,8 @@
 Such a copy has the size of the file, and holes. RocksDB ingests it like any other: it reads the first and the last
 block of data, and what follows them. Before it reads another block, :class:`PartialCopy` fetches the block's range.
 When all bytes are here, they are compared with the checksum of the manifest. Until then RocksDB's checksums of blocks,
-and those of Aion's blocks in them, find what is damaged; a hole never passes for data.
+and those of Aion's blocks in them, find what is damaged; a hole never passes for data. Until then there is also a mark
+beside the copy, so that whoever finds it in its folder does not take it for a whole one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from state_backends.files.faults import disk_errors
-from state_backends.files.names import SstFile
+from state_backends.files.names import HOLES, SstFile
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import AionError, CorruptState, StorageError
 from state_backends.format.sst_table import END, Span, TableIndex, index_of, metaindex, parts
@@ -72,6 +73,7 @@ class PartialCopy:
         self._checked = checked
         self._was_kept = False
         self._path = Path(file.path)
+        self._mark = mark_of(self._path)
         self._read_at = read_at
         self._pool, self._ahead = pool, ahead or pool
         self._lock = threading.Lock()
@@ -83,6 +85,7 @@ class PartialCopy:
     def create(self) -> None:
         """Makes the file. Raises DiskError."""
         with disk_errors("keeping a copy of remote state", self._path.parent):
+            self._mark.touch(0o600)
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 os.ftruncate(fd, self.file.size_bytes)
@@ -92,8 +95,10 @@ class PartialCopy:
     def take_kept(self) -> None:
         """All of the file is here, but it was not compared with its checksum. That happens behind the batch.
 
-        If the file turns out to be damaged, all of it is fetched after all.
+        If the file turns out to be damaged, all of it is fetched after all. Raises DiskError.
         """
+        with disk_errors("keeping a copy of remote state", self._path.parent):
+            self._mark.touch(0o600)
         self._was_kept = True
         self._here = bytearray(b"\1" * len(self._here))
 
@@ -240,6 +245,9 @@ class PartialCopy:
             with self._lock:
                 self._here = bytearray(len(self._here))
             return
+        with self._lock:
+            if right and not self._closed:  # else the path may already be that of another copy
+                self._mark.unlink(missing_ok=True)
         self.is_whole, self.index = True, None
         if not right and not self._closed:
             log.error(
@@ -249,6 +257,11 @@ class PartialCopy:
                 self.file.crc,
             )
             self._path.unlink(missing_ok=True)  # the next opening fetches it again
+
+
+def mark_of(path: Path) -> Path:
+    """Returns the path of the mark of a copy that may have holes."""
+    return path.with_name(path.name + HOLES)
 
 
 def _runs(pieces: Iterable[int], most: int) -> list[list[int]]:

@@ -157,9 +157,6 @@ class RemoteStorage:
 
     def release(self, names: Collection[str]) -> None:
         self._copies.forget(names)
-        for name in names:
-            with contextlib.suppress(OSError):  # the version exists already; fetch() tries again
-                (self.files / name).unlink(missing_ok=True)
 
     def delete(self, doomed: Doomed) -> Doomed:
         """Deletes in the background. Returns what could not be deleted before. A later opening finds it, too."""
@@ -252,6 +249,9 @@ class RemoteStorage:
             return self._remote.put_once(path, owner, where)
         self._write(path, where, [owner], alone=False)
         return owner
+
+    def leave(self) -> None:
+        self._copies.close()
 
     def close(self) -> None:
         """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""

@@ -39,7 +39,7 @@ from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.ledger import NO_FILE
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
-from state_backends.versions.lineage import Home, is_taken, newest_versions, read_version, take_version
+from state_backends.versions.lineage import Home, is_taken, read_version, take_version
 from state_backends.versions.manifest import (
     FileEntry,
     Identity,
@@ -128,7 +128,8 @@ class Shard:
         if self._current is not None:
             check_owner(self._current, identity)
         elif identity != self.identity:
-            self._claim(attempt, identity, begins=True)  # the one of an attempt that failed is in operator.json
+            # What is in operator.json may be from an attempt that failed.
+            claim(self.storage, identity, self._place.shards, batch_of(attempt), begins=True)
         if self._unlisted_in is not None and batch_of(attempt) > self._unlisted_in:
             self._retention.note(*self.storage.listing())
             self._unlisted_in = None
@@ -382,10 +383,11 @@ class Shard:
         self.rebuilds += 1
         if self._home is not None:
             self._place = self._home(identity)
+            self.storage.leave()
             self.storage = self._place.storage
         try:
             manifest = None if token is None else self._find(token, attempt, identity)
-            self._claim(attempt, identity, begins=manifest is None)
+            claim(self.storage, identity, self._place.shards, batch_of(attempt), begins=manifest is None)
             if manifest is not None:
                 self._keep_files(manifest)
             try:
@@ -452,11 +454,6 @@ class Shard:
             manifest = take_version(other, token, self.storage, identity, batch_of(attempt))
         check_owner(manifest, identity)
         return manifest
-
-    def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
-        """See :func:`state_backends.versions.opening.claim`."""
-        shards, batch = self._place.shards, batch_of(attempt)
-        claim(self.storage, identity, lambda: newest_versions(shards(), batch), may_change=begins and batch == 0)
 
     def _keep_files(self, manifest: Manifest) -> None:
         self._current = manifest
