@@ -318,6 +318,34 @@ def test_copies_without_links_are_whole(bucket: ObjectStore, hosts: Any, monkeyp
         assert read(other, range(40)) == [*range(40)]
 
 
+def test_who_waits_for_a_range_does_not_wait_for_what_is_fetched_ahead(tmp_path: Path) -> None:
+    """A range that is to be fetched ahead, and that somebody reads before its turn comes, is fetched for the reader."""
+    data = random.Random(1).randbytes(8 << 10)
+    asked: list[tuple[int, int]] = []
+
+    def read_at(size: int, offset: int) -> bytes:
+        asked.append((offset, size))
+        return data[offset : offset + size]
+
+    go_on = threading.Event()
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as ahead:
+        file = SstFile(1, str(tmp_path / "f"), len(data), zlib.crc32(data), 0, 5)
+        copy = partial.PartialCopy(file, read_at, pool, ahead)
+        copy.create()
+        others = ahead.submit(go_on.wait, PATIENCE)
+        behind = copy.bring(Span(0, len(data)), ahead=True)
+        for future in copy.bring(Span(2100, 2200)):
+            future.result(PATIENCE)
+        assert asked == [(2048, 1024)] and not any(future.done() for future in behind)
+        go_on.set()
+        assert others.result()
+        while futures := copy.bring(Span(0, len(data)), ahead=True):
+            for future in futures:
+                future.result(PATIENCE)
+    assert copy.is_whole and (tmp_path / "f").read_bytes() == data
+    assert sorted(asked) == [(0, 2048), (2048, 1024), (3072, 5120)], "each byte once"
+
+
 def test_pieces_are_fetched_once_and_neighbours_together(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
