@@ -167,19 +167,21 @@ class RemoteStorage:
         if not any(doomed) and not adopted:
             return failed
 
-        def delete() -> None:
-            try:
-                paths = [self._at("manifests", name)[1] for name in doomed.manifests]
-                paths += [self._at("files", name)[1] for name in doomed.files]
-                left = [self._left(name) for name in doomed.files if name.endswith(HANDED)]
-                self._remote.delete([*paths, *adopted, *filter(None, left)])
-            except StorageError as error:
-                log.warning("a later commit tries again, because old files could not be deleted: %s", error)
-                with self._lock:
-                    self._adopted += adopted
-                    self._failed = Doomed(self._failed.manifests + doomed.manifests, self._failed.files + doomed.files)
+        def not_deleted(error: Exception) -> None:
+            log.warning("a later commit tries again, because old files could not be deleted: %s", error)
+            with self._lock:
+                self._adopted += adopted
+                self._failed = Doomed(self._failed.manifests + doomed.manifests, self._failed.files + doomed.files)
 
-        self._in_background(delete)  # what it does not come to is found again later
+        try:
+            paths = [self._at("manifests", name)[1] for name in doomed.manifests]
+            paths += [self._at("files", name)[1] for name in doomed.files]
+            left = [self._left(name) for name in doomed.files if name.endswith(HANDED)]
+            everything = [*paths, *adopted, *filter(None, left)]
+            # What it does not come to is found again later.
+            self._watch(self._remote.deletions.add(self._remote.delete, everything, not_deleted))
+        except StorageError as error:
+            not_deleted(error)
         return failed
 
     def listing(self) -> tuple[list[str], list[str]]:
@@ -309,9 +311,12 @@ class RemoteStorage:
     def _in_background(self, function: Callable[[], None]) -> None:
         """Calls the function later, unless the connection is closed before."""
         with contextlib.suppress(RuntimeError):
-            future = self._remote.cleaning.submit(function)
-            self._deleting.add(future)
-            future.add_done_callback(self._deleting.discard)
+            self._watch(self._remote.cleaning.submit(function))
+
+    def _watch(self, future: Future[None]) -> None:
+        """:meth:`settle` waits for it."""
+        self._deleting.add(future)
+        future.add_done_callback(self._deleting.discard)
 
     def _end_uploads(self) -> None:
         try:
