@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -17,8 +18,8 @@ from aion.spark.root_config import RootConfig, TaskConfig
 from state_backends.files.location import Location, RemoteLocation, locate
 from state_backends.format.definitions import digest
 from state_backends.server.attempts import named_twice, used_twice
-from state_backends.versions.lineage import operator_of, storage_of
-from state_backends.versions.manifest import Identity, check_operator, dump_operator
+from state_backends.versions.lineage import newest_versions, operator_of, shards_of, storage_of
+from state_backends.versions.manifest import Identity, check_kept, check_operator, dump_operator
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +89,15 @@ class Look:
                 location.close()
 
     def _compared(self, location: Location, query: str) -> Seen:
-        config, operator = self.operator.config, self.operator
-        found = operator_of(location, query, config.name, self.checkpoint)
+        name, batch = self.operator.config.name, -1 if self.batch is None else self.batch
+        found = operator_of(location, query, name, self.checkpoint)
         if found is None:
             return Seen()  # the tasks say which version they miss
+        versions = partial(newest_versions, shards_of(location, query, name), batch + 1)
+        return check_kept(found, versions, lambda kept: self._seen(location, query, kept)) or Seen()
+
+    def _seen(self, location: Location, query: str, found: dict[str, Any]) -> Seen:
+        config, operator = self.operator.config, self.operator
         definition, past = self._definition(query, found)
         stored = list(found.get("ids") or config.ids)
         identity = Identity(

@@ -5,15 +5,23 @@
 ``t | time | key``: the key may have something to do from this time on: a timer expires, or state does. One entry for
 each key that has timers or state that expires. Nobody gets these entries: they are scanned.
 
-Integers are big endian, so keys are in the order of their numbers.
+Integers are big endian, so keys are in the order of their numbers. A variable takes two bytes, and one with a number
+from 65,535 on ten: the two bytes 255, and eight. A variable that ``init`` deletes and defines again gets another number
+in each batch.
 """
 
 from __future__ import annotations
 
 import struct
 
+from state_backends.thresholds import threshold
+
 _LENGTH = struct.Struct(">I")
-_PAGE = struct.Struct(">HI")
+_VARIABLE = struct.Struct(">H")
+_LONG_VARIABLE = struct.Struct(">HQ")
+_PAGE = struct.Struct(">I")
+_IS_LONG = 0xFFFF
+_FIRST_LONG = threshold(_IS_LONG, 2)
 _TIME = struct.Struct(">Q")
 _SIGN = 1 << 63
 MIN_MS, MAX_MS = -_SIGN, _SIGN - 1
@@ -33,13 +41,18 @@ def key_of_record(entry: bytes) -> bytes:
 
 
 def page_key(key: bytes, variable: int, page: int) -> bytes:
-    return _PAGES + _LENGTH.pack(len(key)) + key + _PAGE.pack(variable, page)
+    return _pages(key, variable) + _PAGE.pack(page)
 
 
 def pages_of(key: bytes, variable: int) -> tuple[bytes, bytes]:
     """Returns the range of the pages of a variable of a key."""
-    first = page_key(key, variable, 0)
-    return first, first[: -_PAGE.size + 2] + b"\xff" * 5
+    pages = _pages(key, variable)
+    return pages, pages + b"\xff" * (_PAGE.size + 1)
+
+
+def _pages(key: bytes, variable: int) -> bytes:
+    number = _VARIABLE.pack(variable) if variable < _FIRST_LONG else _LONG_VARIABLE.pack(_IS_LONG, variable)
+    return _PAGES + _LENGTH.pack(len(key)) + key + number
 
 
 def wake_key(time_ms: int, key: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from state_backends.files.faults import disk_errors
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.names import PART, SstFile
 from state_backends.files.parallel import in_parallel, wait_for
-from state_backends.files.partial import PartialCopy, is_large
+from state_backends.files.partial import PartialCopy, is_large, mark_of
 from state_backends.files.remote import Remote, chunks_of, keep
 from state_backends.files.remote_file import RemoteFile
 from state_backends.files.requests import CountedFiles
@@ -42,11 +43,11 @@ class LocalCopies:
     def fetch(self, files: Sequence[SstFile], *, partly: bool) -> None:
         """See :meth:`state_backends.files.storage.Storage.fetch`."""
         make_folder(self._local)
+        self.close()
         wanted = {f.name for f in files}
-        for path in self._local.iterdir():
-            if path.name not in wanted or self.partial(path.name) is not None:
+        for path in sorted(self._local.iterdir()):  # a copy before its mark
+            if path.name not in wanted or mark_of(path).exists():
                 path.unlink(missing_ok=True)
-        self._close(list(self._partial))
         missing = [f for f in files if not Path(f.path).exists()]
         if partly and _has_links(self._local):
             self._fetch_partly([f for f in missing if is_large(f)])
@@ -72,13 +73,18 @@ class LocalCopies:
             self._in_background(keep)
 
     def forget(self, names: Iterable[str]) -> None:
-        """The shard does not need these files any more."""
+        """The shard does not need these files any more. Removes their copies, if the disk lets it."""
         names = list(names)
         self._close(names)
         self._kept.remove(self._place, names)
+        for name in names:
+            path = self._local / name
+            with contextlib.suppress(OSError):  # fetch() tries again
+                path.unlink(missing_ok=True)
+                mark_of(path).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """The shard is closed. What is kept stays."""
+        """Nothing more is fetched. What is in the folder, and what is kept, stays."""
         self._close(list(self._partial))
 
     def _fetch_partly(self, files: Sequence[SstFile]) -> None:

@@ -3,7 +3,8 @@
 Such a copy has the size of the file, and holes. RocksDB ingests it like any other: it reads the first and the last
 block of data, and what follows them. Before it reads another block, :class:`PartialCopy` fetches the block's range.
 When all bytes are here, they are compared with the checksum of the manifest. Until then RocksDB's checksums of blocks,
-and those of Aion's blocks in them, find what is damaged; a hole never passes for data.
+and those of Aion's blocks in them, find what is damaged; a hole never passes for data. Until then there is also a mark
+beside the copy, so that whoever finds it in its folder does not take it for a whole one.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from state_backends.files.faults import disk_errors
-from state_backends.files.names import SstFile
+from state_backends.files.names import HOLES, SstFile
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import AionError, CorruptState, StorageError
 from state_backends.format.sst_table import END, Span, TableIndex, index_of, metaindex, parts
@@ -47,6 +48,17 @@ def is_large(file: SstFile) -> bool:
     return file.size_bytes >= LEAST_BYTES
 
 
+class _Request:
+    """Neighbouring pieces that one request is to fetch. ``ahead``: nobody waits for them, as far as is known."""
+
+    __slots__ = ("ahead", "begun", "future", "pieces")
+
+    def __init__(self, pieces: list[int], *, ahead: bool) -> None:
+        self.pieces, self.ahead = pieces, ahead
+        self.begun = False
+        self.future: Future[None]
+
+
 class PartialCopy:
     """A local copy of one file. Threads may use it together.
 
@@ -72,17 +84,19 @@ class PartialCopy:
         self._checked = checked
         self._was_kept = False
         self._path = Path(file.path)
+        self._mark = mark_of(self._path)
         self._read_at = read_at
         self._pool, self._ahead = pool, ahead or pool
         self._lock = threading.Lock()
         self._here = bytearray(-(-file.size_bytes // PIECE_BYTES))
-        self._coming: dict[int, Future[None]] = {}  # by piece; the last one until the file is compared, too
+        self._coming: dict[int, _Request] = {}  # by piece; the last one until the file is compared, too
         self._checking: Future[None] | None = None
         self._closed = False
 
     def create(self) -> None:
         """Makes the file. Raises DiskError."""
         with disk_errors("keeping a copy of remote state", self._path.parent):
+            self._mark.touch(0o600)
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 os.ftruncate(fd, self.file.size_bytes)
@@ -92,8 +106,10 @@ class PartialCopy:
     def take_kept(self) -> None:
         """All of the file is here, but it was not compared with its checksum. That happens behind the batch.
 
-        If the file turns out to be damaged, all of it is fetched after all.
+        If the file turns out to be damaged, all of it is fetched after all. Raises DiskError.
         """
+        with disk_errors("keeping a copy of remote state", self._path.parent):
+            self._mark.touch(0o600)
         self._was_kept = True
         self._here = bytearray(b"\1" * len(self._here))
 
@@ -139,7 +155,8 @@ class PartialCopy:
     def bring(self, span: Span, *, ahead: bool = False) -> list[Future[None]]:
         """Starts fetching what is missing of a range. Returns what to wait for. Does not wait.
 
-        ``ahead``: nobody waits for it yet. Then comparing the file with its checksum is waited for, too.
+        ``ahead``: nobody waits for it yet. Then comparing the file with its checksum is waited for, too; and ask again
+        after waiting, because a reader may have taken over a part of the range.
         """
         if self.is_whole:
             return []
@@ -149,16 +166,27 @@ class PartialCopy:
             if ahead and self._checking is not None and not self._checking.done():
                 return [self._checking]
             wanted = [piece for piece in self._pieces(span) if not self._here[piece]]
+            if not ahead:
+                self._take_over(wanted)
             waited = self._pieces(span) if ahead else wanted
-            found = {id(future): future for piece in waited if (future := self._coming.get(piece)) is not None}
+            found = {id(coming): coming for piece in waited if (coming := self._coming.get(piece)) is not None}
             for run in _runs((piece for piece in wanted if piece not in self._coming), MOST_BYTES // PIECE_BYTES):
+                request = _Request(run, ahead=ahead)
                 try:
-                    future = (self._ahead if ahead else self._pool).submit(self._fetch, run)
+                    request.future = (self._ahead if ahead else self._pool).submit(self._fetch, request)
                 except RuntimeError as error:
                     raise StorageError(f"{self._path.name}: the connection is closed") from error
-                self._coming.update(dict.fromkeys(run, future))
-                found[id(future)] = future
-            return list(found.values())
+                self._coming.update(dict.fromkeys(run, request))
+                found[id(request)] = request
+            return [request.future for request in found.values()]
+
+    def _take_over(self, wanted: Iterable[int]) -> None:
+        """Takes pieces out of requests ahead that have not begun: these may be behind those of many other files."""
+        for piece in wanted:
+            request = self._coming.get(piece)
+            if request is not None and request.ahead and not request.begun:
+                request.pieces.remove(piece)
+                del self._coming[piece]
 
     def missing(self, span: Span) -> bool:
         return not self.is_whole and any(not self._here[piece] for piece in self._pieces(span))
@@ -182,11 +210,15 @@ class PartialCopy:
         with disk_errors("reading a copy of remote state", self._path.parent), self._path.open("rb") as file:
             return os.pread(file.fileno(), span.end - span.begin, span.begin)
 
-    def _fetch(self, run: Sequence[int]) -> None:
-        """Fetches neighbouring pieces by one request."""
+    def _fetch(self, request: _Request) -> None:
+        """Fetches the pieces of a request that no reader has taken over."""
+        with self._lock:
+            request.begun = True
         try:
-            begin, end = run[0] * PIECE_BYTES, min((run[-1] + 1) * PIECE_BYTES, self.file.size_bytes)
-            if not self._closed:
+            for run in _runs(request.pieces, len(request.pieces)):
+                begin, end = run[0] * PIECE_BYTES, min((run[-1] + 1) * PIECE_BYTES, self.file.size_bytes)
+                if self._closed:
+                    break
                 self._write(self._read_at(end - begin, begin), begin, end)
                 with self._lock:
                     for piece in run:
@@ -196,7 +228,7 @@ class PartialCopy:
                     self._check()
         finally:
             with self._lock:
-                for piece in run:
+                for piece in request.pieces:
                     del self._coming[piece]
         self._end_if_unused()
 
@@ -240,6 +272,9 @@ class PartialCopy:
             with self._lock:
                 self._here = bytearray(len(self._here))
             return
+        with self._lock:
+            if right and not self._closed:  # else the path may already be that of another copy
+                self._mark.unlink(missing_ok=True)
         self.is_whole, self.index = True, None
         if not right and not self._closed:
             log.error(
@@ -249,6 +284,11 @@ class PartialCopy:
                 self.file.crc,
             )
             self._path.unlink(missing_ok=True)  # the next opening fetches it again
+
+
+def mark_of(path: Path) -> Path:
+    """Returns the path of the mark of a copy that may have holes."""
+    return path.with_name(path.name + HOLES)
 
 
 def _runs(pieces: Iterable[int], most: int) -> list[list[int]]:

@@ -24,8 +24,10 @@ import pyarrow.fs as pafs
 
 from state_backends.files import s3
 from state_backends.files.causes import told
+from state_backends.files.deletions import Deletions
 from state_backends.files.faults import disk_errors
 from state_backends.files.names import PART
+from state_backends.files.parallel import in_parallel
 from state_backends.files.requests import CountedFiles, Requests
 from state_backends.files.storage import private
 from state_backends.format.checksum import crc32
@@ -35,6 +37,7 @@ from state_backends.thresholds import threshold
 THREADS = 16
 _THREADS_FOR_RANGES = 8
 _THREADS_AHEAD = 4
+_THREADS_FOR_DELETING = 8
 _UNCONFIRMED_BYTES = threshold(32 << 20, 512)  # an upload sends its parts in the background; this limits their memory
 WHOLE_PUTS = frozenset({"s3", "gcs"})
 """File systems on which a file appears only when it is complete. On others it is written as ``.part`` and renamed."""
@@ -57,7 +60,9 @@ class Remote:
         # Ranges, downloads ahead and deletions have their own pools, so that no commit or opening waits for them.
         self.ranges = ThreadPoolExecutor(_THREADS_FOR_RANGES, thread_name_prefix="aion-remote-ranges")
         self.ahead = ThreadPoolExecutor(_THREADS_AHEAD, thread_name_prefix="aion-remote-ahead")
-        self.cleaning = ThreadPoolExecutor(1, thread_name_prefix="aion-remote-delete")
+        self.cleaning = ThreadPoolExecutor(1, thread_name_prefix="aion-remote-clean")
+        self.deletions = Deletions(self.cleaning)
+        self._deleting = ThreadPoolExecutor(_THREADS_FOR_DELETING, thread_name_prefix="aion-remote-delete")
 
     @property
     def shown(self) -> str:
@@ -116,9 +121,12 @@ class Remote:
             if self._s3 is not None:
                 self._s3.delete(paths)
                 return
-            for path in paths:
+
+            def delete(path: str) -> None:
                 with contextlib.suppress(FileNotFoundError):
                     fs.delete_file(path)
+
+            in_parallel(self._deleting, delete, paths)
 
     def copied_in_parts(self, source: str, target: str) -> bool:
         """Copies a file if it is too large for S3 to copy at once. Returns whether it was. Raises OSError.
@@ -144,9 +152,9 @@ class Remote:
 
     def close(self) -> None:
         """Waits for requests under way, and drops others. Files that were to be deleted are found again later."""
-        for pool in (self.pool, self.ranges, self.ahead):
+        self.deletions.close()
+        for pool in (self.pool, self.ranges, self.ahead, self.cleaning, self._deleting):
             pool.shutdown(wait=True, cancel_futures=True)
-        self.cleaning.shutdown(wait=True, cancel_futures=True)
 
 
 class _Link:

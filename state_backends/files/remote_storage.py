@@ -157,9 +157,6 @@ class RemoteStorage:
 
     def release(self, names: Collection[str]) -> None:
         self._copies.forget(names)
-        for name in names:
-            with contextlib.suppress(OSError):  # the version exists already; fetch() tries again
-                (self.files / name).unlink(missing_ok=True)
 
     def delete(self, doomed: Doomed) -> Doomed:
         """Deletes in the background. Returns what could not be deleted before. A later opening finds it, too."""
@@ -170,19 +167,21 @@ class RemoteStorage:
         if not any(doomed) and not adopted:
             return failed
 
-        def delete() -> None:
-            try:
-                paths = [self._at("manifests", name)[1] for name in doomed.manifests]
-                paths += [self._at("files", name)[1] for name in doomed.files]
-                left = [self._left(name) for name in doomed.files if name.endswith(HANDED)]
-                self._remote.delete([*paths, *adopted, *filter(None, left)])
-            except StorageError as error:
-                log.warning("a later commit tries again, because old files could not be deleted: %s", error)
-                with self._lock:
-                    self._adopted += adopted
-                    self._failed = Doomed(self._failed.manifests + doomed.manifests, self._failed.files + doomed.files)
+        def not_deleted(error: Exception) -> None:
+            log.warning("a later commit tries again, because old files could not be deleted: %s", error)
+            with self._lock:
+                self._adopted += adopted
+                self._failed = Doomed(self._failed.manifests + doomed.manifests, self._failed.files + doomed.files)
 
-        self._in_background(delete)  # what it does not come to is found again later
+        try:
+            paths = [self._at("manifests", name)[1] for name in doomed.manifests]
+            paths += [self._at("files", name)[1] for name in doomed.files]
+            left = [self._left(name) for name in doomed.files if name.endswith(HANDED)]
+            everything = [*paths, *adopted, *filter(None, left)]
+            # What it does not come to is found again later.
+            self._watch(self._remote.deletions.add(self._remote.delete, everything, not_deleted))
+        except StorageError as error:
+            not_deleted(error)
         return failed
 
     def listing(self) -> tuple[list[str], list[str]]:
@@ -253,6 +252,9 @@ class RemoteStorage:
         self._write(path, where, [owner], alone=False)
         return owner
 
+    def leave(self) -> None:
+        self._copies.close()
+
     def close(self) -> None:
         """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""
         self._closed = True
@@ -309,9 +311,12 @@ class RemoteStorage:
     def _in_background(self, function: Callable[[], None]) -> None:
         """Calls the function later, unless the connection is closed before."""
         with contextlib.suppress(RuntimeError):
-            future = self._remote.cleaning.submit(function)
-            self._deleting.add(future)
-            future.add_done_callback(self._deleting.discard)
+            self._watch(self._remote.cleaning.submit(function))
+
+    def _watch(self, future: Future[None]) -> None:
+        """:meth:`settle` waits for it."""
+        self._deleting.add(future)
+        future.add_done_callback(self._deleting.discard)
 
     def _end_uploads(self) -> None:
         try:

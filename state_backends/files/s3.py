@@ -22,7 +22,8 @@ from state_backends.thresholds import threshold
 LARGEST_COPY = threshold(5 << 30, 256)
 """The largest object that S3 copies at once."""
 _PART_BYTES = 512 << 20
-_AT_ONCE = threshold(1000, 2)  # S3's limit
+AT_ONCE = threshold(1000, 2)
+"""The most objects that S3 deletes for one request."""
 ABANDONED = timedelta(days=1)  # no upload takes as long
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,8 @@ class S3:
         """Deletes objects, if they exist."""
         for bucket, in_bucket in itertools.groupby(sorted(paths), lambda path: path.partition("/")[0]):
             keys = [{"Key": path.partition("/")[2]} for path in in_bucket]
-            for begin in range(0, len(keys), _AT_ONCE):
-                objects = {"Objects": keys[begin : begin + _AT_ONCE], "Quiet": True}
+            for begin in range(0, len(keys), AT_ONCE):
+                objects = {"Objects": keys[begin : begin + AT_ONCE], "Quiet": True}
                 self._requests.count("delete")
                 with _errors(f"objects of {bucket} cannot be deleted"):
                     answer = self._client.delete_objects(Bucket=bucket, Delete=objects)

@@ -126,6 +126,9 @@ class Storage(Protocol):
     def siblings(self) -> list[str]:
         """Returns the names of this folder and those beside it: the operator's shards that have state, and lineages."""
 
+    def leave(self) -> None:
+        """Another storage takes the place of this one, with its local copies. Nothing more is fetched for this one."""
+
     def close(self) -> None:
         """Removes the local copies. The shard is closed, and does not use this storage again."""
 
@@ -259,6 +262,9 @@ class LocalStorage:
     def siblings(self) -> list[str]:
         with disk_errors("listing versions", self.folder.parent):
             return [path.name for path in self.folder.parent.glob("*") if path.is_dir()]
+
+    def leave(self) -> None:
+        """Does nothing: there are no copies."""
 
     def close(self) -> None:
         """Does nothing: there are no copies."""

@@ -58,10 +58,14 @@ class Elsewhere(NamedTuple):
 
 
 class Home(NamedTuple):
-    """The storage of a shard's versions. ``elsewhere`` finds a version that another lineage made."""
+    """The storage of a shard's versions. ``elsewhere`` finds a version that another lineage made.
+
+    ``shards`` gives the storages of all shards of the operator that have state, of all lineages.
+    """
 
     storage: Storage
     elsewhere: Callable[[str], Elsewhere | None]
+    shards: Callable[[], Iterator[Storage]]
 
 
 def folder_of(checkpoint: str) -> str:
@@ -93,7 +97,7 @@ def home_of(location: Location, identity: Identity, cache: Path, requests: Reque
 
             def beside() -> Iterator[tuple[Storage, Storage]]:
                 for lineage in others():
-                    names = sorted(n for n in storage(*lineage, shard).siblings() if n.startswith(_SHARD))
+                    names = _shard_names(storage(*lineage, shard))
                     # Tasks on other hosts do the same. Each begins elsewhere, and finds what the others have taken.
                     for name in [n for n in names if n > shard] + [n for n in names if n < shard]:
                         yield storage(*lineage, name), storage(*own, name)
@@ -101,7 +105,7 @@ def home_of(location: Location, identity: Identity, cache: Path, requests: Reque
             found = _first_with(token, (storage(*lineage, shard) for lineage in others()))
             return None if found is None else Elsewhere(found, beside, _turns.setdefault(location, threading.Lock()))
 
-        return Home(storage(*own, shard), elsewhere)
+        return Home(storage(*own, shard), elsewhere, lambda: _shards(storage))
 
     base, later = home(), home(folder_of(identity.checkpoint))
     found = _operator(base.storage, identity)
@@ -148,6 +152,41 @@ def operators_of(location: Location, query: str, checkpoint: str) -> dict[str, i
         if operator is not None:
             found[name] = int(operator["shards"])
     return found
+
+
+def shards_of(location: Location, query: str, operator: str) -> Iterator[Storage]:
+    """Yields the storages of all shards of an operator that have state, of all lineages. Only to read."""
+    return _shards(lambda *below: location.storage((query, operator, *below), location.live, "look"))
+
+
+def _shards(storage: Callable[..., Storage]) -> Iterator[Storage]:
+    """``storage`` returns that of the folders below the operator's."""
+    for lineage in _lineages(storage(f"{_SHARD}00000"), skip=None):
+        for name in _shard_names(storage(*lineage, f"{_SHARD}00000")):
+            yield storage(*lineage, name)
+
+
+def _shard_names(shard: Storage) -> list[str]:
+    """Returns the names of the shards that have state, in the lineage of this one."""
+    return sorted(name for name in shard.siblings() if name.startswith(_SHARD))
+
+
+def newest_versions(shards: Iterable[Storage], batch: int) -> list[Manifest]:
+    """Returns the versions of the last batch before ``batch`` that any of these shards has a version of.
+
+    Spark has decided about all batches before the one at work, so what none of these versions has was never committed.
+    ``batch``: -1 for all of them. Raises CorruptState, FormatError, StorageError, DiskError.
+    """
+    found: dict[int, list[tuple[Storage, str]]] = {}
+    for shard in shards:
+        for token in _tokens(shard.listing()[0]):
+            found.setdefault(batch_of(token), []).append((shard, token))
+    versions = []
+    earlier = [its for its in found if its < batch or batch < 0]
+    for shard, token in found[max(earlier)] if earlier else ():
+        with contextlib.suppress(FileNotFoundError):  # it has just been deleted
+            versions.append(read_version(shard, token))
+    return versions
 
 
 def read_version(storage: Storage, token: str) -> Manifest:
@@ -255,7 +294,7 @@ def find_version(location: Location, query: str, operator: str, shard: int, toke
     return _first_with(token, (storage(*lineage) for lineage in _lineages(storage(), skip="-")))
 
 
-def _lineages(first: Storage, *, skip: str) -> Iterator[tuple[str, ...]]:
+def _lineages(first: Storage, *, skip: str | None) -> Iterator[tuple[str, ...]]:
     """Yields the folders of all lineages but ``skip``. The first lineage has none: it is (), and "" to skip.
 
     ``first``: the storage of any shard of the first one.

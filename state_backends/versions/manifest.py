@@ -7,6 +7,7 @@ covers everything, also the operator's snapshot. ``docs/state-format.md`` descri
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -278,6 +279,26 @@ def check_owner(manifest: Manifest, wanted: Identity) -> None:
     """Raises ForeignState saying what differs."""
     found = {name: getattr(manifest.identity, name) for name in _OWNER}
     check_operator(found, wanted, f"the state of version {manifest.token}")
+
+
+def check_kept(
+    operator: dict[str, Any], versions: Callable[[], Iterable[Manifest]], check: Callable[[dict[str, Any]], T]
+) -> T | None:
+    """Returns what ``check`` returns for the state of an operator. It raises ForeignState for that of somebody else.
+
+    ``operator``: what ``operator.json`` says. A batch that failed may have written it, so if it is refused, the newest
+    ``versions`` that may have been committed are checked instead. None: there are none, so nothing is kept.
+    """
+    try:
+        return check(operator)
+    except ForeignState:
+        kept = [{**operator, "definition": v.identity.definition, "shards": v.identity.shards} for v in versions()]
+        for found in kept:
+            with contextlib.suppress(ForeignState):
+                return check(found)
+        if kept:
+            raise
+        return None
 
 
 def check_operator(found: Mapping[str, Any], wanted: Identity, state: str) -> None:

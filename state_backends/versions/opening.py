@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from state_backends.files.names import MANIFEST, OPERATOR
 from state_backends.files.storage import Storage
 from state_backends.format.errors import CorruptState, ForeignState, FormatError, MissingState, StateError
-from state_backends.versions.lineage import read_version
-from state_backends.versions.manifest import Identity, Manifest, Past, check_operator, dump_operator, load_operator
+from state_backends.versions.lineage import newest_versions, read_version
+from state_backends.versions.manifest import (
+    Identity,
+    Manifest,
+    Past,
+    check_kept,
+    check_operator,
+    dump_operator,
+    load_operator,
+)
 from state_backends.versions.retention import batch_of, floor_of
 
 log = logging.getLogger(__name__)
 
 
-def claim(storage: Storage, identity: Identity, *, may_change: bool) -> None:
+def claim(
+    storage: Storage, identity: Identity, shards: Callable[[], Iterable[Storage]], batch: int, *, begins: bool
+) -> None:
     """Compares a shard with ``operator.json``, which the operator's shards share. Writes it if it is missing.
 
-    ``may_change``: the first batch is not complete, so the definition may still change. Raises ForeignState.
+    ``shards``: the storages of the operator's shards. ``batch``: the one at work. ``begins``: the shard has no version.
+    Until the first batch is complete, the definition may still change. Raises ForeignState.
     """
     found, own = storage.owner(), dump_operator(identity)
     if found is None:
@@ -25,9 +38,10 @@ def claim(storage: Storage, identity: Identity, *, may_change: bool) -> None:
     if found == own:
         return
     where = f"{OPERATOR} of operator {identity.operator!r}"
-    if not may_change:
+    if not begins or batch != 0:
         operator = load_operator(found, where)
-        check_operator(operator, identity, f"the state of {where}")
+        check = partial(check_operator, wanted=identity, state=f"the state of {where}")
+        check_kept(operator, lambda: newest_versions(shards(), batch), check)
         if operator["checkpoint"] != identity.checkpoint:
             raise ForeignState(
                 f"the state of {where} is used by the query with the checkpoint {operator['checkpoint']}, not by this "

@@ -39,7 +39,7 @@ from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.ledger import NO_FILE
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
-from state_backends.versions.lineage import Elsewhere, Home, is_taken, read_version, take_version
+from state_backends.versions.lineage import Home, is_taken, read_version, take_version
 from state_backends.versions.manifest import (
     FileEntry,
     Identity,
@@ -85,7 +85,7 @@ class Shard:
         # One more than Spark keeps batches: the newest version may belong to a batch that is not complete yet.
         self._keep = retain + 1
         self._home = home
-        self._elsewhere: Callable[[str], Elsewhere | None] = lambda token: None
+        self._place = Home(storage, lambda token: None, lambda: iter([storage]))
         self._cache = cache
         self._requests = requests or Requests()
         self.requested: Batch | None = None
@@ -127,6 +127,9 @@ class Shard:
             self._undo()
         if self._current is not None:
             check_owner(self._current, identity)
+        elif identity != self.identity:
+            # What is in operator.json may be from an attempt that failed.
+            claim(self.storage, identity, self._place.shards, batch_of(attempt), begins=True)
         if self._unlisted_in is not None and batch_of(attempt) > self._unlisted_in:
             self._retention.note(*self.storage.listing())
             self._unlisted_in = None
@@ -379,10 +382,12 @@ class Shard:
         self._retention = Retention(self._keep)
         self.rebuilds += 1
         if self._home is not None:
-            self.storage, self._elsewhere = self._home(identity)
+            self._place = self._home(identity)
+            self.storage.leave()
+            self.storage = self._place.storage
         try:
             manifest = None if token is None else self._find(token, attempt, identity)
-            self._claim(attempt, identity, begins=manifest is None)
+            claim(self.storage, identity, self._place.shards, batch_of(attempt), begins=manifest is None)
             if manifest is not None:
                 self._keep_files(manifest)
             try:
@@ -442,17 +447,13 @@ class Shard:
         try:
             manifest = read_version(self.storage, token)
         except FileNotFoundError:
-            other = self._elsewhere(token)
+            other = self._place.elsewhere(token)
             if other is None:
                 moved = self._home is not None
                 raise not_found(self.storage, token, identity, self._keep, has_lineages=moved) from None
             manifest = take_version(other, token, self.storage, identity, batch_of(attempt))
         check_owner(manifest, identity)
         return manifest
-
-    def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
-        """See :func:`state_backends.versions.opening.claim`."""
-        claim(self.storage, identity, may_change=begins and batch_of(attempt) == 0)
 
     def _keep_files(self, manifest: Manifest) -> None:
         self._current = manifest

@@ -6,7 +6,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.fs as pafs
 
@@ -20,6 +20,7 @@ from state_backends.files.storage import LocalStorage
 from state_backends.store.io_thread import IoThread, Priority
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket
+from state_backends.versions.lineage import Home
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.object_store import ObjectStore
@@ -115,18 +116,37 @@ class Host:
         retain: int = 100,
         budget: int = 64 << 10,
         kept: KeptCopies | None = None,
+        renews: bool = False,
     ) -> None:
+        """``renews``: as on a state server, each rebuild gets a new storage for the same folder."""
         self.folder, self.budget = folder, budget
         self.io = IoThread()
         self.remote = Remote(uri)
         self.requests = Requests()
-        self.storage = RemoteStorage(
-            self.remote, "query/tolls/shard-00003", folder / "copies", requests=self.requests, kept=kept
-        )
+        self.kept = kept
         self.kind = kind
         self.shard = Shard(
-            IDENTITY, self.storage, folder / "live", self.make_stores, retain=retain, requests=self.requests
+            IDENTITY,
+            self.make_storage(),
+            folder / "live",
+            self.make_stores,
+            retain=retain,
+            home=self.home if renews else None,
+            requests=self.requests,
         )
+
+    def make_storage(self) -> RemoteStorage:
+        return RemoteStorage(
+            self.remote, "query/tolls/shard-00003", self.folder / "copies", requests=self.requests, kept=self.kept
+        )
+
+    def home(self, identity: Identity) -> Home:
+        storage = self.make_storage()
+        return Home(storage, lambda token: None, lambda: iter([storage]))
+
+    @property
+    def storage(self) -> RemoteStorage:
+        return cast(RemoteStorage, self.shard.storage)
 
     def make_stores(self, p_bucket: PBucket) -> Stores:
         self.p_bucket = p_bucket

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from aion.errors import CorruptState, StorageError
-from state_backends.files import s3
+from state_backends.files import requests, s3
+from state_backends.files.names import Doomed
 from state_backends.files.remote import Remote, pyarrow_uri
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.versions.manifest import load
@@ -25,6 +26,7 @@ from tests.files.rig import (
     Hooked,
     names,
 )
+from tests.io_thread.rig import PATIENCE
 from tests.object_store import ObjectStore
 from tests.stores.rig import make_block
 
@@ -203,6 +205,30 @@ def test_a_version_costs_two_requests_and_what_goes_goes_behind_it(bucket: Objec
     assert set(found) == {"PUT", "DELETE"}, working.seen
     kept = [load(bucket.get(f"{bucket.bucket}/{path}"), path) for path in bucket.objects() if "/manifests/" in path]
     assert len(kept) == 3
+
+
+@pytest.mark.usual_sizes
+def test_the_shards_of_a_host_delete_together(bucket: ObjectStore) -> None:
+    """However many shards there are, what waits for a deletion goes with the next request."""
+    remote, counts = Remote(bucket.uri("state")), requests.Requests()
+    may_delete = threading.Event()
+    try:
+        storages = [RemoteStorage(remote, f"query/shard-{n}", Path("unused"), requests=counts) for n in range(400)]
+        paths = [f"state/query/shard-{n}/files/0000000000-0000000000-{k}.sst" for n in range(400) for k in range(3)]
+        for path in paths[::50]:
+            bucket.put(path, b"old")
+        remote.cleaning.submit(may_delete.wait, PATIENCE)
+        with bucket.watched() as watched:
+            for storage in storages:
+                storage.delete(Doomed([], [f"0000000000-0000000000-{k}.sst" for k in range(3)]))
+            may_delete.set()
+            for storage in storages:
+                storage.settle()
+            assert watched.count()["delete"] == 2, "a request deletes up to a thousand"
+        assert not bucket.objects() and counts.to_json()["delete"] == 2
+    finally:
+        may_delete.set()
+        remote.close()
 
 
 def test_a_commit_does_not_wait_for_what_is_deleted(bucket: ObjectStore, hosts: Any) -> None:

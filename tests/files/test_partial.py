@@ -130,6 +130,29 @@ def test_the_rest_comes_behind_it_and_then_nothing_is_asked_for(bucket: ObjectSt
     assert copies == {path.rpartition("/")[2]: d for path, d in bucket.objects().items() if path.endswith(".sst")}
 
 
+def test_a_rebuild_does_not_take_a_copy_with_holes_for_a_whole_one(
+    bucket: ObjectStore, hosts: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark asks for an older version, because another attempt of the batch has won. Most of the files are the same."""
+    one = hosts()
+    token = fill(one, 3, 20)
+    later = one.commit(token, "3", (60, 60))
+    other = hosts(renews=True)
+    with nothing_behind_it(other.remote), bucket.watched() as watched:
+        other.shard.open(later, READER, IDENTITY)
+        opened = watched.count()
+        other.shard.open(token, READER, IDENTITY)
+        assert read(other, [3, 59]) == [3, 59]
+        again = watched.count()
+        assert again["get"] - opened["get"] <= opened["get"], "no file is fetched as a whole"
+        assert again["read_bytes"] < 3 * opened["read_bytes"] < bytes_of(bucket)
+    assert "made again" not in caplog.text
+    complete(other)
+    assert read(other, range(60)) == [*range(60)]
+    copies = {path.name: path.read_bytes() for path in other.storage.files.iterdir()}
+    assert copies == {p.rpartition("/")[2]: d for p, d in bucket.objects().items() if p.rpartition("/")[2] in copies}
+
+
 def test_who_completes_a_copy_waits_until_it_was_compared(tmp_path: Path) -> None:
     """Otherwise it would be complete, and still not whole."""
     data = random.Random(1).randbytes(5 << 10)
@@ -293,6 +316,34 @@ def test_copies_without_links_are_whole(bucket: ObjectStore, hosts: Any, monkeyp
         (file,) = manifest_of(bucket, token).files
         assert other.storage.partial(file.name) is None
         assert read(other, range(40)) == [*range(40)]
+
+
+def test_who_waits_for_a_range_does_not_wait_for_what_is_fetched_ahead(tmp_path: Path) -> None:
+    """A range that is to be fetched ahead, and that somebody reads before its turn comes, is fetched for the reader."""
+    data = random.Random(1).randbytes(8 << 10)
+    asked: list[tuple[int, int]] = []
+
+    def read_at(size: int, offset: int) -> bytes:
+        asked.append((offset, size))
+        return data[offset : offset + size]
+
+    go_on = threading.Event()
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as ahead:
+        file = SstFile(1, str(tmp_path / "f"), len(data), zlib.crc32(data), 0, 5)
+        copy = partial.PartialCopy(file, read_at, pool, ahead)
+        copy.create()
+        others = ahead.submit(go_on.wait, PATIENCE)
+        behind = copy.bring(Span(0, len(data)), ahead=True)
+        for future in copy.bring(Span(2100, 2200)):
+            future.result(PATIENCE)
+        assert asked == [(2048, 1024)] and not any(future.done() for future in behind)
+        go_on.set()
+        assert others.result()
+        while futures := copy.bring(Span(0, len(data)), ahead=True):
+            for future in futures:
+                future.result(PATIENCE)
+    assert copy.is_whole and (tmp_path / "f").read_bytes() == data
+    assert sorted(asked) == [(0, 2048), (2048, 1024), (3072, 5120)], "each byte once"
 
 
 def test_pieces_are_fetched_once_and_neighbours_together(tmp_path: Path) -> None:

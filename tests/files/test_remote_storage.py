@@ -179,6 +179,24 @@ def test_what_cannot_be_deleted_is_no_error(make: Callable[..., Place], caplog: 
     assert files(place.storage()) == ["0001-t.sst"], "retention will find it again"
 
 
+def test_what_cannot_be_deleted_keeps_no_other_file(make: Callable[..., Place]) -> None:
+    """It is tried again with the next commit, and so are those that were to be deleted with it."""
+    place = make()
+    storage = place.storage()
+    kept, *others = (f"000{n}-t.sst" for n in range(4))
+    published(storage, *(write(storage, name, b"x").name for name in (kept, *others)))
+
+    def refuse(call: str, path: str) -> None:
+        if call == "delete_file" and path.endswith(kept):
+            raise PermissionError("not yours")
+
+    place.before = refuse
+    storage.delete(Doomed(["a.json"], [kept, *others]))
+    storage.settle()
+    assert files(place.storage()) == [kept]
+    assert storage.delete(Doomed([], [])) == Doomed(["a.json"], [kept, *others])
+
+
 def test_a_file_system_that_cannot_be_reached_is_named() -> None:
     remote = Remote("nowhere://to/be/found")
     storage = RemoteStorage(remote, "query/shard", Path("unused"))

@@ -13,9 +13,10 @@ from pyspark.sql.types import DoubleType, FloatType, IntegerType, LongType, Stri
 from aion.core.operator.keyed.values import MemoryValues
 from aion.errors import ForeignState
 from aion.stateful.handle import Handle
-from aion.stateful.layout import MIN_MS, record_key
+from aion.stateful.layout import MIN_MS, pages_of, record_key
 from aion.stateful.record import KeyRecord
 from aion.stateful.variables import Kind, Variables
+from state_backends.store.keyed.protocol import KeyedValue
 
 INT = StructType([StructField("n", IntegerType())])
 LONG = StructType([StructField("n", LongType()), StructField("s", StringType())])
@@ -107,6 +108,27 @@ def test_a_variable_that_was_deleted_starts_empty() -> None:
     store.put(record.changes(variables.numbers, MIN_MS)[0])
     assert variables.to_json()["next"] == 2
     assert len(KeyRecord(KEY, next(iter(store.values.values())), store)._packed) == 1, "the old content is gone"
+
+
+@pytest.mark.parametrize("number", [0, 65_534, 65_535, 65_536, 1 << 33])
+def test_a_variable_that_each_init_deletes_and_defines_goes_on_for_ever(number: int) -> None:
+    """Each batch takes another number. Its pages are its own, and those that went are deleted."""
+    store, data = MemoryValues(), None
+    known: dict[str, Any] = {"next": number, "variables": {}}
+    for batch in range(3):
+        handle, (_, table), variables = handle_with(known, ("deleteIfExists", "m"), ("getMapState", "m", INT, LONG))
+        handle.enter(record := KeyRecord(KEY, data, store))
+        assert not list(table.iterator())
+        for at in range(3_000):
+            table.updateValue((at,), (batch, "x" * 40))
+        values, _ = record.changes(variables.numbers, MIN_MS)
+        assert record.forgotten == ([] if batch == 0 else [number + batch - 1])
+        gone = [page for old in record.forgotten for page, _ in store.scan(*pages_of(KEY, old))]
+        store.put([*values, *(KeyedValue(page, None) for page in gone)])
+        known, data = variables.to_json(), store.values[record_key(KEY)]
+        handle.enter(KeyRecord(KEY, data, store))
+        assert {tuple(value) for _, value in table.iterator()} == {(batch, "x" * 40)}
+    assert len(list(store.scan(*pages_of(KEY, number + 2)))) == len(store.values) - 1 > 1
 
 
 @pytest.mark.parametrize("by_name", [False, True])

@@ -121,7 +121,7 @@ def test_the_state_of_somebody_else_is_refused(
 def test_a_shard_without_a_version_is_told_too(host: Host) -> None:
     """The others have state: this one is new, and would be filled with what belongs to them."""
     other = replace(IDENTITY, shards=16)
-    host.open(None)
+    host.commit(None)
     host.restart()
     with pytest.raises(ForeignState, match=r"operator\.json.*'tolls'.*shards 8, not 16"):
         host.shard.open(None, "0000000001-second", other)
@@ -152,10 +152,41 @@ def test_until_the_first_batch_is_through_everything_may_change(host: Host) -> N
     for identity in (IDENTITY, other):
         host.shard.open(None, "0000000000-first", identity)
         host.restart()
-    host.shard.open(None, "0000000001-second", other)
+    host.shard.open(None, "0000000000-second", other)
+    host.shard.commit("0000000000-second", {"next_seq": 0})
     host.restart()
     with pytest.raises(ForeignState, match="shards 16, not 8"):
-        host.shard.open(None, "0000000001-second", IDENTITY)
+        host.shard.open(None, "0000000001-third", IDENTITY)
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_failed_first_batch_may_run_again_with_another_definition(host: Host, restarts: bool) -> None:
+    """Also on the host that still holds the shard: what the operator's shards share follows the second definition."""
+    other = replace(IDENTITY, definition={"key": ["j"], "windows": {"w": 1}})
+    host.shard.open(None, "0000000000-first", IDENTITY)
+    if restarts:
+        host.restart()
+    host.shard.open(None, "0000000000-second", other)
+    host.shard.commit("0000000000-second", {"next_seq": 0})
+    host.restart()
+    host.shard.open(None, "0000000001-another-shard", other)
+    host.restart()
+    with pytest.raises(ForeignState, match=r"key: was \['j'\]; is \['k'\]"):
+        host.shard.open(None, "0000000001-third", IDENTITY)
+
+
+def test_a_definition_that_no_version_of_an_ended_batch_carries_is_not_held_against_a_later_one(host: Host) -> None:
+    """The first batches had no rows for the operator, and the first one that had some failed."""
+    other = replace(IDENTITY, definition={"key": ["j"], "windows": {"w": 1}})
+    host.shard.open(None, "0000000004-first", IDENTITY)
+    host.shard.commit("0000000004-first", {"next_seq": 0})
+    host.restart()
+    host.shard.open(None, "0000000004-second", other)
+    host.shard.commit("0000000004-second", {"next_seq": 0})
+    host.restart()
+    with pytest.raises(ForeignState, match=r"key: was \['j'\]; is \['i'\]"):
+        host.shard.open(None, "0000000005-third", replace(IDENTITY, definition={"key": ["i"], "windows": {"w": 1}}))
+    assert host.shard.open("0000000004-second", "0000000005-third", other) == {"next_seq": 0}
 
 
 def test_damage_to_what_the_shards_share_is_named(make: Callable[..., Host]) -> None:
