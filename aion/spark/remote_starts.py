@@ -107,8 +107,9 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
         batch = max(batches, default=None)
         if there:
             found |= _rescaled(files, batches, writer, given)
+    names = tuple(operator.config.name for operator in there)
     for operator in there:
-        look = Look(operator, query, checkpoint, master(spark).startswith("local"), batch)
+        look = Look(operator, query, checkpoint, master(spark).startswith("local"), batch, names)
         found |= settings_of(operator.config.name, _in_a_task(spark, look))
     return found
 
