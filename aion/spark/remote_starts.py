@@ -26,7 +26,7 @@ from aion.spark import upstream
 from aion.spark.checkpoint_files import RemoteFiles
 from aion.spark.look import Look, Operator, Seen, check_names, settings_of
 from aion.spark.partitions import NOTE, rescaled
-from aion.spark.query_settings import CHECKPOINT, RESCALED, TEMPORARY
+from aion.spark.query_settings import CHECKPOINT, ENDS, RESCALED, TEMPORARY
 from aion.spark.remote_batches import Batches
 from aion.spark.sessions import analyzed, master
 from aion.spark.settings import CHECKPOINTS
@@ -108,6 +108,8 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
         if there:
             found |= _rescaled(files, batches, writer, given)
     names = tuple(operator.config.name for operator in there)
+    if writer._write_proto.available_now or writer._write_proto.once:
+        found[ENDS] = "true"
     for operator in there:
         look = Look(operator, query, checkpoint, master(spark).startswith("local"), batch, names)
         found |= settings_of(operator.config.name, _in_a_task(spark, look))
