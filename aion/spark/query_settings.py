@@ -15,7 +15,7 @@ RESCALED = "spark.sql.streaming.aion.rescaled"
 seen these.
 """
 ENDS = "spark.sql.streaming.aion.ends"
-"""Whether the run ends by itself, when it has read what is there: ``true``, or it is unset."""
+"""The number of the batch from which on the run shows all late windows: see :mod:`aion.spark.run_ends`. Unset: none."""
 PAST = "spark.sql.streaming.aion.past."
 """What the definition of an operator has been before, as JSON, if it was another one. The name of the operator follows.
 """

@@ -45,10 +45,8 @@ class CountingWindows(Windows):
     A stateful processor in Python can only yield rows. :func:`aion.spark.progress.observed` takes these out again. A
     shard in which no number has grown yields none, because a frame with a single row has a cost of its own.
 
-    ``ends``: the run ends when it has read what is there. Spark does not say which of its batches is the last one, and
-    has no batch after it if the watermark stays. So each of its batches executes the late windows that have events,
-    whatever their triggers wait for. A batch that is run again with another trigger may show a late window in another
-    batch, and the same values in the end.
+    ``ends``: the batch may be the last one of its run, and so executes the late windows that have events, whatever
+    their triggers wait for (:mod:`aion.spark.run_ends`).
     """
 
     def __init__(self, *arguments: Any, ends: bool, **named: Any) -> None:
@@ -88,7 +86,7 @@ class WindowsTenants(Tenants):
         record_rules(plan, config.name)
         self._codec = CodecPool(policy.io.codec_threads)
         context = TaskContext.get()
-        self._ends = context is not None and context.getLocalProperty(ENDS) is not None
+        self._ends = None if context is None else context.getLocalProperty(ENDS)
 
     def open(
         self, attempt: RemoteAttempt, batch: Batch
@@ -105,7 +103,7 @@ class WindowsTenants(Tenants):
             others=attempt.others,
             learnt=attempt.learnt,
             delay_us=config.watermark_delay_us,
-            ends=self._ends,
+            ends=self._ends is not None and batch.number >= int(self._ends),
         )
         if config.record is not None:
             recorder = Recorder(Path(config.record), Definition.of(plan, commits=True), batch.shard)

@@ -51,3 +51,13 @@ def test_a_query_without_an_end_waits_for_its_trigger(spark: SparkSession, strea
     query.processAllAvailable()
     query.stop()
     assert first(sink.rows()) == [("on_time", 3)]
+
+
+def test_a_trigger_waits_until_the_last_batch(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
+    """Also in the next run, which has read some of the files already."""
+    put(stream)
+    stream.put([("a", 5, 1.0)] * 10)
+    assert first(sink.run(windows(stream))) == [("on_time", 3), ("late", 23)]
+    for second in (6, 7):
+        stream.put([("a", second, 1.0)] * 10)
+    assert first(sink.run(windows(stream))) == [("on_time", 3), ("late", 23), ("late", 43)]
