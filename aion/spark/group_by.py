@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StructField, StructType, VariantType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    LongType,
+    MapType,
+    StructField,
+    StructType,
+    TimestampType,
+    VariantType,
+)
 
 from aion.base.hashing import hashed_as
 from aion.config import Policy, policy_to_text
@@ -254,7 +263,7 @@ def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int] | None, 
     last = []
     if time is not None:
         end = f"{quoted(time.name)}.end" if isinstance(time.dataType, StructType) else quoted(time.name)
-        last.append(F.unix_micros(F.col(end).cast("timestamp")).alias(_TIME))
+        last.append(F.unix_micros(F.col(end).cast(TimestampType())).alias(_TIME))
     wider = df.select(*first, "*", *last) if first or last else df
     keys = [(F.col(quoted(n)), f.dataType) for n, f in zip(names, fields, strict=True)]
     shard = hash_column(keys) if ids is None else shard_column(keys, ids)
