@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from aion import errors
 from aion.errors import AionError, ConfigError, WatermarkError
@@ -26,7 +27,7 @@ from aion.spark import upstream
 from aion.spark.checkpoint_files import RemoteFiles
 from aion.spark.look import Look, Operator, Seen, check_names, settings_of
 from aion.spark.partitions import NOTE, rescaled
-from aion.spark.query_settings import CHECKPOINT, RESCALED, TEMPORARY
+from aion.spark.query_settings import CHECKPOINT, ENDS, RESCALED, TEMPORARY
 from aion.spark.remote_batches import Batches
 from aion.spark.sessions import analyzed, master
 from aion.spark.settings import CHECKPOINTS
@@ -107,8 +108,11 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
         batch = max(batches, default=None)
         if there:
             found |= _rescaled(files, batches, writer, given)
+    names = tuple(operator.config.name for operator in there)
+    if writer._write_proto.available_now or writer._write_proto.once:
+        found[ENDS] = "0"  # each batch may be the last one
     for operator in there:
-        look = Look(operator, query, checkpoint, master(spark).startswith("local"), batch)
+        look = Look(operator, query, checkpoint, master(spark).startswith("local"), batch, names)
         found |= settings_of(operator.config.name, _in_a_task(spark, look))
     return found
 
@@ -148,7 +152,7 @@ def _rescaled(files: RemoteFiles, batches: list[int], writer: Any, given: dict[s
 
 def _in_a_task(spark: SparkSession, look: Look) -> Seen:
     """Returns what a look returns on a host of the executors. Raises the AionError that it raises there."""
-    rows = spark.range(0, 1, 1, 1).mapInArrow(_Task(look), _Task.SCHEMA).collect()
+    rows = spark.range(0, 1, 1, 1).mapInArrow(_Task(look), from_arrow_schema(_Task.ARROW)).collect()
     name, text, shards, past = rows[0]
     if name is not None:
         raise getattr(errors, name, AionError)(text)
@@ -158,7 +162,7 @@ def _in_a_task(spark: SparkSession, look: Look) -> Seen:
 class _Task:
     """Spark's side of a look."""
 
-    SCHEMA = "error string, text string, shards int, past string"
+    ARROW = pa.schema([("error", pa.string()), ("text", pa.string()), ("shards", pa.int32()), ("past", pa.string())])
 
     def __init__(self, look: Look) -> None:
         self._look = look
@@ -172,9 +176,7 @@ class _Task:
             except AionError as error:
                 name, text = type(error).__name__, str(error)
             columns = {"error": name, "text": text, "shards": seen.shards, "past": seen.past}
-            types = [pa.string(), pa.string(), pa.int32(), pa.string()]
-            arrays = [pa.array([value], type_) for value, type_ in zip(columns.values(), types, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, [*columns])
+            yield pa.RecordBatch.from_pylist([columns], schema=self.ARROW)
 
 
 def _nodes(plan: Any) -> Iterator[Any]:

@@ -66,8 +66,9 @@ def look(spark: SparkSession, execution: Any, plan: str, run: str, checkpoint: s
     is_here = master(spark).startswith("local")
     try:
         check_names(there)
+        last, names = max(batches, default=None), tuple(operator.config.name for operator in there)
         for operator in there:
-            seen = Look(operator, query, checkpoint, is_here, max(batches, default=None))()
+            seen = Look(operator, query, checkpoint, is_here, last, names)()
             for key, value in settings_of(operator.config.name, seen).items():
                 conf.set(key, value)
     except AionError as error:

@@ -31,6 +31,7 @@ from aion.spark.chained import described, source_of
 from aion.spark.child import ChildWork
 from aion.spark.explain import explain_plan
 from aion.spark.files import Files
+from aion.spark.group_by import stock_method
 from aion.spark.hand_over import HandOverConfig
 from aion.spark.levels import merged
 from aion.spark.look import Operator
@@ -110,7 +111,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
         spec.name, state_dir, len(tree.shards), policy if isinstance(policy, str | Path) else "of its own",
         format_duration(resolved.lateness.initial_bound_us), learns,
     )  # fmt: skip
-    result = blocks.groupBy("shard").transformWithStateInPandas(
+    result = stock_method(blocks.groupBy("shard"), "transformWithStateInPandas")(
         Root(WindowsDefinition(config)), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
     starting.remember(result, Operator(config, plan.definition, resolved.state.shards == "auto"))

@@ -231,7 +231,7 @@ def _until(df: DataFrame, given: object) -> int | str:
     if when.tzinfo is not None:
         return instant_us(when)
     # As Spark reads it, in the session's zone.
-    row = df.sparkSession.sql("SELECT unix_micros(CAST(? AS timestamp))", [when.isoformat()]).first()
+    row = df.sparkSession.sql("SELECT unix_micros(CAST(? AS timestamp_ltz))", [when.isoformat()]).first()
     assert row is not None
     return int(row[0])
 
@@ -254,5 +254,5 @@ def _with_heartbeat(df: DataFrame, rules: Rules, delay_us: int) -> DataFrame:
         options["until_us"] = rules.until // 1000 * 1000 + delay_us  # Spark's watermark has milliseconds
     beats = spark.readStream.format(RUN).options(**options).load()
     nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in df.schema]
-    rows = df.select("*", F.lit(None).cast("timestamp").alias(_BEAT))
+    rows = df.select("*", F.lit(None).cast(TimestampType()).alias(_BEAT))
     return rows.unionAll(beats.select(*nothing, F.col(AT).alias(_BEAT)))
