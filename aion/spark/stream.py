@@ -18,7 +18,7 @@ from aion.base.time import format_duration
 from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.operator.actions import PaneKind
-from aion.core.query.columns import COMPLETENESS_COLUMNS, DROPPED_COLUMNS, OLD
+from aion.core.query.columns import COMPLETENESS_COLUMNS, DROPPED_COLUMNS, OLD, PANE_SEQ
 from aion.core.query.plan import Plan
 from aion.core.query.spec import Spec, of_spec
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
@@ -72,8 +72,8 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     can also pass a ``spec``; keywords override it. :func:`explain` describes what runs where.
 
     The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``, ``kind``
-    (early, on_time, late, final, retracted, dropped), ``events``, ``late_events`` and ``closes_at``, the watermark from
-    which on the row cannot change. Dropped rows also have ``event_time``,
+    (early, on_time, late, final, retracted, dropped), ``events``, ``late_events``, ``closes_at``, the watermark from which
+    on the row cannot change, and ``pane_seq``, which orders panes. Dropped rows also have ``event_time``,
     ``lateness_us``, ``reason`` and ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
     earlier ones. Spark's progress of a batch has their numbers in ``observedMetrics`` (docs/progress.md). Raises
     WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
@@ -219,7 +219,7 @@ def dropped(df: DataFrame) -> DataFrame:
     Raises SchemaError for any other DataFrame.
     """
     _check_result("dropped", df)
-    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane", "closes_at", *COMPLETENESS_COLUMNS)
+    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane", "closes_at", PANE_SEQ, *COMPLETENESS_COLUMNS)
 
 
 def changes(df: DataFrame) -> DataFrame:
