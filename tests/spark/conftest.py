@@ -173,5 +173,5 @@ def last_panes(rows: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ..
 
 
 def plain(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Rows in an order of their own, for comparison. Shards number their panes for themselves, so the numbers differ."""
+    """Rows in an order of their own, for comparison. Each shard numbers its panes for itself."""
     return sorted(repr(sorted((k, v) for k, v in row.items() if k != "pane_seq")) for row in rows)
