@@ -206,6 +206,35 @@ def test_a_column_that_is_added_begins_with_windows_after_the_change() -> None:
     }  # fmt: skip
 
 
+@given(st.lists(st.sets(st.sampled_from([*AGGREGATES][:4]), min_size=1), min_size=2, max_size=4), st.data())
+def test_changes_go_on_with_other_aggregates(columns: list[set[str]], data: st.DataObject) -> None:
+    """A value that was shown is the old value as long as its column stays. One that was not shown is null."""
+    names = {row: data.draw(st.permutations(sorted(chosen))) for row, chosen in enumerate(columns)}
+    shown: dict[Any, dict[str, Any]] = {}  # what was last shown of each window, by column
+    stays: dict[Any, set[str]] = {}  # which of these columns have been there ever since
+    latest = 0
+    with Restarted(spec_of(["ten", "hop"], names[0], emit="changes")) as running:
+        for number, chosen in names.items():
+            if number:
+                running.restart(spec_of(["ten", "hop"], chosen, emit="changes"))
+                for there in stays.values():
+                    there &= {*chosen}
+            for _ in range(2):
+                times = data.draw(st.lists(st.integers(max(latest - 70, 0), latest + 20), min_size=1, max_size=4))
+                rows = running.process([("ab"[t % 2], t, t) for t in times], latest)
+                latest = max(latest, *times)
+                for row in rows:
+                    if row["kind"] == "dropped":
+                        continue
+                    where = row["k"], row["window"], row["window_start"]
+                    before = shown.get(where, {})
+                    for name in chosen:
+                        may = [before.get(name)] if name in stays.get(where, chosen) else [before.get(name), None]
+                        assert row[f"old_{name}"] in may, (where, name)
+                    shown[where] = {**before, **{name: row[name] for name in chosen}}
+                    stays[where] = {*chosen}
+
+
 def test_windows_that_go_finish_and_those_that_come_begin_after_the_change() -> None:
     first = [("a", t, t) for t in (1, 12, 25)]
     then = [("a", t, t) for t in (3, 14, 27, 38, 55, 61)]
