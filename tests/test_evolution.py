@@ -66,7 +66,7 @@ class Restarted:
         found = self.definition
         over = finished([snapshot], found, longest_bound_us(plan, local.policy))
         if over or not same(found, plan):
-            at_us = reached_us(snapshot, found, plan)
+            at_us = reached_us(snapshot)
             self.change = change(found, plan, at_us=at_us, batch=self.batches, finished=over, on_removed=on_removed)
             plan = evolved(plan, self.change.evolution)
         elif EVOLUTION in found:
@@ -233,6 +233,20 @@ def test_changes_go_on_with_other_aggregates(columns: list[set[str]], data: st.D
                         assert row[f"old_{name}"] in may, (where, name)
                     shown[where] = {**before, **{name: row[name] for name in chosen}}
                     stays[where] = {*chosen}
+
+
+def test_no_change_is_before_an_event_that_ever_came() -> None:
+    """Not even if nothing of it is kept: the second of two changes would show one of six events."""
+    five = [("a", t, t) for t in range(100, 105)]
+    with Restarted(spec_of(["ten"], ["count"])) as running:
+        running.process(five, None)
+        running.process([], 50)
+        running.restart(spec_of(["thirty"], ["count"]), on_removed="drop")
+        running.process([("a", 60, 1)], 51)
+        running.restart(spec_of(["seven"], ["count"]), on_removed="drop")
+        assert running.change is not None and running.change.at_us is not None and running.change.at_us >= 110
+        rows = running.process([("a", 104, 1), ("a", 130, 1)], 60) + running.process([], 300)
+    assert [row["count"] for row in rows if row["kind"] == "on_time"] == [1]
 
 
 def test_windows_that_go_finish_and_those_that_come_begin_after_the_change() -> None:

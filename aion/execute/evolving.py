@@ -42,7 +42,7 @@ class GoesOn:
             snapshots = kept.snapshots()
             over = finished(snapshots, self.found, bound_us)
             if not is_same or over:
-                reached = [us for s in snapshots if (us := reached_us(s, self.found, plan)) is not None]
+                reached = [us for s in snapshots if (us := reached_us(s)) is not None]
                 self.change = self._changed(kept, plan, max(reached, default=None), batch, over, on_removed)
                 self.evolution = self.change.evolution
         self.definition = plan.definition if self.evolution is None else evolved(plan, self.evolution).definition

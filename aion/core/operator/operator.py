@@ -102,12 +102,14 @@ class Operator:
         self._gone = Gone(grid.aligned, snapshot)
         self.next_seq = 0
         self.next_pane_seq = 0
+        self.reached_us: int | None = None  # no event that ever came is as late as this instant. It only grows
         self.counters = Counters()
         self._tally = Tally()
         if snapshot is not None:
             self.watermark = Watermark(snapshot["watermark_us"], snapshot["watermark_step_us"])
             self.next_seq = snapshot["next_seq"]
             self.next_pane_seq = snapshot["next_pane_seq"]
+            self.reached_us = snapshot["reached_us"]
             self.windows = WindowTable.from_json(snapshot["windows"], definitions, grid.aligned)
             self.counters = Counters.from_json(snapshot["counters"])
         grids = [grid] if event_grid is None else [grid, event_grid]
@@ -187,6 +189,7 @@ class Operator:
         verdict = self.keyed.judge(rows, self.watermark.at_us)
         actions: list[Action | Order] = [*untimed(blocks, self.counters)]
         arrival = Arrival.of(blocks, facts)
+        self._reach(arrival.slices_us[-1:])
         taken, too_late = self._windows_for(arrival)
         actions += too_late
         arrival.count(self._tally, verdict)
@@ -198,6 +201,11 @@ class Operator:
         self.keyed.add(verdict, {a.index: a.seq for a in appends})
         announced = self._due.announced(taken[0][self.windows["pending"][taken[0]] == taken[1]], taken[0])
         return [*actions, Prestage(announced)] if announced else actions
+
+    def _reach(self, last_us: Ints) -> None:
+        """Notes that events came up to the end of a slice, whether they are taken or left out."""
+        for end_us in self.grid.ends(last_us).tolist():
+            self.reached_us = end_us if self.reached_us is None else max(self.reached_us, end_us)
 
     def _windows_for(self, arrival: Arrival) -> tuple[tuple[Ints, Ints], list[EmitDropped]]:
         """Finds or creates the windows that take the arrival. Returns their rows and new events, and orders to drop.
@@ -428,6 +436,7 @@ class Operator:
             "watermark_step_us": self.watermark.step_us,
             "next_seq": self.next_seq,
             "next_pane_seq": self.next_pane_seq,
+            "reached_us": self.reached_us,
             "windows": self.windows.to_json(),
             "slices": slices_to_json(self.segments),
             "settled_us": [part.settled_us for part in self._parts],

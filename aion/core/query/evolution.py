@@ -26,7 +26,6 @@ from aion.core.calendars import Steps, ZoneRules
 from aion.core.packing import untable
 from aion.core.query.history import EVOLUTION, Evolution, Kept, Part, Step
 from aion.core.query.plan import DROP, FINISH, SLICE, Plan
-from aion.core.slicing.grid import slices_from_json, start_of
 from aion.core.windows import ALIGNED, Aligned
 from aion.errors import AionError, ForeignState
 from state_backends.format.definitions import BEFORE, FOLLOWS, NOT_COMPARED, WORDS, digest
@@ -304,21 +303,12 @@ def nothing(plan: Plan, rows: int, known: Container[str]) -> dict[str, pa.Array]
     return found
 
 
-def reached_us(snapshot: Mapping[str, Any], definition: Mapping[str, Any], plan: Plan) -> int | None:
-    """Returns an instant after all events that a shard keeps, and not before its watermark. None: it keeps nothing.
+def reached_us(snapshot: Mapping[str, Any]) -> int | None:
+    """Returns an instant after all events that a shard has ever seen, and not before its watermark.
 
-    ``plan``: of the new definition. Windows of keys are the same in both.
+    None: it has seen nothing.
     """
-    lengths = [length_us(spec) for _, spec in _edges(Evolution.of(definition))]
-    longest_us = min(lengths) if lengths else plan.grid.longest_us
-    names = slices_from_json(snapshot["slices"])
-    ends = [start_of(name) + longest_us for name in names]
-    ends += [end_us for _, end_us in snapshot.get(EVOLUTION, _NO_ENDS)["ends"]]
-    at_us = snapshot["watermark_us"]
-    return max([*ends, *([] if at_us is None else [at_us])], default=None)
-
-
-_NO_ENDS: Mapping[str, list[Any]] = {"ends": []}
+    return max((us for us in (snapshot["reached_us"], snapshot["watermark_us"]) if us is not None), default=None)
 
 
 def finished(snapshots: Sequence[Mapping[str, Any]], definition: Mapping[str, Any], bound_us: int) -> set[int]:
