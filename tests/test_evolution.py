@@ -249,6 +249,25 @@ def test_no_change_is_before_an_event_that_ever_came() -> None:
     assert [row["count"] for row in rows if row["kind"] == "on_time"] == [1]
 
 
+def test_a_definition_that_finishes_keeps_its_own_bound_trigger_and_early_panes() -> None:
+    def spec(windows: dict[str, Any]) -> Spec:
+        return Spec(
+            windows=windows, key="k", time="ts", aggregates={"count": A.count()}, lateness=us(5), trigger="every_batch"
+        )
+
+    slow = aion.Tumbling(us(20), early="batch", lateness=us(200), trigger={"kind": "count", "count": 2})
+    with Restarted(spec({"slow": slow})) as running:
+        running.process([("a", 1, 1)], None)
+        running.restart(spec({"ten": aion.Tumbling(us(10))}))
+        early = running.process([("a", 2, 1)], 3)
+        running.process([("a", 40, 1)], 30)
+        one = running.process([("a", 3, 1)], 100)  # later than the bound of the query
+        running.restart(spec({"ten": aion.Tumbling(us(10)), "other": aion.Tumbling(us(7))}))
+        two = running.process([("a", 4, 1)], 150)
+    of_slow = [[(row["kind"], row["count"]) for row in rows if row["window"] == "slow"] for rows in (early, one, two)]
+    assert of_slow == [[("early", 2)], [], [("late", 4)]]
+
+
 def test_windows_that_go_finish_and_those_that_come_begin_after_the_change() -> None:
     first = [("a", t, t) for t in (1, 12, 25)]
     then = [("a", t, t) for t in (3, 14, 27, 38, 55, 61)]

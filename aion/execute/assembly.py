@@ -21,6 +21,7 @@ from aion.core.operator.keyed.shard import KeyedPart, KeyedShard
 from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.operator.late_work import LateWork
 from aion.core.operator.operator import SNAPSHOT_VERSION, WITHOUT_PAGES, Operator
+from aion.core.operator.overview import trigger_from_json
 from aion.core.operator.rules import Own, Rules
 from aion.core.query.plan import Plan
 from aion.core.query.spec import Spec
@@ -54,7 +55,7 @@ def make_operator(
     bound = make_bound(plan, policy, snapshot) if bound is None else bound
     trigger = make_trigger(policy, Expected(bound))
     staleness_bound = _staleness_bound(policy.trigger)
-    own = _own_rules(plan, policy, Expected(bound))
+    own = _own_rules(plan, policy, Expected(bound), snapshot)
     rules = Rules(
         bound,
         trigger,
@@ -182,11 +183,16 @@ def longest_bound_us(plan: Plan, policy: Policy) -> int:
     return max(max(lateness.initial_bound_us, learnt_us) if bound is None else bound for bound in own)
 
 
-def _own_rules(plan: Plan, policy: Policy, forecast: Forecast) -> dict[int, Own]:
-    """What definitions decide for themselves."""
+def _own_rules(plan: Plan, policy: Policy, forecast: Forecast, snapshot: Mapping[str, Any] | None) -> dict[int, Own]:
+    """What definitions decide for themselves. One that finishes keeps what it decided, as the snapshot has it."""
+    finishing = set() if plan.history is None or snapshot is None else plan.history.evolution.finishing
     triggers = own_triggers(plan.windows)
     own = {}
     for number, (name, window) in enumerate(plan.windows.items()):
+        if number in finishing:
+            assert snapshot is not None
+            own[number] = _kept_rules(snapshot, str(number), forecast)
+            continue
         timing = window.timing
         early_us = policy.trigger.early_us if timing.early_us is None else timing.early_us
         own[number] = Own(
@@ -196,6 +202,13 @@ def _own_rules(plan: Plan, policy: Policy, forecast: Forecast) -> dict[int, Own]
             _staleness_bound(triggers[name]) if name in triggers else None,
         )
     return own
+
+
+def _kept_rules(snapshot: Mapping[str, Any], number: str, forecast: Forecast) -> Own:
+    trigger = snapshot["triggers"].get(number)
+    made = None if trigger is None else trigger_from_json(trigger, forecast)
+    bound = trigger["bound"] if trigger is not None and trigger["kind"] == "staleness" else None
+    return Own(snapshot["early_every_us"].get(number), snapshot["own_bounds_us"].get(number), made, bound)
 
 
 _KEYS_OF_KIND = {

@@ -314,8 +314,9 @@ def reached_us(snapshot: Mapping[str, Any]) -> int | None:
 def finished(snapshots: Sequence[Mapping[str, Any]], definition: Mapping[str, Any], bound_us: int) -> set[int]:
     """Returns the numbers of the definitions that have no window any more. ``snapshots``: of all shards.
 
-    ``bound_us``: how long a window is kept at most.
+    ``bound_us``: how long a window is kept at most, if its definition does not say so itself.
     """
+    own_us = {int(n): us for s in snapshots for n, us in s["own_bounds_us"].items()}
     watermarks = [s["watermark_us"] for s in snapshots if s["watermark_us"] is not None]
     live = {n for s in snapshots for n in untable(s["windows"])["definition"]}
     return {
@@ -324,7 +325,8 @@ def finished(snapshots: Sequence[Mapping[str, Any]], definition: Mapping[str, An
         if kept.until_us is not None
         and not kept.over
         and number not in live
-        and kept.until_us + length_us(kept.spec) + bound_us <= max(watermarks, default=-NEVER)
+        and kept.until_us + length_us(kept.spec) + max(bound_us, own_us.get(number, 0))
+        <= max(watermarks, default=-NEVER)
     }
 
 
