@@ -78,9 +78,9 @@ class State:
             own = next((some for name in names if (some := [s for s in there if s[1] == name])), [])
             snapshots: list[Mapping[str, Any]] = []
             for shard in own:
-                versions = [v for v in folder.recent(shard, 1) if v.manifest is not None]
-                if versions and versions[-1].manifest is not None:
-                    snapshots.append(versions[-1].manifest.snapshot)
+                newest = folder.newest(shard)
+                if newest is not None:
+                    snapshots.append(newest.snapshot)
         if not snapshots:
             raise StateError(f"{self.place}: operator {self.operator!r} has no version that can be read")
         return snapshots
