@@ -39,6 +39,8 @@ from state_backends.format.block import Codec, Compression
 from state_backends.store.attempt import ShardAttempt
 from state_backends.store.codec_pool import CodecPool
 
+PANES_KEPT = "panes_kept_us"
+"""The field of a snapshot with the longest bound that windows of panes have had."""
 _LATE_BATCHES = 10
 """Late work waits for at most this number of batches."""
 
@@ -157,11 +159,12 @@ def make_compaction(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | No
 def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *, shards: int = 1) -> AdaptiveBound:
     """Learns how late events come, and says how long new windows are kept. ``shards``: how many the query has."""
     lateness = policy.lateness
+    initial_us = max(lateness.initial_bound_us, panes_kept_us(plan, snapshot))
     asked = Cleanup(
-        lateness.initial_bound_us,
+        initial_us,
         coverage=lateness.coverage,
         confidence=lateness.confidence,
-        max_bound_us=max(lateness.max_bound_us, lateness.initial_bound_us),
+        max_bound_us=max(lateness.max_bound_us, initial_us),
         max_state_bytes=lateness.max_state_bytes,
     )
     longest_us = max(w.reach_us for w in plan.windows.values())
@@ -173,6 +176,14 @@ def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *
         together=lateness.per == "query" and shards > 1,
         snapshot=known,
     )
+
+
+def panes_kept_us(plan: Plan, snapshot: Mapping[str, Any] | None) -> int:
+    """Returns how long windows are kept at least, because panes of the windows before may still come for so long.
+
+    Each of these has the bound that held when it began. So if theirs becomes shorter at a restart, ours does not.
+    """
+    return 0 if snapshot is None or not plan.of_panes else int(snapshot.get(PANES_KEPT, 0))
 
 
 def longest_bound_us(plan: Plan, policy: Policy) -> int:
@@ -197,7 +208,7 @@ def _own_rules(plan: Plan, policy: Policy, forecast: Forecast, snapshot: Mapping
         early_us = policy.trigger.early_us if timing.early_us is None else timing.early_us
         own[number] = Own(
             None if isinstance(window, PerRecord) else early_us,
-            timing.bound_us,
+            None if timing.bound_us is None else max(timing.bound_us, panes_kept_us(plan, snapshot)),
             trigger_of(triggers[name], forecast) if name in triggers else None,
             _staleness_bound(triggers[name]) if name in triggers else None,
         )

@@ -14,7 +14,7 @@ from aion.config import Policy
 from aion.core.query.history import EVOLUTION
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import NO_SLICE
-from aion.execute.assembly import make_bound, make_operator, predicts
+from aion.execute.assembly import PANES_KEPT, longest_bound_us, make_bound, make_operator, panes_kept_us, predicts
 from aion.execute.changing import Changes
 from aion.execute.contents import Contents
 from aion.execute.executor import Executor
@@ -58,6 +58,7 @@ class Windows:
         self.plan = plan
         self.operator = make_operator(plan, policy, snapshot, self._bound)
         self._secret = _secret(plan, snapshot)
+        self._kept_us = max(panes_kept_us(plan, snapshot), longest_bound_us(plan, policy))
         self.executor = Executor(plan, self.operator, attempt, contents, self._secret)
         self._predicts = predicts(policy)
         self._delay_us = delay_us
@@ -129,6 +130,8 @@ class Windows:
         snapshot = self.operator.snapshot()
         if self.plan.history is not None:
             snapshot[EVOLUTION] = self.plan.history.to_json(set(self.operator.segments))
+        if self.plan.of_panes:
+            snapshot[PANES_KEPT] = self._kept_us
         if self._secret is not None:
             snapshot[SECRET] = self._secret.hex()
         return Saved(snapshot, next_slices, self.take_executions())

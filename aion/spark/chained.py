@@ -7,6 +7,7 @@ watermark ends the window that it belongs to: such windows take their events bef
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -123,7 +124,7 @@ class Panes(Rows):
         return [f"the panes of {name!r} are the events. All are kept, and the newest of each key and window counts."]
 
     def plan(self, spec: Spec) -> Plan:
-        plan = spec.plan(self.schema)
+        plan = replace(spec.plan(self.schema), of_panes=True)
         if spec.name == self.windows.name:
             raise ConfigError(
                 f"name: the windows before are called {spec.name!r}, too; give these another name, e.g. name='outer'"

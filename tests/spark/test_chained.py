@@ -133,6 +133,19 @@ def test_three_in_a_row(stream: FileStream, sink: Sink) -> None:
     assert (first["fives"], first["sum"]) == (len(fives), sum(total for *_, total in fives))
 
 
+def test_a_shorter_bound_does_not_end_windows_whose_panes_still_come(stream: FileStream, sink: Sink) -> None:
+    """A window that began before the restart keeps its bound, so its late panes come long after the new bound."""
+    for batch in [[("a", 10, 1.0)], [("a", 310, 2.0)]]:
+        stream.put(batch)
+    sink.run(outer(inner(stream)))
+    for batch in [[("a", 1000, 1.0)], [("a", 320, 5.0)], [("a", 1001, 1.0)]]:
+        stream.put(batch)
+    rows = sink.run(outer(inner(stream, lateness="1 minute")))
+    assert not [row for row in rows if row["kind"] == "dropped"]
+    of_window = [row for row in rows if row["k"] == "a" and row["window_start"].timestamp() == 300]
+    assert max(of_window, key=lambda row: row["pane"])["sum"] == 7.0
+
+
 def test_what_would_be_wrong_is_refused(stream: FileStream) -> None:
     panes = inner(stream)
 

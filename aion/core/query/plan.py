@@ -105,7 +105,8 @@ class Plan:
     it counts once (:mod:`aion.core.operator.unique`); empty: all events count. ``updates``: how events replace earlier
     ones. None: they do not. ``changes``: a batch yields what it changed, with the values before
     (:mod:`aion.execute.changing`). ``history``: what the plan knows of definitions before it
-    (:mod:`aion.core.query.evolution`). None: the definition has never changed.
+    (:mod:`aion.core.query.evolution`). None: the definition has never changed. ``of_panes``: the events are panes of
+    other windows.
     """
 
     key: tuple[str, ...]
@@ -125,6 +126,7 @@ class Plan:
     updates: Updates | None = None
     changes: bool = False
     history: History | None = None
+    of_panes: bool = False
 
     def with_windows(self, changed: Mapping[int, Definition]) -> Plan:
         """Returns the same plan, but these definitions, by number, are others of the same kind."""
