@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from itertools import product
 from typing import Any
 
 import orjson
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from aion.base.numbers import NEVER
 from aion.core.query.evolution import Change, change, finished, reached_us, same
 from aion.core.query.evolved import evolved, of_shard
 from aion.core.query.history import EVOLUTION, Evolution
@@ -26,16 +28,22 @@ from tests.durations import us
 from tests.examples import some
 
 SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64()), ("n", pa.int64())])
-WINDOWS: dict[str, aion.LocalOperator | Any] = {
-    "ten": aion.Tumbling(us(10)),
-    "thirty": aion.Tumbling(us(30)),
-    "seven": aion.Tumbling(us(7), offset=us(3)),
-    "hop": aion.Sliding(us(20), us(5)),
-    "long": aion.Sliding(us(50), us(20)),
-    "session": aion.Session(us(6)),
-    "five": aion.Count(5, 2),
-    "record": aion.PerRecord(us(8)),
-}
+
+
+def definitions(**when: Any) -> dict[str, Any]:
+    return {
+        "ten": aion.Tumbling(us(10), **when),
+        "thirty": aion.Tumbling(us(30), **when),
+        "seven": aion.Tumbling(us(7), offset=us(3), **when),
+        "hop": aion.Sliding(us(20), us(5), **when),
+        "long": aion.Sliding(us(50), us(20), **when),
+        "session": aion.Session(us(6), **when),
+        "five": aion.Count(5, 2, **when),
+        "record": aion.PerRecord(us(8)),
+    }
+
+
+WINDOWS = definitions()
 ALIGNED = [name for name, window in WINDOWS.items() if isinstance(window, Aligned)]
 AGGREGATES = {
     "count": A.count(),
@@ -113,14 +121,15 @@ def table(events: list[tuple[Any, int, int]], schema: pa.Schema = SCHEMA) -> pa.
     )
 
 
-def spec_of(windows: list[str], aggregates: list[str], **more: Any) -> Spec:
+def spec_of(windows: list[str], aggregates: list[str], early: str | None = None, **more: Any) -> Spec:
+    found = WINDOWS if early is None else definitions(early=early)
     return Spec(
-        windows={name: WINDOWS[name] for name in windows},
+        windows={name: found[name] for name in windows},
         key="k",
         time="ts",
         aggregates={name: AGGREGATES[name] for name in aggregates},
         lateness="60 microseconds",
-        trigger="every_batch",
+        trigger=None if more.get("emit") == "final" else "every_batch",
         **more,
     )
 
@@ -155,10 +164,19 @@ def check(phases: list[tuple[list[str], list[str], Batches]], **more: Any) -> No
     with Restarted(spec_of(first[0], first[1], **more)) as running:
         rows = [row for events, watermark in first[2] for row in running.process(events, watermark)]
         for windows, aggregates, some in rest:
+            if more.get("emit") == "changes":
+                _only(rows, aggregates)
             running.restart(spec_of(windows, aggregates, **more))
             rows += [row for events, watermark in some for row in running.process(events, watermark)]
         rows += running.close()
     _check_rows(rows, phases, running.definition, **more)
+
+
+def _only(rows: list[dict[str, Any]], aggregates: list[str]) -> None:
+    """Leaves out what later rows do not say whether it has changed: all but the columns that come from now on."""
+    for row in rows:
+        for name in {*AGGREGATES, "events"} - {*aggregates}:
+            row.pop(name, None)
 
 
 def _check_rows(
@@ -168,6 +186,8 @@ def _check_rows(
     **more: Any,
 ) -> None:
     batches = [batch for *_, some in phases for batch in some]
+    # A definition that is new may show an early pane before one that was there would. So only what has ended counts.
+    ended_us = max(watermark for _, watermark in batches) if "early" in more else NEVER
     found = newest(rows)
     names = list(dict.fromkeys(name for windows, *_ in phases for name in windows))
     oracle = whole(spec_of(names, list(AGGREGATES), **more), batches)
@@ -178,11 +198,15 @@ def _check_rows(
         until = float("inf") if kept.until_us is None else kept.until_us
         if kept.until_us is not None or not kept.over:
             limits.setdefault(kept.name, []).append((since, until))
+    found, oracle = (
+        {key: row for key, row in some.items() if micros(row["window_end"]) <= ended_us} for some in (found, oracle)
+    )
     wanted = {key for key in oracle if any(low <= key[2] < high for low, high in limits.get(key[0], []))}
     assert wanted == found.keys()
     for key in wanted:
         row, right = found[key], oracle[key]
-        assert row["events"] == right["events"], key
+        if more.get("emit") != "changes":
+            assert row["events"] == right["events"], key
         columns = [name for name in AGGREGATES if name in row]
         without = [name for name in columns if key[2] < row["since"].get(name, key[2])]
         assert all(row[name] is None for name in without), key
@@ -276,6 +300,11 @@ def test_windows_that_go_finish_and_those_that_come_begin_after_the_change() -> 
     )
 
 
+def test_windows_in_another_order_are_the_same_windows() -> None:
+    batch = [("a", t, t) for t in (1, 12, 25)]
+    check([(["ten", "thirty", "hop"], ["count"], [(batch, 15)]), (["hop", "ten", "thirty"], ["count"], [(batch, 15)])])
+
+
 def phases() -> st.SearchStrategy[list[tuple[list[str], list[str], Batches]]]:
     """Some definitions, and batches of events that may be late. The watermark never goes back."""
     events = st.tuples(st.sampled_from("ab"), st.integers(-40, 40), st.integers(-3, 3))
@@ -303,6 +332,37 @@ def test_any_changes_give_the_panes_of_queries_that_were_never_touched(
     drawn: list[tuple[list[str], list[str], Batches]],
 ) -> None:
     check(drawn)
+
+
+MODES: list[dict[str, Any]] = [
+    dict(mode)
+    for emit, unique, completeness, early in product(
+        ["all", "changes", "final"], [(), ("n",)], [False, True], [None, us(4), "batch"]
+    )
+    if emit != "final" or early is None
+    for mode in [
+        {"emit": emit, "completeness": completeness}
+        | ({"unique": unique} if unique else {})
+        | ({"early": early} if early else {})
+    ]
+]
+
+
+@pytest.mark.parametrize("more", MODES, ids=lambda more: "-".join(map(str, more.values())))
+@some(0.3)
+@given(drawn=phases())
+def test_any_changes_give_these_panes_whatever_else_the_query_asks_for(
+    more: dict[str, Any], drawn: list[tuple[list[str], list[str], Batches]]
+) -> None:
+    check(drawn, **more)
+
+
+@some(0.5)
+@given(phases(), st.sampled_from([["session"], ["five"], ["session", "ten"]]), st.sampled_from(MODES))
+def test_columns_also_come_and_go_beside_windows_of_keys_whatever_else_the_query_asks_for(
+    drawn: list[tuple[list[str], list[str], Batches]], windows: list[str], more: dict[str, Any]
+) -> None:
+    check([(windows, columns, batches) for _, columns, batches in drawn], **more)
 
 
 @given(phases(), st.sampled_from([["session"], ["five"], ["record"], ["session", "ten"], ["hop", "five", "session"]]))

@@ -25,6 +25,7 @@ from aion.execute.assembly import longest_bound_us
 from aion.spark import upstream
 from aion.spark.child import DROPPED_BEFORE
 from aion.spark.files import Files
+from aion.spark.plans import Node
 from aion.spark.sources import Rows, Source
 from aion.spark.types import quoted
 from aion.spark.watermarks import WATERMARK
@@ -90,7 +91,7 @@ class Panes(Rows):
         """Whether each pane is the only one of its window."""
         return self.windows.emit == FINAL
 
-    def _checked(self, between: Sequence[str]) -> None:
+    def _checked(self, between: Sequence[Node]) -> None:
         drops = any(map(upstream.leaves_out_dropped, between))
         if KIND not in self._known.columns and not (self._is_final and drops):
             raise SchemaError(
@@ -108,7 +109,7 @@ class Panes(Rows):
         for node in between:
             if not upstream.keeps_each_row(node):
                 raise WatermarkError(
-                    f"{self._caller}: {node.partition(' ')[0]} comes between the two windows. A pane that it leaves "
+                    f"{self._caller}: {node.name} comes between the two windows. A pane that it leaves "
                     "out cannot replace the earlier one, which would count for ever. Make values null instead "
                     "(when(...)), or give the windows before emit='final', so that each pane is the only one"
                 )
@@ -124,7 +125,7 @@ class Panes(Rows):
         return [f"the panes of {name!r} are the events. All are kept, and the newest of each key and window counts."]
 
     def plan(self, spec: Spec) -> Plan:
-        plan = replace(spec.plan(self.schema), of_panes=True)
+        plan = replace(super().plan(spec), of_panes=True)
         if spec.name == self.windows.name:
             raise ConfigError(
                 f"name: the windows before are called {spec.name!r}, too; give these another name, e.g. name='outer'"

@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 from aion.spark.group_by import METHODS, Grouped
+from aion.spark.plans import ROOT, plan_of
 from aion.spark.settings import REQUIRED
 
 ENABLED = "spark.aion.stateful.enabled"
@@ -56,5 +57,5 @@ def _replacement(name: str, stock: Callable[..., DataFrame]) -> Callable[..., Da
 
 def _name(df: DataFrame) -> str:
     """Returns the name of an operator: its number among the stateful processors of the query, from the source on."""
-    before = df._jdf.queryExecution().logical().toString().count("TransformWithStateIn")
+    before = sum(node.name == ROOT for node in plan_of(df))
     return f"stateful-{before}" if before else "stateful"

@@ -27,9 +27,10 @@ from aion.spark import upstream
 from aion.spark.checkpoint_files import RemoteFiles
 from aion.spark.look import Look, Operator, Seen, check_names, settings_of
 from aion.spark.partitions import NOTE, rescaled
+from aion.spark.plans import plan_of
 from aion.spark.query_settings import CHECKPOINT, ENDS, RESCALED, TEMPORARY
 from aion.spark.remote_batches import Batches
-from aion.spark.sessions import analyzed, master
+from aion.spark.sessions import master
 from aion.spark.settings import CHECKPOINTS
 
 _METHODS = ("start", "toTable")
@@ -93,7 +94,7 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
     if there and spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy") == "min":
         from pyspark.sql.connect.dataframe import DataFrame as Remote
 
-        if upstream.waits_for_itself(analyzed(Remote(plan, spark))):
+        if upstream.waits_for_itself(plan_of(Remote(plan, spark))):
             raise WatermarkError(upstream.WAITS)
     check_names(there)
     location = _location(spark, writer, given)

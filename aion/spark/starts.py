@@ -57,12 +57,13 @@ class _Starts(StreamingQueryListener):
 
     def onQueryStarted(self, event: Any) -> None:
         from aion.spark import starting  # only here: workers import this module, too
+        from aion.spark.plans import node_of
 
         try:
             query = self._session.streams.get(event.id().toString())
             execution = query._jsq.streamingQuery()
             conf = execution.sparkSessionForStream().conf()
-            plan = execution.analyzedPlan().toString()
+            plan = node_of(execution.analyzedPlan())
             smallest = conf.get("spark.sql.streaming.multipleWatermarkPolicy") == "min"
             if smallest and upstream.waits_for_itself(plan):
                 starting.refuse(event.runId().toString(), WatermarkError(upstream.WAITS), conf)
@@ -71,7 +72,7 @@ class _Starts(StreamingQueryListener):
             if (last := run_ends.shows_all_from(execution)) is not None:
                 conf.set(ENDS, str(last))
             starting.look(self._session, execution, plan, event.runId().toString(), checkpoint, conf)
-            if RUN in plan:
+            if any(node.source == RUN for node in plan):
                 positions.add(execution)
         except Exception:
             log.exception("the location of a query's checkpoint could not be found; the tasks of the query will fail")

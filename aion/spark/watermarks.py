@@ -15,9 +15,10 @@ from pyspark.sql.types import DataType, StructType, TimestampType
 from aion.base.time import duration_us, format_duration, format_instant, instant_us
 from aion.core.heartbeat import RUN
 from aion.errors import ConfigError, SchemaError, WatermarkError
-from aion.spark import positions, upstream
+from aion.spark import positions
 from aion.spark.child import AHEAD, NO_EVENT
 from aion.spark.heartbeat import AT, HeartbeatSource
+from aion.spark.plans import plan_of
 from aion.spark.sessions import refuse
 from aion.spark.types import quoted
 
@@ -175,8 +176,8 @@ def check_behind(df: DataFrame, rules: Rules) -> None:
     """
     if rules.idle_us is None and rules.until is None:
         return
-    for operator in upstream.operators(df):
-        if (name := operator.partition(" ")[0]) == "EventTimeWatermark":
+    for name in (node.name for node in plan_of(df)):
+        if name == "EventTimeWatermark":
             return
         if name not in _PASSED:
             raise WatermarkError(

@@ -167,7 +167,7 @@ def test_an_alias_that_is_a_column_already(spark: SparkSession) -> None:
 def test_a_column_that_python_cannot_get(stream: FileStream) -> None:
     events = stream.read(EVENTS_DDL).withWatermark("ts", "1 minute").withColumn("z", F.expr("make_interval(0, 1)"))
     with pytest.raises(errors.SchemaError, match="column 'z' is of type interval, which Spark cannot send to Python"):
-        aion.windowed(events, **GOOD)
+        aion.windowed(events, **{**GOOD, "key": "z"})
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,16 @@ def test_a_damaged_manifest_of_an_attempt_that_failed_hides_no_shard(
     assert last["five", "a", 1200] == (1,) and last["minute", "a", 960] == (3,)
 
 
+def test_windows_in_another_order_go_on(stream: FileStream, sink: Sink) -> None:
+    stream.put([("a", 10, 1.0), ("a", 70, 2.0)])
+    sink.run(query(stream, ["minute", "five"]))
+    stream.put([("a", 20, 3.0), ("a", 1000, 0.0), ("a", 1001, 0.0)])
+    rows = sink.run(query(stream, ["five", "minute"]))
+    assert [found(rows, "n")[key] for key in [("minute", "a", 0), ("minute", "a", 60), ("five", "a", 0)]] == [
+        (2,), (1,), (3,),
+    ]  # fmt: skip
+
+
 def test_what_cannot_go_on_is_refused_with_the_reason(stream: FileStream, sink: Sink) -> None:
     stream.put([("a", 10, 1.0)])
     sink.run(query(stream, ["minute"]))

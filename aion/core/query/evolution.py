@@ -57,6 +57,8 @@ def settled(found: dict[str, Any], batch: int | None) -> dict[str, Any]:
 
 def same(found: Mapping[str, Any], plan: Plan) -> bool:
     """Returns whether a stored definition is what the plan asks for."""
+    if EVOLUTION not in found and [name for name, _ in found["windows"]] != list(plan.windows):
+        return False  # what is kept calls them by their numbers
     return _asked(found) == _asked(plan.definition)
 
 
