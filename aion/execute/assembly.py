@@ -294,6 +294,7 @@ def block_settings(policy: Policy) -> BlockSettings:
         compression=Compression[policy.state.compression.upper()],
         codec=Codec[policy.state.codec.upper()],
         threads=policy.io.codec_threads,
+        drops_bad_texts=policy.blocks.bad_text == "drop",
     )
 
 

@@ -52,6 +52,7 @@ from aion.spark.file_child import (
 from aion.spark.sessions import is_session, parallelism, qualified
 from aion.spark.settings import check_name
 from aion.spark.types import quoted
+from aion.spark.workers import in_arrow
 from state_backends.thresholds import threshold
 
 _LISTING = StructType(
@@ -188,7 +189,7 @@ class Files:
         check_name(name)
         columns = from_arrow_schema(self.schema, prefer_timestamp_ntz=True).fields
         scan = self._scan(self.schema.names, name)
-        rows = self._input(scan).mapInArrow(FileRows(scan), StructType([*columns, *_COUNT_FIELDS]))
+        rows = in_arrow(self._input(scan), FileRows(scan), StructType([*columns, *_COUNT_FIELDS]))
         column, delay_us = self._watermark
         return _counted(rows, name).withWatermark(quoted(column), _spark_delay(delay_us))
 
@@ -240,7 +241,7 @@ class Files:
         scan = self._scan(self._needed(work.plan), work.name)
         child = FileChild(scan, work, column)
         fields = [*row_type(work.tree, level=0), StructField(LATEST, TimestampType()), *_COUNT_FIELDS]
-        rows = self._input(scan).mapInArrow(child, StructType(fields))
+        rows = in_arrow(self._input(scan), child, StructType(fields))
         blocks = _counted(rows, f"{work.name}.files").withWatermark(LATEST, _spark_delay(delay_us))
         return blocks.drop(LATEST)
 

@@ -38,6 +38,7 @@ from aion.spark.stateful_child import SHARD, Announces, StatefulChild
 from aion.spark.stateful_config import Columns, StatefulConfig
 from aion.spark.types import arrow_schema, quoted
 from aion.spark.watermarks import WATERMARK, Rules
+from aion.spark.workers import in_arrow, of_aion
 
 log = logging.getLogger(__name__)
 METHODS: Mapping[str, Callable[..., DataFrame]] = {
@@ -178,9 +179,9 @@ class Grouped:
                 tells_each=config.event_time is not None,
                 announces=announces if prestages(policy) else None,
             )
-            grouped = grouped.mapInArrow(child, CHILD)
+            grouped = in_arrow(grouped, child, CHILD)
             if initial_rows is not None:
-                initial_rows = initial_rows.mapInArrow(StatefulChild(self._name, ids), CHILD)
+                initial_rows = in_arrow(initial_rows, StatefulChild(self._name, ids), CHILD)
         result = stock_method(grouped.groupBy(SHARD), method)(
             Root(ProcessorDefinition(config, processor)),
             output,
@@ -312,7 +313,13 @@ def stock_method(grouped: Any, method: str) -> Callable[..., DataFrame]:
     Aion's own operators call it: the patch would take their roots for processors of the user.
     """
     bound = METHODS[method].__get__(grouped) if isinstance(grouped, GroupedData) else getattr(grouped, method)
-    return bound  # type: ignore[no-any-return]
+
+    def call(*arguments: Any) -> DataFrame:
+        with of_aion(grouped._df.sparkSession):
+            result: DataFrame = bound(*arguments)
+        return result
+
+    return call
 
 
 def _frame_and_columns(grouped: Grouped | GroupedData) -> tuple[DataFrame, Sequence[str | Column]]:

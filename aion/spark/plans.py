@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -18,6 +18,7 @@ from aion.spark.sessions import analyzed_text, is_remote
 _LINE = re.compile(r"^((?:[:| ]  )*(?:[+:]- )?)(~?)(\w*)(.*)$")
 _EVENT_TIME = re.compile(r", EventTime(?:Timeout)?\b")
 _FUNCTION = re.compile(r" (\w+)\(.*?\)#(\d+)")
+_COLUMN = re.compile(r"(\w+)#\d+")
 _WITHOUT = re.compile(r" NOT \((\w+)#\d+ = (.*)\)")
 ROOT = "TransformWithStateInPySpark"
 _CALLS, _FILTER, _SOURCE = "MapInArrow", "Filter", "StreamingRelationV2"
@@ -35,7 +36,8 @@ class Node:
 
     ``function``: the name of the function of Python that it calls, and the number of this call, which no other has.
     ``by_event_time``: it is a processor with state that knows the event time. ``without``: a filter that only leaves
-    out rows with a value in a column; both. ``source``: what a stream is read with.
+    out rows with a value in a column; both. ``source``: what a stream is read with. ``jvm``: the JVM's own node. None:
+    there is no way to it; then ``columns`` are those of a filter's condition.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Node:
     by_event_time: bool = False
     without: tuple[str, str] | None = None
     source: str | None = None
+    jvm: Any = field(default=None, repr=False)
+    columns: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Node]:
         """Yields this operator and all before it, the last one first."""
@@ -78,6 +82,7 @@ def node_of(plan: Any, shared: Mapping[int, Any] | None = None) -> Node:
         name in _TIMES and getattr(plan, _TIMES[name])().toString().startswith("EventTime"),
         _without(plan.condition()) if name == _FILTER else None,
         plan.sourceName() if name == _SOURCE else None,
+        plan,
     )
 
 
@@ -132,4 +137,5 @@ def _node(lines: list[tuple[int, str, str, bool]], at: int) -> Node:
         None if function is None else (function[1], int(function[2])),
         name in _TIMES and _EVENT_TIME.search(rest) is not None,
         None if without is None else (without[1], without[2]),
+        columns=tuple(_COLUMN.findall(rest)) if name == _FILTER else (),
     )

@@ -13,7 +13,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from aion import errors
 from aion.errors import AionError, ConfigError, WatermarkError
-from aion.spark import upstream
+from aion.spark import downstream, upstream
 from aion.spark.checkpoint_files import RemoteFiles
 from aion.spark.look import Look, Operator, Seen, check_names, settings_of
 from aion.spark.partitions import NOTE, rescaled
@@ -31,7 +31,9 @@ from aion.spark.plans import plan_of
 from aion.spark.query_settings import CHECKPOINT, ENDS, RESCALED, TEMPORARY
 from aion.spark.remote_batches import Batches
 from aion.spark.sessions import master
-from aion.spark.settings import CHECKPOINTS
+from aion.spark.settings import CHECKPOINTS, of_queries
+from aion.spark.touched import note_change
+from aion.spark.workers import in_arrow
 
 _METHODS = ("start", "toTable")
 _LOCATION = "checkpointLocation"
@@ -54,9 +56,10 @@ def watch(spark: SparkSession) -> None:
 
     _watched.add(spark)
     if not hasattr(DataStreamWriter.start, "__wrapped__"):
-        for name in _METHODS:
-            setattr(DataStreamWriter, name, _looking(getattr(DataStreamWriter, name)))
-        DataStreamWriter.foreachBatch = _saying(DataStreamWriter.foreachBatch)
+        for name, around in [*((name, _looking) for name in _METHODS), ("foreachBatch", _saying)]:
+            stock = getattr(DataStreamWriter, name)
+            setattr(DataStreamWriter, name, around(stock))
+            note_change(f"remote {name}", partial(setattr, DataStreamWriter, name, stock))
 
 
 def _saying(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,12 +94,18 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
     """Returns what a query's own session needs. Raises AionError if the query cannot run."""
     plan = writer._write_stream._child
     there = [_operators[node] for node in _nodes(plan) if node in _operators]
-    if there and spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy") == "min":
+    if there:
         from pyspark.sql.connect.dataframe import DataFrame as Remote
 
-        if upstream.waits_for_itself(plan_of(Remote(plan, spark))):
+        printed = plan_of(Remote(plan, spark))
+        if spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy") == "min" and upstream.waits_for_itself(
+            printed
+        ):
             raise WatermarkError(upstream.WAITS)
+        # As the server prints a plan, it does not say which operator a root is.
+        downstream.check(printed, lambda _: there[0].config if len(there) == 1 else None)
     check_names(there)
+    own = of_queries(spark) if there else {}
     location = _location(spark, writer, given)
     if location is None:
         found, query, checkpoint, batch = {CHECKPOINT: TEMPORARY}, None, TEMPORARY, None
@@ -115,7 +124,7 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
     for operator in there:
         look = Look(operator, query, checkpoint, master(spark).startswith("local"), batch, names)
         found |= settings_of(operator.config.name, _in_a_task(spark, look))
-    return found
+    return own | found
 
 
 def _location(spark: SparkSession, writer: Any, given: dict[str, Any]) -> str | None:
@@ -153,7 +162,7 @@ def _rescaled(files: RemoteFiles, batches: list[int], writer: Any, given: dict[s
 
 def _in_a_task(spark: SparkSession, look: Look) -> Seen:
     """Returns what a look returns on a host of the executors. Raises the AionError that it raises there."""
-    rows = spark.range(0, 1, 1, 1).mapInArrow(_Task(look), from_arrow_schema(_Task.ARROW)).collect()
+    rows = in_arrow(spark.range(0, 1, 1, 1), _Task(look), from_arrow_schema(_Task.ARROW)).collect()
     name, text, shards, past = rows[0]
     if name is not None:
         raise getattr(errors, name, AionError)(text)

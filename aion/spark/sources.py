@@ -21,6 +21,7 @@ from aion.spark.child import NO_EVENT, Child, ChildWork
 from aion.spark.names import Names
 from aion.spark.shards import hash_column
 from aion.spark.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
+from aion.spark.workers import in_arrow
 
 
 class Source(Protocol):
@@ -129,7 +130,7 @@ class Rows:
         if flag is not None:
             needed.append(flag.cast("tinyint").alias(FLAG))
         child = Child(work, has_flags=flag is not None)
-        return self._df.select(*needed).mapInArrow(child, row_type(work.tree, level=0))
+        return in_arrow(self._df.select(*needed), child, row_type(work.tree, level=0))
 
     def _flag(self, plan: Plan) -> Column | None:
         """Which rows no window takes, or are no events. None: all are events, and windows may take them."""

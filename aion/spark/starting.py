@@ -10,20 +10,22 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
 from aion.errors import AionError
-from aion.spark import remote_starts
+from aion.spark import downstream, remote_starts
 from aion.spark.checkpoint_files import CheckpointFiles
 from aion.spark.look import Look, Operator, check_names, settings_of
 from aion.spark.partitions import rescaled, take_back
 from aion.spark.plans import ROOT, Node, plan_of
 from aion.spark.query_settings import REFUSED, RESCALED
 from aion.spark.sessions import is_remote, master
+from aion.spark.settings import of_queries
+from aion.spark.touched import note_change
 
 _METHODS = ("start", "toTable")
 _MOST = 1000
@@ -59,6 +61,8 @@ def look(spark: SparkSession, execution: Any, plan: Node, run: str, checkpoint: 
     there = [_operators[root] for root in _roots(plan) if root in _operators]
     if not there:
         return
+    for key, value in of_queries(spark).items():
+        conf.set(key, value)
     files = CheckpointFiles(spark, checkpoint)
     take_back(files)
     batches = files.batches("commits")
@@ -69,6 +73,7 @@ def look(spark: SparkSession, execution: Any, plan: Node, run: str, checkpoint: 
     is_here = master(spark).startswith("local")
     try:
         check_names(there)
+        downstream.check(plan, lambda call: _operators[call].config if call in _operators else None)
         last, names = max(batches, default=None), tuple(operator.config.name for operator in there)
         for operator in there:
             seen = Look(operator, query, checkpoint, is_here, last, names)()
@@ -101,6 +106,7 @@ def install() -> None:
         stock = getattr(DataStreamWriter, name)
         if not hasattr(stock, "__wrapped_by_aion__"):
             setattr(DataStreamWriter, name, _raising(stock))
+            note_change(f"DataStreamWriter.{name}", partial(setattr, DataStreamWriter, name, stock))
 
 
 def _raising(stock: Callable[..., Any]) -> Callable[..., Any]:

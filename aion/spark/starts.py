@@ -111,9 +111,10 @@ def watch(spark: SparkSession) -> None:
 
     if is_remote(spark):
         remote_starts.watch(spark)
-    elif spark not in _watched:
-        starting.install()
-        failures.install()
+        return
+    starting.install()
+    failures.install()
+    if spark not in _watched:
         _watched[spark] = listener = _Starts(spark)
         spark.streams.addListener(listener)
         atexit.register(listener.leave)

@@ -44,6 +44,7 @@ from aion.spark.settings import (
     conf,
     place_of_state,
     resolved_policy,
+    rows_at_once,
     shard_count,
     task_failures,
 )
@@ -82,7 +83,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     spark = source.session
     query = _resolve(source, spec)
     plan, resolved, tree = query.plan, query.policy, query.tree
-    limit_bytes = fragment_bytes(int(conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch")))
+    limit_bytes = fragment_bytes(rows_at_once(spark))
     state_dir = place_of_state(spark, resolved)
     starts.watch(spark)
     hand_over = _hand_over(plan, resolved, state_dir, spec.name)

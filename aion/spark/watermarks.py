@@ -21,6 +21,7 @@ from aion.spark.heartbeat import AT, HeartbeatSource
 from aion.spark.plans import plan_of
 from aion.spark.sessions import refuse
 from aion.spark.types import quoted
+from aion.spark.workers import of_aion
 
 WATERMARK = "spark.watermarkDelayMs"
 """The key of a column's metadata under which Spark keeps the delay of its watermark."""
@@ -246,7 +247,8 @@ def _with_heartbeat(df: DataFrame, rules: Rules, delay_us: int) -> DataFrame:
     spark = df.sparkSession
     refuse(spark, "idle_after, complete_until", "leave out idle_after, and give complete_until the name of a column")
     if spark not in _registered:
-        spark.dataSource.register(HeartbeatSource)
+        with of_aion(spark):
+            spark.dataSource.register(HeartbeatSource)
         _registered.add(spark)
     options = {"socket": str(positions.address()), "delay_us": delay_us}
     if rules.idle_us is not None:

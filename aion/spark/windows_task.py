@@ -17,7 +17,7 @@ from aion.core.ingest.builder import Flagged, ShardBlock
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.fragments import Defragmenter
 from aion.core.operator.lifecycle import EXECUTED
-from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
+from aion.core.slicing.grid import FLAGGED_SLICES
 from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
 from aion.execute.recorder import Recorder
 from aion.execute.trace import Definition
@@ -162,7 +162,7 @@ class WindowsTenants(Tenants):
 
 def _why(block: Block) -> int:
     """The slice that says why no window takes the events. 0: windows may take them."""
-    return block.header.slice_us if block.header.slice_us in (DROPPED_SLICE, AHEAD_SLICE) else 0
+    return block.header.slice_us if block.header.slice_us in FLAGGED_SLICES else 0
 
 
 def _listed(made: Iterable[ShardBlock]) -> Iterator[list[Block]]:
