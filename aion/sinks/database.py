@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from aion.errors import ConfigError, SchemaError
+from aion.sinks.addresses import Address
 from aion.sinks.marks import History, Mark
 from aion.sinks.rows import Change
 
@@ -57,11 +58,11 @@ class Database(Protocol):
     """Whether a column can hold lists, maps and structs. If not, they are written as JSON."""
 
     @classmethod
-    def resolve(cls, uri: str) -> str:
-        """Returns a URI that means the same when the current folder is another. Raises ConfigError if it is wrong."""
+    def resolve(cls, address: Address) -> Address:
+        """Returns an address that means the same in any current folder. Raises ConfigError if it is wrong."""
 
     @classmethod
-    def open(cls, uri: str) -> AbstractContextManager[Database]:
+    def open(cls, address: Address) -> AbstractContextManager[Database]:
         """A transaction, which is committed at the end. Nothing of it remains if an error is raised inside."""
 
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -83,17 +84,19 @@ class Database(Protocol):
         """Deletes the rows of a table that a batch replaces or retracts, and inserts the rows of the batch."""
 
 
-def file_of(uri: str) -> Path:
+def file_of(address: Address) -> Path:
     """Returns the path in a URI such as ``sqlite:///relative`` or ``sqlite:////absolute``. Raises ConfigError."""
-    scheme, _, rest = uri.partition("://")
+    rest, scheme = address.secret.text.partition("://")[2], address.scheme
     if not rest.startswith("/") or rest == "/":
-        raise ConfigError(f"uri: {uri!r} names no file; write {scheme}:///PATH, with a fourth slash if it is absolute")
+        raise ConfigError(
+            f"uri: {address!r} names no file; write {scheme}:///PATH, with a fourth slash if it is absolute"
+        )
     return Path(rest[1:])
 
 
-def with_absolute_path(uri: str) -> str:
-    """Returns a URI with the absolute path of its file. Raises ConfigError if it names none."""
-    return f"{uri.partition('://')[0]}:///{file_of(uri).absolute()}"
+def with_absolute_path(address: Address) -> Address:
+    """Returns an address with the absolute path of its file. Raises ConfigError if it names none."""
+    return Address.of(f"{address.scheme}:///{file_of(address).absolute()}")
 
 
 def prepare(database: Database, table: TableName, change: Change) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from aion.errors import needs_extra
+from aion.sinks.addresses import Address
 from aion.sinks.database import TableName, file_of, identifier, identifiers, with_absolute_path
 from aion.sinks.rows import Change
 
@@ -33,13 +34,13 @@ class DuckDB:
         self._connection = connection
 
     @classmethod
-    def resolve(cls, uri: str) -> str:
-        return with_absolute_path(uri)
+    def resolve(cls, address: Address) -> Address:
+        return with_absolute_path(address)
 
     @classmethod
     @contextmanager
-    def open(cls, uri: str) -> Iterator[DuckDB]:
-        with _connect(str(file_of(uri))) as connection:
+    def open(cls, address: Address) -> Iterator[DuckDB]:
+        with _connect(str(file_of(address))) as connection:
             connection.begin()
             yield cls(connection)
             connection.commit()

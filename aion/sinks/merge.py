@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from aion.core.operator.actions import PaneKind
 from aion.errors import ConfigError
+from aion.sinks.addresses import Address, Secret, secrets_in
 from aion.sinks.lake import Lake, Windows, as_columns, columns_for
 from aion.sinks.marks import Mark, is_new
 from aion.sinks.rows import Change, Panes
@@ -33,7 +34,8 @@ def merge(
     its name as ``catalog``. All else is as with :func:`aion.sinks.upsert`, and a batch is one commit. Raises
     ConfigError or MissingExtra.
     """
-    sink = Merge(table, names(key), adopt, format, dict(options or {}))
+    address = Address.of(table)
+    sink = Merge(str(address), names(key), adopt, format, dict(options or {}), address)
     sink.kind()
     return sink
 
@@ -44,6 +46,7 @@ class Merge(Sink):
 
     format: str
     options: Mapping[str, str] = field(repr=False)  # credentials may be among them
+    address: Address
 
     @property
     def nested(self) -> bool:
@@ -61,8 +64,12 @@ class Merge(Sink):
             return Iceberg
         raise ConfigError(f"format: {self.format!r} is none that merge knows; write 'delta' or 'iceberg'")
 
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        return (*self.address.parts, *secrets_in(self.options))
+
     def apply(self, change: Change, mark: Mark) -> None:
-        with closing(self.kind()(self.table, self.options)) as lake:
+        with closing(self.kind()(self.address.secret.text, self.options)) as lake:
             columns = columns_for(self.table, lake, change.rows.schema)
             if not is_new(self.table, lake.mark(mark), lake.is_empty(), mark, self.adopt):
                 return

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from aion.errors import SchemaError, needs_extra
+from aion.sinks.addresses import Address, check_libpq
 from aion.sinks.database import JSON, TableName, Types, identifier, identifiers, type_in
 from aion.sinks.rows import Change, null_patterns
 
@@ -56,13 +57,14 @@ class PostgreSQL:
         self._cursor = cursor
 
     @classmethod
-    def resolve(cls, uri: str) -> str:
-        return uri
+    def resolve(cls, address: Address) -> Address:
+        check_libpq(address)
+        return address
 
     @classmethod
     @contextmanager
-    def open(cls, uri: str) -> Iterator[PostgreSQL]:
-        with adbc.connect(uri) as connection, connection.cursor() as cursor:
+    def open(cls, address: Address) -> Iterator[PostgreSQL]:
+        with adbc.connect(address.secret.text) as connection, connection.cursor() as cursor:
             yield cls(cursor)
             connection.commit()
 

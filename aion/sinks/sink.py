@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from aion.core.query.pane_parts import metadata_of_field
+from aion.sinks.addresses import Secret, without_secrets
 from aion.sinks.marks import Mark
 from aion.sinks.rows import Change, Panes
 
@@ -35,12 +36,20 @@ class Sink(ABC):
         mark = mark_of(batch, batch_id)
         panes = Panes.of([(field.name, field.metadata) for field in batch.schema], self.key)
         rows = panes_of(batch, (*panes.written, panes.seq), as_json=not self.nested)
-        self.apply(panes.change(rows), mark)
+        self._apply(panes.change(rows), mark)
 
     def write(self, rows: pa.Table, mark: Mark) -> None:
         """Applies the panes of a batch, as :class:`aion.LocalOperator` returns them. Raises what a call raises."""
         panes = Panes.of([(field.name, metadata_of_field(field)) for field in rows.schema], self.key)
-        self.apply(panes.change(rows), mark)
+        self._apply(panes.change(rows), mark)
+
+    def _apply(self, change: Change, mark: Mark) -> None:
+        without_secrets(self.secrets, lambda: self.apply(change, mark))
+
+    @property
+    @abstractmethod
+    def secrets(self) -> tuple[Secret, ...]:
+        """What no text of an error may show."""
 
     @property
     @abstractmethod

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
+from aion.sinks.addresses import Address
 from aion.sinks.database import TableName, Types, file_of, identifier, identifiers, type_in, with_absolute_path
 from aion.sinks.rows import Change
 
@@ -37,13 +38,13 @@ class Sqlite:
         self._connection = connection
 
     @classmethod
-    def resolve(cls, uri: str) -> str:
-        return with_absolute_path(uri)
+    def resolve(cls, address: Address) -> Address:
+        return with_absolute_path(address)
 
     @classmethod
     @contextmanager
-    def open(cls, uri: str) -> Iterator[Sqlite]:
-        with closing(sqlite3.connect(file_of(uri), timeout=_WAIT_S, isolation_level=None)) as connection:
+    def open(cls, address: Address) -> Iterator[Sqlite]:
+        with closing(sqlite3.connect(file_of(address), timeout=_WAIT_S, isolation_level=None)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             yield cls(connection)
             connection.execute("COMMIT")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aion.errors import ConfigError
+from aion.sinks.addresses import Address, Secret
 from aion.sinks.changes import replace_and_record
 from aion.sinks.database import TableName, is_empty, locked_mark, prepare, set_mark
 from aion.sinks.marks import Mark, is_new
@@ -40,23 +41,28 @@ def upsert(
     named = [TableName.of(name) for name in (table, changes) if name is not None]
     if len(set(named)) < len(named):
         raise ConfigError(f"changes: {changes!r} is the table itself; name another one")
-    return Upsert(table, names(key), adopt, kind_of(uri).resolve(uri), changes)
+    address = Address.of(uri)
+    return Upsert(table, names(key), adopt, kind_of(address).resolve(address), changes)
 
 
 @dataclass(frozen=True)
 class Upsert(Sink):
     """Writes to a database."""
 
-    uri: str = field(repr=False)  # a password may be in it
+    address: Address
     changes: str | None = None
 
     @property
     def nested(self) -> bool:
-        return kind_of(self.uri).nested
+        return kind_of(self.address).nested
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        return self.address.parts
 
     def apply(self, change: Change, mark: Mark) -> None:
         table = TableName.of(self.table)
-        with kind_of(self.uri).open(self.uri) as database:
+        with kind_of(self.address).open(self.address) as database:
             before = locked_mark(database, table)
             prepare(database, table, change)
             if not is_new(self.table, before, is_empty(database, table), mark, self.adopt):

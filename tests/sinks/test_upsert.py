@@ -421,11 +421,6 @@ def test_a_wrong_call_says_what_to_write(uri: str, table: str, said: str) -> Non
         aion.sinks.upsert(uri, table)
 
 
-def test_a_password_is_not_shown() -> None:
-    pytest.importorskip("adbc_driver_postgresql")
-    assert "secret" not in repr(aion.sinks.upsert("postgresql://me:secret@host/db", "t"))
-
-
 def test_files_are_found_by_relative_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     here = aion.sinks.upsert("sqlite:///here.db", "t")
