@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from aion.errors import ConfigError, SchemaError
 from aion.sinks.addresses import Address
-from aion.sinks.marks import History, Mark
+from aion.sinks.marks import Content, History, Mark
 from aion.sinks.rows import Change
 
 MARKS = "aion_batches"
@@ -99,15 +99,15 @@ def with_absolute_path(address: Address) -> Address:
     return Address.of(f"{address.scheme}:///{file_of(address).absolute()}")
 
 
-def prepare(database: Database, table: TableName, change: Change) -> None:
-    """Makes the table if it is missing. Raises SchemaError if there is one that cannot hold the rows."""
+def prepare(database: Database, table: TableName, change: Change) -> Content:
+    """Makes the table if it is missing, and returns what was there. Raises SchemaError if it cannot hold the rows."""
     there = database.columns(table)
     schema = change.rows.schema
     if not there:
         columns = ", ".join(f"{identifier(field.name)} {database.type_of(field)}" for field in schema)
         database.query(f"CREATE TABLE {table} ({columns})")
         database.index(table, change.by_time, unique=change.single)
-        return
+        return Content.MISSING
     for field in schema:
         if field.name not in there:
             raise SchemaError(
@@ -119,31 +119,52 @@ def prepare(database: Database, table: TableName, change: Change) -> None:
                 f"table {table}: column {field.name!r} is {there[field.name]}, which cannot hold {field.type}; make it "
                 f"{database.type_of(field)}, cast the column before the sink, or use another table"
             )
+    return content_of(database, table)
 
 
-def is_empty(database: Database, table: TableName) -> bool:
-    """Returns whether a table has no rows."""
-    return not database.query(f"SELECT 1 FROM {table} LIMIT 1")
+def content_of(database: Database, table: TableName) -> Content:
+    """Returns whether a table has rows."""
+    return Content.ROWS if database.query(f"SELECT 1 FROM {table} LIMIT 1") else Content.EMPTY
+
+
+_OLD_MARKS = "name text PRIMARY KEY, query text NOT NULL, checkpoint text NOT NULL, batch bigint NOT NULL"
+_NEWER = {"run": "text", "digest": "text", "filled": "bigint"}
+"""The columns that the table of marks did not always have."""
 
 
 def locked_mark(database: Database, table: TableName) -> Mark | None:
     """Returns the mark of a table. Until the transaction ends, nobody else can change it."""
     marks = table.beside(MARKS)
-    columns = "name text PRIMARY KEY, query text NOT NULL, checkpoint text NOT NULL, batch bigint NOT NULL"
-    if not database.columns(marks):
-        database.query(f"CREATE TABLE IF NOT EXISTS {marks} ({columns})")
+    newer = [f"{name} {type_}" for name, type_ in _NEWER.items()]
+    if there := database.columns(marks):
+        for column in newer:
+            if column.split()[0] not in there:
+                database.query(f"ALTER TABLE {marks} ADD COLUMN {column}")
+    else:
+        database.query(f"CREATE TABLE IF NOT EXISTS {marks} ({', '.join([_OLD_MARKS, *newer])})")
     database.query(f"UPDATE {marks} SET batch = batch WHERE name = ?", table.table)
-    found = database.query(f"SELECT query, checkpoint, batch FROM {marks} WHERE name = ?", table.table)
-    return Mark(History(found[0][0], found[0][1]), int(found[0][2])) if found else None
+    columns = ", ".join(("query", "checkpoint", "batch", *_NEWER))
+    for query, checkpoint, batch, run, digest, filled in database.query(
+        f"SELECT {columns} FROM {marks} WHERE name = ?", table.table
+    ):
+        full = None if filled is None else bool(filled)
+        return Mark(History(query, checkpoint), int(batch), run=run, digest=digest, filled=full)
+    return None
 
 
 def set_mark(database: Database, table: TableName, mark: Mark, before: Mark | None) -> None:
     """Replaces the mark of a table."""
-    marks, values = table.beside(MARKS), (*mark.history, mark.batch, table.table)
+    filled = None if mark.filled is None else int(mark.filled)
+    columns = ("query", "checkpoint", "batch", *_NEWER)
+    pairs = zip(columns, (*mark.history, mark.batch, mark.run, mark.digest, filled), strict=True)
+    known = {column: value for column, value in pairs if value is not None}
+    values, marks = (*known.values(), table.table), table.beside(MARKS)
     if before is None:
-        database.query(f"INSERT INTO {marks} (query, checkpoint, batch, name) VALUES (?, ?, ?, ?)", *values)
+        places = ", ".join("?" * len(values))
+        database.query(f"INSERT INTO {marks} ({', '.join([*known, 'name'])}) VALUES ({places})", *values)
     else:
-        database.query(f"UPDATE {marks} SET query = ?, checkpoint = ?, batch = ? WHERE name = ?", *values)
+        changed = ", ".join(f"{column} = {'?' if column in known else 'NULL'}" for column in columns)
+        database.query(f"UPDATE {marks} SET {changed} WHERE name = ?", *values)
 
 
 JSON = {b"aion": b"json"}

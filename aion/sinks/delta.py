@@ -15,7 +15,8 @@ from aion.sinks.marks import History, Mark
 with needs_extra("delta", "a sink in Delta Lake"):
     import deltalake
 
-_BATCH, _HISTORY = "aion.batch", "aion.history"
+_BATCH, _HISTORY, _RUN, _DIGEST, _FILLED = "aion.batch", "aion.history", "aion.run", "aion.digest", "aion.filled"
+_UNKNOWN = -1
 _QUERY, _CHECKPOINT = "aion.query", "aion.checkpoint"
 _LAST_COMMITS = 1_000
 
@@ -36,14 +37,18 @@ class Delta:
     def create(self, schema: pa.Schema) -> None:
         self._table = deltalake.DeltaTable.create(self._uri, schema, storage_options=self._options)
 
-    def is_empty(self) -> bool:
-        return bool(self._table.count() == 0)
+    def count(self) -> int:
+        return int(self._table.count())
 
     def mark(self, now: Mark) -> Mark | None:
-        batch, number = (self._table.transaction_version(name) for name in (_BATCH, _HISTORY))
+        batch, number, run, digest, filled = map(
+            self._table.transaction_version, (_BATCH, _HISTORY, _RUN, _DIGEST, _FILLED)
+        )
         if batch is None or number is None:
             return None
-        return Mark(now.history if number == _number(now.history) else self._other(number), batch)
+        history = now.history if number == _number(now.history.digest) else self._other(number)
+        full = None if filled is None else bool(filled)
+        return Mark(history, batch, run=_text(run), digest=_text(digest), filled=full)
 
     def _other(self, number: int) -> History:
         """Returns the query of the last commit with a mark. Old commits are cleaned up, and then only its number is
@@ -51,7 +56,7 @@ class Delta:
         for commit in self._table.history(_LAST_COMMITS):
             if _QUERY in commit:
                 return History(commit[_QUERY], commit[_CHECKPOINT])
-        return History(f"{number:012x}", "")
+        return History(_text(number) or "", "")
 
     def read(self, windows: Windows) -> pa.Table:
         starts = windows.starts
@@ -62,7 +67,13 @@ class Delta:
         return self._table.to_pyarrow_table(filters=filters)
 
     def overwrite(self, windows: Windows, rows: pa.Table, mark: Mark) -> None:
-        numbers = {_BATCH: mark.batch, _HISTORY: _number(mark.history)}
+        numbers = {
+            _BATCH: mark.batch,
+            _HISTORY: _number(mark.history.digest),
+            _RUN: _number(mark.run),
+            _DIGEST: _number(mark.digest),
+            _FILLED: int(bool(mark.filled)),
+        }
         commit = deltalake.CommitProperties(
             custom_metadata={_QUERY: mark.history.query, _CHECKPOINT: mark.history.checkpoint},
             app_transactions=[deltalake.Transaction(name, number) for name, number in numbers.items()],
@@ -90,6 +101,10 @@ def _literal(at: datetime) -> str:
     return f"'{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}Z'"
 
 
-def _number(history: History) -> int:
+def _number(digest: str | None) -> int:
     """An application transaction has a number, and no text."""
-    return int(history.digest, 16)
+    return _UNKNOWN if digest is None else int(digest, 16)
+
+
+def _text(number: int | None) -> str | None:
+    return None if number in (None, _UNKNOWN) else f"{number:012x}"

@@ -16,6 +16,7 @@ with needs_extra("iceberg", "a sink in Iceberg"):
     from pyiceberg.expressions import And, GreaterThanOrEqual, In, LessThanOrEqual
 
 _QUERY, _CHECKPOINT, _BATCH = "aion.query", "aion.checkpoint", "aion.batch"
+_RUN, _DIGEST, _FILLED = "aion.run", "aion.digest", "aion.filled"
 
 
 class Iceberg:
@@ -36,26 +37,30 @@ class Iceberg:
         self._catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
         self._table = self._catalog.create_table(self._name, schema=schema)
 
-    def is_empty(self) -> bool:
-        return bool(self._table.scan().count() == 0)
+    def count(self) -> int:
+        return int(self._table.scan().count())
 
     def mark(self, now: Mark) -> Mark | None:
         found = self._table.properties
         if _BATCH not in found:
             return None
-        return Mark(History(found[_QUERY], found[_CHECKPOINT]), int(found[_BATCH]))
+        filled = {"true": True, "false": False}.get(found.get(_FILLED, ""))
+        history = History(found[_QUERY], found[_CHECKPOINT])
+        return Mark(history, int(found[_BATCH]), run=found.get(_RUN), digest=found.get(_DIGEST), filled=filled)
 
     def read(self, windows: Windows) -> pa.Table:
         return self._table.scan(row_filter=_filter(windows)).to_arrow()
 
     def overwrite(self, windows: Windows, rows: pa.Table, mark: Mark) -> None:
-        history = mark.history
+        said = {_QUERY: mark.history.query, _CHECKPOINT: mark.history.checkpoint, _BATCH: str(mark.batch)}
+        said |= {_FILLED: str(bool(mark.filled)).lower()}
+        said |= {name: text for name, text in ((_RUN, mark.run), (_DIGEST, mark.digest)) if text is not None}
         with self._table.transaction() as transaction:
             if windows.starts:
                 transaction.overwrite(rows, overwrite_filter=_filter(windows))
-            transaction.set_properties(
-                {_QUERY: history.query, _CHECKPOINT: history.checkpoint, _BATCH: str(mark.batch)}
-            )
+            if unknown := {_RUN, _DIGEST} & self._table.properties.keys() - said.keys():
+                transaction.remove_properties(*unknown)
+            transaction.set_properties(said)
 
     def close(self) -> None:
         self._catalog.close()

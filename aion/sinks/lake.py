@@ -44,8 +44,8 @@ class Lake(Protocol):
     def create(self, schema: pa.Schema) -> None:
         """Makes an empty table."""
 
-    def is_empty(self) -> bool:
-        """Returns whether the table has no rows."""
+    def count(self) -> int:
+        """Returns how many rows the table has."""
 
     def mark(self, now: Mark) -> Mark | None:
         """Returns the mark of the table. ``now``: the mark of the batch."""

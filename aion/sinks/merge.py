@@ -11,7 +11,7 @@ from aion.core.operator.actions import PaneKind
 from aion.errors import ConfigError
 from aion.sinks.addresses import Address, Secret, secrets_in
 from aion.sinks.lake import Lake, Windows, as_columns, columns_for
-from aion.sinks.marks import Mark, is_new
+from aion.sinks.marks import Content, Mark, seen_again
 from aion.sinks.rows import Change, Panes
 from aion.sinks.sink import Sink, names
 
@@ -71,12 +71,17 @@ class Merge(Sink):
     def apply(self, change: Change, mark: Mark) -> None:
         with closing(self.kind()(self.address.secret.text, self.options)) as lake:
             columns = columns_for(self.table, lake, change.rows.schema)
-            if not is_new(self.table, lake.mark(mark), lake.is_empty(), mark, self.adopt):
+            before, count = lake.mark(mark), lake.count()
+            if not self.is_new(before, Content.ROWS if count else Content.EMPTY, mark):
+                if before is not None and (again := seen_again(before, mark)) is not None:
+                    lake.overwrite(Windows([], False), columns.empty_table(), again)
                 return
             fitting = replace(change, rows=as_columns(change.rows, columns), gone=as_columns(change.gone, columns))
             windows = Windows.of(fitting.places)
             old = as_columns(lake.read(windows), columns)
-            lake.overwrite(windows, fitting.merged(old).select(columns.names), mark)
+            rows = fitting.merged(old).select(columns.names)
+            filled = count - old.num_rows + rows.num_rows > 0
+            lake.overwrite(windows, rows, replace(mark, filled=filled))
 
 
 def merge_sql(

@@ -12,10 +12,12 @@ import pyarrow.compute as pc
 
 from aion.aggregates.groups import number
 from aion.aggregates.values import combined
+from aion.base.row_hash import hash_rows
 from aion.core.operator.actions import PaneKind
 from aion.core.query.columns import DROPPED_COLUMNS, WINDOW_COLUMNS
 from aion.core.query.pane_parts import END, KIND, NAME, SEQ, START, Parts
 from aion.errors import SchemaError
+from aion.sinks.marks import NOTHING, digest_of
 
 
 class Panes(NamedTuple):
@@ -111,6 +113,19 @@ class Change:
     def places(self) -> pa.Table:
         """The identity of each row that is written or deleted."""
         return pa.concat_tables([self.rows.select(list(self.identity)), self.gone])
+
+    @property
+    def digest(self) -> str:
+        """Tells changes apart. The order of rows does not matter."""
+        if not self.places.num_rows:
+            return NOTHING
+        parts = list[str | bytes](self.identity)
+        for table in (self.rows, self.gone):
+            parts += [f"{field.name}: {field.type}" for field in table.schema]
+            if table.num_rows:
+                hashes = hash_rows([combined(column) for column in table.columns], 0)
+                parts.append(np.sort(hashes).tobytes())
+        return digest_of(*parts)
 
     def merged(self, old: pa.Table) -> pa.Table:
         """Returns the rows of a part of a table after the change. ``old``: those before, with at least its columns."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from aion.core.query.pane_parts import metadata_of_field
 from aion.sinks.addresses import Secret, without_secrets
-from aion.sinks.marks import Mark
+from aion.sinks.marks import Content, Mark, begins_late, is_new
 from aion.sinks.rows import Change, Panes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,14 @@ class Sink(ABC):
         self._apply(panes.change(rows), mark)
 
     def _apply(self, change: Change, mark: Mark) -> None:
-        without_secrets(self.secrets, lambda: self.apply(change, mark))
+        marked = replace(mark, digest=change.digest)
+        without_secrets(self.secrets, lambda: self.apply(change, marked))
+
+    def is_new(self, found: Mark | None, content: Content, now: Mark) -> bool:
+        """Returns whether a batch must be written. Raises SinkError if it must not."""
+        if (warning := begins_late(self.table, found, content, now)) is not None:
+            _log.warning(warning)
+        return is_new(self.table, found, content, now, self.adopt)
 
     @property
     @abstractmethod

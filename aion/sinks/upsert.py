@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aion.errors import ConfigError
 from aion.sinks.addresses import Address, Secret
 from aion.sinks.changes import replace_and_record
-from aion.sinks.database import TableName, is_empty, locked_mark, prepare, set_mark
-from aion.sinks.marks import Mark, is_new
+from aion.sinks.database import TableName, content_of, locked_mark, prepare, set_mark
+from aion.sinks.marks import Content, Mark, seen_again
 from aion.sinks.rows import Change
 from aion.sinks.sink import Sink, names
 from aion.sinks.uris import kind_of
@@ -64,11 +65,14 @@ class Upsert(Sink):
         table = TableName.of(self.table)
         with kind_of(self.address).open(self.address) as database:
             before = locked_mark(database, table)
-            prepare(database, table, change)
-            if not is_new(self.table, before, is_empty(database, table), mark, self.adopt):
+            content = prepare(database, table, change)
+            if not self.is_new(before, content, mark):
+                if before is not None and (again := seen_again(before, mark)) is not None:
+                    set_mark(database, table, again, before)
                 return
             if self.changes is None:
                 database.replace(table, change)
             else:
                 replace_and_record(database, table, change, TableName.of(self.changes), mark.batch)
-            set_mark(database, table, mark, before)
+            filled = content_of(database, table) is Content.ROWS
+            set_mark(database, table, dataclasses.replace(mark, filled=filled), before)

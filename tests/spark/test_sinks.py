@@ -95,6 +95,31 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
         pytest.skip(WITHOUT_SERVER)
 
 
+def test_a_corrected_program_reaches_the_table_and_half_a_batch_does_not(stream: FileStream, tmp_path: Path) -> None:
+    """The driver dies between the sink's commit and Spark's; then its program is another one."""
+    database = Place("sqlite", f"sqlite:///{tmp_path / 'db'}")
+    table = aion.sinks.upsert(database.uri, "visits")
+
+    def dies(batch: DataFrame, batch_id: int) -> None:
+        table(batch.withColumn("n", F.lit(-1).cast("long")), batch_id)
+        if not batch.isEmpty():
+            raise RuntimeError("after the sink")
+
+    def halves(batch: DataFrame, batch_id: int) -> None:
+        table(batch.where("k = 'a'"), batch_id)
+        table(batch.where("k IS NULL"), batch_id)
+
+    for rows in FIRST:
+        stream.put(rows)
+    with pytest.raises(StreamingQueryException, match="after the sink"):
+        run(sessions(stream), tmp_path / "checkpoint", dies)
+    assert database.rows("visits", "k", "n") == [("a", "-1"), ("a", "-1"), (None, "-1")]
+    with pytest.raises(StreamingQueryException, match="twice in one run"):
+        run(sessions(stream), tmp_path / "checkpoint", halves)
+    run(sessions(stream), tmp_path / "checkpoint", table)
+    assert database.rows("visits", "k", "n") == [("a", "1"), ("a", "2"), (None, "1")]
+
+
 @pytest.mark.proof
 def test_the_copy_of_a_checkpoint_may_not_write_where_the_original_does(stream: FileStream, tmp_path: Path) -> None:
     database = Place("sqlite", f"sqlite:///{tmp_path / 'db'}")
