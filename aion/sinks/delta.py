@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from aion.errors import needs_extra
-from aion.sinks.lake import START, Windows, plain
+from aion.sinks.lake import Places, plain
 from aion.sinks.marks import History, Mark
 
 with needs_extra("delta", "a sink in Delta Lake"):
@@ -58,15 +58,15 @@ class Delta:
                 return History(commit[_QUERY], commit[_CHECKPOINT])
         return History(_text(number) or "", "")
 
-    def read(self, windows: Windows) -> pa.Table:
-        starts = windows.starts
-        if windows.between:
-            filters: list[tuple[str, str, Any]] = [(START, ">=", starts[0]), (START, "<=", starts[1])]
+    def read(self, places: Places) -> pa.Table:
+        column, values, between = places
+        if between:
+            filters: list[tuple[str, str, Any]] = [(column, ">=", values[0]), (column, "<=", values[1])]
         else:
-            filters = [(START, "in", starts)]
+            filters = [(column, "in", values)]
         return self._table.to_pyarrow_table(filters=filters)
 
-    def overwrite(self, windows: Windows, rows: pa.Table, mark: Mark) -> None:
+    def overwrite(self, places: Places, rows: pa.Table, mark: Mark) -> None:
         numbers = {
             _BATCH: mark.batch,
             _HISTORY: _number(mark.history.digest),
@@ -78,8 +78,8 @@ class Delta:
             custom_metadata={_QUERY: mark.history.query, _CHECKPOINT: mark.history.checkpoint},
             app_transactions=[deltalake.Transaction(name, number) for name, number in numbers.items()],
         )
-        if windows.starts:
-            where = _where(windows)
+        if places.values:
+            where = _where(places)
             deltalake.write_deltalake(self._table, rows, mode="overwrite", predicate=where, commit_properties=commit)
         else:
             deltalake.write_deltalake(self._table, rows, mode="append", commit_properties=commit)
@@ -88,17 +88,19 @@ class Delta:
         """There is no connection."""
 
 
-def _where(windows: Windows) -> str:
-    texts = [_literal(at) for at in windows.starts]
-    if windows.between:
-        return f"{START} >= {texts[0]} AND {START} <= {texts[1]}"
-    return f"{START} IN ({', '.join(texts)})"
+def _where(places: Places) -> str:
+    column, texts = '"' + places.column.replace('"', '""') + '"', [_literal(value) for value in places.values]
+    if places.between:
+        return f"{column} >= {texts[0]} AND {column} <= {texts[1]}"
+    return f"{column} IN ({', '.join(texts)})"
 
 
-def _literal(at: datetime) -> str:
-    if at.tzinfo is None:
-        return f"'{at:%Y-%m-%d %H:%M:%S.%f}'"
-    return f"'{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}Z'"
+def _literal(value: datetime | int) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if value.tzinfo is None:
+        return f"'{value:%Y-%m-%d %H:%M:%S.%f}'"
+    return f"'{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}Z'"
 
 
 def _number(digest: str | None) -> int:

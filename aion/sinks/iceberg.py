@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
 from aion.errors import ConfigError, needs_extra
-from aion.sinks.lake import START, Windows, plain
+from aion.sinks.lake import Places, plain
 from aion.sinks.marks import History, Mark
 
 with needs_extra("iceberg", "a sink in Iceberg"):
@@ -48,16 +49,16 @@ class Iceberg:
         history = History(found[_QUERY], found[_CHECKPOINT])
         return Mark(history, int(found[_BATCH]), run=found.get(_RUN), digest=found.get(_DIGEST), filled=filled)
 
-    def read(self, windows: Windows) -> pa.Table:
-        return self._table.scan(row_filter=_filter(windows)).to_arrow()
+    def read(self, places: Places) -> pa.Table:
+        return self._table.scan(row_filter=_filter(places)).to_arrow()
 
-    def overwrite(self, windows: Windows, rows: pa.Table, mark: Mark) -> None:
+    def overwrite(self, places: Places, rows: pa.Table, mark: Mark) -> None:
         said = {_QUERY: mark.history.query, _CHECKPOINT: mark.history.checkpoint, _BATCH: str(mark.batch)}
         said |= {_FILLED: str(bool(mark.filled)).lower()}
         said |= {name: text for name, text in ((_RUN, mark.run), (_DIGEST, mark.digest)) if text is not None}
         with self._table.transaction() as transaction:
-            if windows.starts:
-                transaction.overwrite(rows, overwrite_filter=_filter(windows))
+            if places.values:
+                transaction.overwrite(rows, overwrite_filter=_filter(places))
             if unknown := {_RUN, _DIGEST} & self._table.properties.keys() - said.keys():
                 transaction.remove_properties(*unknown)
             transaction.set_properties(said)
@@ -66,8 +67,8 @@ class Iceberg:
         self._catalog.close()
 
 
-def _filter(windows: Windows) -> Any:
-    texts = [at.isoformat(timespec="microseconds") for at in windows.starts]
-    if windows.between:
-        return And(GreaterThanOrEqual(START, texts[0]), LessThanOrEqual(START, texts[1]))
-    return In(START, texts)
+def _filter(places: Places) -> Any:
+    values = [v.isoformat(timespec="microseconds") if isinstance(v, datetime) else v for v in places.values]
+    if places.between:
+        return And(GreaterThanOrEqual(places.column, values[0]), LessThanOrEqual(places.column, values[1]))
+    return In(places.column, values)

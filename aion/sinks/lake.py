@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,25 +11,26 @@ import pyarrow.types as t
 
 from aion.errors import SchemaError
 from aion.sinks.marks import Mark
+from aion.sinks.rows import Change
 
-START = "window_start"
-MOST_WINDOWS = 1_000
-"""A filter lists at most this many windows. If there are more, it takes all between the first and the last."""
+MOST_PLACES = 1_000
+"""A filter lists at most this many values. If there are more, it takes all between the first and the last."""
 
 
-class Windows(NamedTuple):
-    """Windows, by where they begin; ``between``: those that begin at or between two instants."""
+class Places(NamedTuple):
+    """Rows, by their values in a column; ``between``: those with a value between two, or equal to one."""
 
-    starts: list[datetime]
+    column: str
+    values: list[Any]
     between: bool
 
     @classmethod
-    def of(cls, places: pa.Table) -> Windows:
-        """Returns the windows of some rows, or few more."""
-        starts = pc.unique(places[START]).sort()
-        if len(starts) <= MOST_WINDOWS:
-            return cls(starts.to_pylist(), False)
-        return cls([starts[0].as_py(), starts[-1].as_py()], True)
+    def of(cls, change: Change) -> Places:
+        """Returns where a change changes rows, or little more: mostly a few windows."""
+        values = pc.unique(change.places[change.start]).sort()
+        if len(values) <= MOST_PLACES:
+            return cls(change.start, values.to_pylist(), False)
+        return cls(change.start, [values[0].as_py(), values[-1].as_py()], True)
 
 
 class Lake(Protocol):
@@ -50,10 +50,10 @@ class Lake(Protocol):
     def mark(self, now: Mark) -> Mark | None:
         """Returns the mark of the table. ``now``: the mark of the batch."""
 
-    def read(self, windows: Windows) -> pa.Table:
-        """Returns all rows of some windows."""
+    def read(self, places: Places) -> pa.Table:
+        """Returns all rows of some places."""
 
-    def overwrite(self, windows: Windows, rows: pa.Table, mark: Mark) -> None:
+    def overwrite(self, places: Places, rows: pa.Table, mark: Mark) -> None:
         """Puts rows in the place of all that :meth:`read` returns, and replaces the mark, in one commit."""
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from aion.aggregates.groups import number
 from aion.aggregates.values import combined
 from aion.base.row_hash import hash_rows
 from aion.core.operator.actions import PaneKind
-from aion.core.query.columns import DROPPED_COLUMNS, WINDOW_COLUMNS
+from aion.core.query.columns import DROPPED_COLUMNS, NOT_OF_DROPPED, WINDOW_COLUMNS
 from aion.core.query.pane_parts import END, KIND, NAME, SEQ, START, Parts
 from aion.errors import SchemaError
 from aion.sinks.marks import NOTHING, digest_of
@@ -24,15 +24,17 @@ class Panes(NamedTuple):
     """What the columns of a batch of panes are.
 
     ``identity``: the columns of the key and those of the window. A pane replaces all rows that are equal in these.
-    ``written``: the columns that a table has. ``seq``: the column that orders panes. ``single``: whether a pane has one
-    row.
+    ``written``: the columns that a table has. ``seq``: the column that orders panes. ``start``: the one with the
+    beginning of the window. ``single``: whether a pane has one row. ``dropped``: what a table of dropped rows has.
     """
 
     identity: tuple[str, ...]
     written: tuple[str, ...]
     kind: str
     seq: str
+    start: str
     single: bool
+    dropped: tuple[str, ...]
 
     @classmethod
     def of(cls, fields: Sequence[tuple[str, Mapping[str, Any]]], key: Sequence[str] | None) -> Panes:
@@ -59,7 +61,10 @@ class Panes(NamedTuple):
         window = [columns[part] for part in (NAME, START, END) if part in columns]
         identity = tuple(dict.fromkeys([*parts.keys, *window]))
         written = tuple(name for name in names if name not in parts.besides)
-        return cls(identity, written, columns[KIND], columns[SEQ], parts.said.single)
+        return cls(
+            identity, written, columns[KIND], columns[SEQ], columns[START], parts.said.single,
+            _of_dropped(written, parts.dropped),
+        )  # fmt: skip
 
     @classmethod
     def _named(cls, names: Sequence[str], parts: Parts | None, key: Sequence[str]) -> Panes:
@@ -73,10 +78,14 @@ class Panes(NamedTuple):
         besides = {*DROPPED_COLUMNS, found[SEQ]} if parts is None else parts.besides
         written = tuple(name for name in names if name not in besides)
         single = parts is None or parts.said.single
-        return cls(tuple(dict.fromkeys([*key, *window])), written, found[KIND], found[SEQ], single)
+        dropped = parts.dropped if parts is not None else [name for name in DROPPED_COLUMNS if name in names]
+        identity = tuple(dict.fromkeys([*key, *window]))
+        return cls(
+            identity, written, found[KIND], found[SEQ], found[START], single, _of_dropped(written, dropped)
+        )  # fmt: skip
 
     def change(self, panes: pa.Table) -> Change:
-        """Returns what a batch of panes does to a table. Dropped rows do nothing.
+        """Returns what a batch of panes does to a table, and the dropped rows, which do nothing to it.
 
         Of each key and window, the rows of the pane with the largest number count, wherever they are in the batch.
         """
@@ -85,7 +94,8 @@ class Panes(NamedTuple):
         retracted = pc.equal(last[self.kind], PaneKind.RETRACTED.value)
         rows = _where(last, pc.invert(retracted)).select(list(self.written))
         gone = _where(last, retracted).select(list(self.identity))
-        return Change(self.identity, rows, gone, self.kind, self.single)
+        dropped = panes.filter(pc.equal(panes[self.kind], PaneKind.DROPPED.value)).select(list(self.dropped))
+        return Change(self.identity, rows, gone, self.kind, self.start, self.single, dropped)
 
 
 @dataclass(frozen=True)
@@ -94,14 +104,17 @@ class Change:
 
     ``rows``: the rows to write. ``gone``: the ``identity`` columns of the rows to delete. Rows of the table that are
     equal to one of either in the ``identity`` columns are replaced or deleted. Nulls are equal to each other.
-    ``kind``: the column with the kind of a pane. ``single``: whether ``rows`` has one row of each identity.
+    ``kind``: the column with the kind of a pane. ``start``: the one with the beginning of the window. ``single``:
+    whether ``rows`` has one row of each identity. ``dropped``: events that were left out, if they are written anywhere.
     """
 
     identity: tuple[str, ...]
     rows: pa.Table
     gone: pa.Table
     kind: str = KIND
+    start: str = START
     single: bool = True
+    dropped: pa.Table | None = None
 
     @property
     def by_time(self) -> list[str]:
@@ -117,10 +130,11 @@ class Change:
     @property
     def digest(self) -> str:
         """Tells changes apart. The order of rows does not matter."""
-        if not self.places.num_rows:
+        tables = [table for table in (self.rows, self.gone, self.dropped) if table is not None]
+        if not any(table.num_rows for table in tables):
             return NOTHING
         parts = list[str | bytes](self.identity)
-        for table in (self.rows, self.gone):
+        for table in tables:
             parts += [f"{field.name}: {field.type}" for field in table.schema]
             if table.num_rows:
                 hashes = hash_rows([combined(column) for column in table.columns], 0)
@@ -139,6 +153,10 @@ class Change:
         """Returns whether two rows to write have the same identity."""
         of = _numbered(self.rows, self.identity)
         return len(np.unique(of)) < len(of)
+
+
+def _of_dropped(written: Sequence[str], dropped: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*(name for name in written if name not in NOT_OF_DROPPED), *dropped]))
 
 
 def _where(table: pa.Table, mask: Any) -> pa.Table:

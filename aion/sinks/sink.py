@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from aion.core.query.pane_parts import metadata_of_field
-from aion.sinks.addresses import Secret, without_secrets
-from aion.sinks.marks import Content, Mark, begins_late, is_new
+from aion.sinks.addresses import Address, Secret, without_secrets
+from aion.sinks.dropped import IGNORE, left_out
+from aion.sinks.marks import Content, History, Mark, begins_late, is_new
 from aion.sinks.rows import Change, Panes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _log = logging.getLogger(__name__)
+_warned: set[tuple[str, History, str | None]] = set()
+"""The tables and runs for which this process has said that events are left out."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,13 @@ class Sink(ABC):
     """A function for ``foreachBatch``.
 
     ``key``: the key columns that the user names, if any. ``adopt``: the mark with which a table is taken over.
+    ``dropped``: the table for dropped rows, or IGNORE.
     """
 
     table: str
     key: tuple[str, ...] | None
     adopt: str | None
+    dropped: Address | None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Raises SchemaError if the rows do not fit into the table, SinkError if the batch does not follow its last."""
@@ -38,7 +43,8 @@ class Sink(ABC):
 
         mark = mark_of(batch, batch_id)
         panes = Panes.of([(field.name, field.metadata) for field in batch.schema], self.key)
-        rows = panes_of(batch, (*panes.written, panes.seq), as_json=not self.nested)
+        columns = dict.fromkeys([*panes.written, panes.seq, *panes.dropped])
+        rows = panes_of(batch, list(columns), as_json=not self.nested)
         self._apply(panes.change(rows), mark)
 
     def write(self, rows: pa.Table, mark: Mark) -> None:
@@ -47,8 +53,15 @@ class Sink(ABC):
         self._apply(panes.change(rows), mark)
 
     def _apply(self, change: Change, mark: Mark) -> None:
+        dropped = change.dropped
+        if self.dropped is None or self.dropped.shown == IGNORE:
+            change = replace(change, dropped=None)
         marked = replace(mark, digest=change.digest)
         without_secrets(self.secrets, lambda: self.apply(change, marked))
+        whose = (self.table, mark.history, mark.run)
+        if self.dropped is None and dropped is not None and dropped.num_rows and whose not in _warned:
+            _warned.add(whose)
+            _log.warning(left_out(self.table, dropped.num_rows, mark))
 
     def is_new(self, found: Mark | None, content: Content, now: Mark) -> bool:
         """Returns whether a batch must be written. Raises SinkError if it must not."""

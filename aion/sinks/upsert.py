@@ -10,6 +10,7 @@ from aion.errors import ConfigError
 from aion.sinks.addresses import Address, Secret
 from aion.sinks.changes import replace_and_record
 from aion.sinks.database import TableName, content_of, locked_mark, prepare, set_mark
+from aion.sinks.dropped import IGNORE, dropped_rows
 from aion.sinks.marks import Content, Mark, seen_again
 from aion.sinks.rows import Change
 from aion.sinks.sink import Sink, names
@@ -23,13 +24,14 @@ def upsert(
     *,
     adopt: str | None = None,
     changes: str | None = None,
+    dropped: str | None = None,
 ) -> Upsert:
     """Returns a function for ``foreachBatch`` that keeps the newest result of each window in a table.
 
     ``uri``: ``sqlite:///PATH``, ``postgresql://USER@HOST/DATABASE`` or ``duckdb:///PATH``. ``table``: its name, or
     ``schema.table``. It is made if it is missing. ``key``: the key columns; by default those before ``window``. A row
     is found by the key, ``window``, ``window_start`` and ``window_end``; nulls are equal to each other. Retracted rows
-    are deleted, and dropped rows are left out.
+    are deleted.
 
     A batch is one transaction, and changes nothing if it is run again. A batch that does not follow the one that the
     table has is refused, and the error says which value of ``adopt`` lets the query continue (docs/run-again.md).
@@ -37,13 +39,21 @@ def upsert(
     ``changes``: the name of another table, which gets a row for each row of the table that a batch adds, changes or
     deletes, with the values before (``old_...``) and after it. It is written in the same transaction.
 
+    ``dropped``: the name of a table that gets the dropped rows, in the same transaction; or ``"ignore"``. Without it,
+    they are left out, and a WARNING says so once in a run.
+
     Raises ConfigError or MissingExtra.
     """
-    named = [TableName.of(name) for name in (table, changes) if name is not None]
-    if len(set(named)) < len(named):
-        raise ConfigError(f"changes: {changes!r} is the table itself; name another one")
+    more = {"changes": changes, "dropped": None if dropped == IGNORE else dropped}
+    seen = {TableName.of(table)}
+    for argument, name in more.items():
+        if name is not None:
+            if TableName.of(name) in seen:
+                raise ConfigError(f"{argument}: {name!r} is the name of another table of this sink; name another one")
+            seen.add(TableName.of(name))
     address = Address.of(uri)
-    return Upsert(table, names(key), adopt, kind_of(address).resolve(address), changes)
+    to = None if dropped is None else Address.of(dropped)
+    return Upsert(table, names(key), adopt, to, kind_of(address).resolve(address), changes)
 
 
 @dataclass(frozen=True)
@@ -74,5 +84,10 @@ class Upsert(Sink):
                 database.replace(table, change)
             else:
                 replace_and_record(database, table, change, TableName.of(self.changes), mark.batch)
+            if self.dropped is not None and change.dropped is not None:
+                dropped, rows = TableName.of(self.dropped.shown), dropped_rows(change.dropped, mark)
+                prepare(database, dropped, rows)
+                if rows.rows.num_rows or before == mark:
+                    database.replace(dropped, rows)
             filled = content_of(database, table) is Content.ROWS
             set_mark(database, table, dataclasses.replace(mark, filled=filled), before)

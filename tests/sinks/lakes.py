@@ -23,9 +23,11 @@ class Lake:
         self._options = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
 
     def sink(self, table: str = "minutes", **more: Any) -> Merge:
-        if self.kind == "delta":
-            return aion.sinks.merge("delta", str(self._folder / table), **more)
-        return aion.sinks.merge("iceberg", f"tests.{table}", options=self._options, **more)
+        options = self._options if self.kind == "iceberg" else None
+        return aion.sinks.merge(self.kind, self.name(table), options=options, **more)
+
+    def name(self, table: str) -> str:
+        return str(self._folder / table) if self.kind == "delta" else f"tests.{table}"
 
     def table(self, table: str = "minutes") -> Any:
         if self.kind == "delta":
@@ -53,6 +55,6 @@ class Lake:
         with load_catalog(None, **self._options) as catalog:
             catalog.drop_table("tests.minutes")
 
-    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
-        content = self.content()
+    def rows(self, *columns: str, table: str = "minutes") -> list[tuple[Any, ...]]:
+        content = self.content(table)
         return sorted(zip(*(content[name].to_pylist() for name in columns), strict=True), key=repr)

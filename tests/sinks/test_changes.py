@@ -153,7 +153,7 @@ def test_sessions_that_late_events_join(database: Place) -> None:
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_written(database: Place) -> None:
-    with pytest.raises(ConfigError, match="is the table itself"):
+    with pytest.raises(ConfigError, match="is the name of another table"):
         aion.sinks.upsert(database.uri, "minutes", changes="minutes")
     with pytest.raises(ConfigError, match="is not the name of a table"):
         aion.sinks.upsert(database.uri, "minutes", changes="a.b.c")

@@ -3,61 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.utils.concurrent import ExecutorFactory
 
 import aion
 from aion.errors import SinkError
 from aion.sinks.marks import History
-from aion.sinks.sink import Sink
-from tests.sinks.databases import KINDS, Place, place
-from tests.sinks.lakes import LAKES, Lake
+from tests.sinks.databases import KINDS, place
+from tests.sinks.lakes import LAKES
 from tests.sinks.rig import QUERY, at, panes
+from tests.sinks.tables import Table
 
 pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match any records:UserWarning")
 OTHER = History("other", "file:/other")
-
-
-class Table:
-    """A table of any kind that a sink can write."""
-
-    def __init__(self, kind: str, at: Lake | Place) -> None:
-        self.kind, self._at = kind, at
-
-    def sink(self, **more: Any) -> Sink:
-        if isinstance(self._at, Lake):
-            return self._at.sink(**more)
-        return aion.sinks.upsert(self._at.uri, "minutes", **more)
-
-    def rows(self, *columns: str) -> list[tuple[str | None, ...]]:
-        found = self._at.rows(*columns) if isinstance(self._at, Lake) else self._at.rows("minutes", *columns)
-        return sorted((tuple(None if v is None else str(v) for v in row) for row in found), key=repr)
-
-    def lose(self, how: str) -> None:
-        """Empties or deletes the table, as a user does."""
-        if isinstance(self._at, Place):
-            self._at.run("DELETE FROM minutes" if how == "emptied" else "DROP TABLE minutes")
-        elif how == "emptied":
-            self._at.empty()
-        else:
-            self._at.delete()
-
-
-@pytest.fixture(params=[*KINDS, *LAKES])
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
-    kind = request.param
-    if kind in LAKES:
-        yield Table(kind, Lake(kind, tmp_path))
-        if kind == "iceberg":
-            ExecutorFactory.get_or_create().shutdown()
-            ExecutorFactory._instance = None
-        return
-    yield Table(kind, place(kind, tmp_path, request.getfixturevalue("postgresql") if kind == "postgresql" else None))
 
 
 def rows_of(*rows: tuple[str, int]) -> pa.Table:

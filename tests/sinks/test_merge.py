@@ -48,7 +48,7 @@ def test_the_newest_row_of_each_window_stays(place: Lake) -> None:
 
 def test_a_batch_of_many_windows(place: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many to list them: all between the first and the last are read and written again."""
-    monkeypatch.setattr(lake, "MOST_WINDOWS", 2)
+    monkeypatch.setattr(lake, "MOST_PLACES", 2)
     write = place.sink().write
     write(panes([{"k": "a", "n": 1, "minute": minute} for minute in range(5)]), at(0))
     write(panes([{"k": "a", "n": 2, "minute": minute} for minute in (0, 1, 3)]), at(1))
@@ -144,7 +144,7 @@ def test_a_commit_of_somebody_else_in_between_is_not_overwritten(place: Lake, ot
     place.sink().write(panes([{"k": "a", "n": 1}]), at(0))
     first = place.sink()
     opened = first.kind()(first.table, first.options)
-    windows = lake.Windows.of(panes([{"k": "a"}]))
+    windows = lake.Places("window_start", [datetime(1970, 1, 1, tzinfo=UTC)], False)
     old = opened.read(windows)
     if other == "sink":
         place.sink().write(panes([{"k": "b", "n": 2}]), at(1))

@@ -62,7 +62,7 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
     """The sink has committed when its batch fails, so Spark runs the batch again."""
     kinds = [kind for kind in KINDS if kind != "postgresql" or postgresql is not None]
     places = [place(kind, tmp_path, postgresql) for kind in kinds]
-    tables = [aion.sinks.upsert(each.uri, "visits", changes="visits_changes") for each in places]
+    tables = [aion.sinks.upsert(each.uri, "visits", changes="visits_changes", dropped="too_late") for each in places]
     failed = set[int]()
 
     def write(batch: DataFrame, batch_id: int) -> None:
@@ -85,6 +85,8 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
         assert each.rows("visits", "k", "n") == [("a", "4"), (None, "2")], each.kind
         json = {"sqlite": "\"values\" ->> '$[3]'", "postgresql": '"values" -> 3', "duckdb": '"values"[4]'}
         assert each.rows("visits", f"({json[each.kind]})", "k") == [("2.0", "a"), (None, None)], each.kind
+        (late,) = each.rows("too_late", "k", "n", "lateness_us")
+        assert late[:2] == ("a", "1") and int(late[2] or 0) > 3_600_000_000, each.kind
         # Each change is there once, though each batch up to the failures was run twice.
         assert each.rows("visits_changes", "change", "k", "n", "old_n") == [
             ("delete", "a", None, "1"), ("delete", "a", None, "2"), ("delete", None, None, "1"),
