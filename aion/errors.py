@@ -137,7 +137,10 @@ class BadFile(AionError):
 
 
 class SinkError(AionError):
-    """A sink refuses a batch, because it does not follow the batch that the table has; the message says what to do."""
+    """A sink refuses a batch: it does not follow the one that the table has, or has a value that the table cannot hold.
+
+    The message says what to do.
+    """
 
 
 class IntegerOverflow(AionError, ArithmeticError):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from aion.errors import ConfigError, SchemaError
 from aion.sinks.addresses import Address
+from aion.sinks.bad_values import Rule
 from aion.sinks.marks import Content, History, Mark
+from aion.sinks.names import check_names
 from aion.sinks.rows import Change
 
 MARKS = "aion_batches"
@@ -54,8 +56,14 @@ def identifiers(names: Iterable[str], prefix: str = "") -> str:
 class Database(Protocol):
     """A transaction on a database."""
 
-    nested: bool
+    nested: ClassVar[bool]
     """Whether a column can hold lists, maps and structs. If not, they are written as JSON."""
+    case: ClassVar[bool]
+    """Whether two names may differ only in case."""
+    longest_name: ClassVar[int | None]
+    """How many bytes a name has at most."""
+    rules: ClassVar[Sequence[Rule]]
+    """The values that it cannot hold."""
 
     @classmethod
     def resolve(cls, address: Address) -> Address:
@@ -84,6 +92,19 @@ class Database(Protocol):
         """Deletes the rows of a table that a batch replaces or retracts, and inserts the rows of the batch."""
 
 
+class Columns(dict[str, str]):
+    """The columns of a table in a database that does not tell names apart by case, with their types."""
+
+    def __contains__(self, name: object) -> bool:
+        return str(name).lower() in map(str.lower, self)
+
+    def __missing__(self, name: str) -> str:
+        for there, type_ in self.items():
+            if there.lower() == name.lower():
+                return type_
+        raise KeyError(name)
+
+
 def file_of(address: Address) -> Path:
     """Returns the path in a URI such as ``sqlite:///relative`` or ``sqlite:////absolute``. Raises ConfigError."""
     rest, scheme = address.secret.text.partition("://")[2], address.scheme
@@ -103,6 +124,7 @@ def prepare(database: Database, table: TableName, change: Change) -> Content:
     """Makes the table if it is missing, and returns what was there. Raises SchemaError if it cannot hold the rows."""
     there = database.columns(table)
     schema = change.rows.schema
+    check_names(schema.names, case=database.case, longest=database.longest_name)
     if not there:
         columns = ", ".join(f"{identifier(field.name)} {database.type_of(field)}" for field in schema)
         database.query(f"CREATE TABLE {table} ({columns})")
@@ -166,9 +188,6 @@ def set_mark(database: Database, table: TableName, mark: Mark, before: Mark | No
         changed = ", ".join(f"{column} = {'?' if column in known else 'NULL'}" for column in columns)
         database.query(f"UPDATE {marks} SET {changed} WHERE name = ?", *values)
 
-
-JSON = {b"aion": b"json"}
-"""The metadata of a column that holds JSON."""
 
 Types = Sequence[tuple[Callable[[pa.DataType], bool], str]]
 

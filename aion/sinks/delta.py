@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from aion.errors import needs_extra
+from aion.sinks.bad_values import UTF8, YEARS_1_TO_9999, Rule
 from aion.sinks.lake import Places, plain
 from aion.sinks.marks import History, Mark
 
@@ -23,6 +24,9 @@ _LAST_COMMITS = 1_000
 
 class Delta:
     """A version of a table."""
+
+    case: ClassVar[bool] = False
+    rules: ClassVar[Sequence[Rule]] = (UTF8, YEARS_1_TO_9999)
 
     def __init__(self, table: str, options: Mapping[str, str]) -> None:
         self._uri = table

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from aion.errors import needs_extra
 from aion.sinks.addresses import Address
-from aion.sinks.database import TableName, file_of, identifier, identifiers, with_absolute_path
+from aion.sinks.bad_values import UTF8, Rule, times
+from aion.sinks.database import Columns, TableName, file_of, identifier, identifiers, with_absolute_path
 from aion.sinks.rows import Change
 
 with needs_extra("duckdb", "a sink in DuckDB"):
@@ -28,7 +29,11 @@ class DuckDB:
     There is no unique index: DuckDB does not let a transaction delete a row and insert another in its place.
     """
 
-    nested = True
+    nested: ClassVar[bool] = True
+    case: ClassVar[bool] = False
+    longest_name: ClassVar[int | None] = None
+    rules: ClassVar[Sequence[Rule]] = (UTF8, times(-9_223_372_022_400_000_000, (1 << 63) - 2))
+    """The first instant is 290309-12-22 BC, and the last number means infinity."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -55,7 +60,7 @@ class DuckDB:
             table.table,
             table.schema or "main",
         )
-        return dict(rows)
+        return Columns(rows)
 
     def type_of(self, field: pa.Field) -> str:
         """Returns what DuckDB itself makes of the column."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from aion.errors import ConfigError
-from aion.sinks.database import JSON
+from aion.sinks.bad_values import JSON
 from aion.sinks.marks import History, Mark, digest_of
 
 if TYPE_CHECKING:

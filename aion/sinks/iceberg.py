@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from aion.errors import ConfigError, needs_extra
+from aion.sinks.bad_values import UTF8, YEARS_1_TO_9999, Rule
 from aion.sinks.lake import Places, plain
 from aion.sinks.marks import History, Mark
 
@@ -22,6 +23,9 @@ _RUN, _DIGEST, _FILLED = "aion.run", "aion.digest", "aion.filled"
 
 class Iceberg:
     """A snapshot of a table."""
+
+    case: ClassVar[bool] = True
+    rules: ClassVar[Sequence[Rule]] = (UTF8, YEARS_1_TO_9999)
 
     def __init__(self, table: str, options: Mapping[str, str]) -> None:
         if "." not in table:

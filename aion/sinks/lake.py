@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
 from aion.errors import SchemaError
+from aion.sinks.bad_values import Rule
 from aion.sinks.marks import Mark
+from aion.sinks.names import check_names
 from aion.sinks.rows import Change
 
 MOST_PLACES = 1_000
@@ -35,6 +37,11 @@ class Places(NamedTuple):
 
 class Lake(Protocol):
     """A table as it was when it was opened. A commit fails if somebody else has changed these rows since."""
+
+    case: ClassVar[bool]
+    """Whether two columns may differ only in case."""
+    rules: ClassVar[Sequence[Rule]]
+    """The values that it cannot hold."""
 
     def __init__(self, table: str, options: Mapping[str, str]) -> None: ...
 
@@ -62,6 +69,7 @@ class Lake(Protocol):
 
 def columns_for(table: str, lake: Lake, schema: pa.Schema) -> pa.Schema:
     """Returns the columns of a table, which is made if it is missing. Raises SchemaError if they do not fit."""
+    check_names(schema.names, case=lake.case)
     if lake.columns() is None:
         lake.create(schema)
     there = lake.columns()

@@ -12,6 +12,7 @@ import pyarrow as pa
 from aion.core.operator.actions import PaneKind
 from aion.errors import ConfigError
 from aion.sinks.addresses import Address, Secret, secrets_in
+from aion.sinks.bad_values import ERROR, Rule, check_choice
 from aion.sinks.dropped import dropped_rows
 from aion.sinks.lake import Lake, Places, as_columns, columns_for
 from aion.sinks.marks import Content, Mark, seen_again
@@ -30,6 +31,7 @@ def merge(
     adopt: str | None = None,
     options: Mapping[str, str] | None = None,
     dropped: str | None = None,
+    on_bad_value: str = ERROR,
 ) -> Merge:
     """Returns a function for ``foreachBatch`` that keeps the newest result of each window in a table of a lake.
 
@@ -41,8 +43,9 @@ def merge(
     """
     if dropped == table:
         raise ConfigError(f"dropped: {str(Address.of(table))!r} is the table itself; name another one")
+    check_choice(on_bad_value)
     address, to = Address.of(table), None if dropped is None else Address.of(dropped)
-    sink = Merge(str(address), names(key), adopt, to, format, dict(options or {}), address)
+    sink = Merge(str(address), names(key), adopt, to, on_bad_value, format, dict(options or {}), address)
     sink.kind()
     return sink
 
@@ -70,6 +73,10 @@ class Merge(Sink):
 
             return Iceberg
         raise ConfigError(f"format: {self.format!r} is none that merge knows; write 'delta' or 'iceberg'")
+
+    @property
+    def rules(self) -> Sequence[Rule]:
+        return self.kind().rules
 
     @property
     def secrets(self) -> tuple[Secret, ...]:

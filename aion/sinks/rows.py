@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,6 +19,8 @@ from aion.core.query.columns import DROPPED_COLUMNS, NOT_OF_DROPPED, WINDOW_COLU
 from aion.core.query.pane_parts import END, KIND, NAME, SEQ, START, Parts
 from aion.errors import SchemaError
 from aion.sinks.marks import NOTHING, digest_of
+
+Mask = npt.NDArray[np.bool_]
 
 
 class Panes(NamedTuple):
@@ -140,6 +143,22 @@ class Change:
                 hashes = hash_rows([combined(column) for column in table.columns], 0)
                 parts.append(np.sort(hashes).tobytes())
         return digest_of(*parts)
+
+    def without(self, kept: Mask, found: Mask) -> Change:
+        """Returns the change with some rows only. ``kept``: which. ``found``: those whose old rows the table may have.
+
+        These go, unless other rows replace them.
+        """
+        if kept.all():
+            return self
+        of = _numbered(self.rows, self.identity)
+        gone = ~kept & found & ~np.isin(of, of[kept])
+        places = self.rows.select(list(self.identity))
+        return replace(
+            self,
+            rows=self.rows.filter(pa.array(kept)),
+            gone=pa.concat_tables([self.gone, places.filter(pa.array(gone))]),
+        )
 
     def merged(self, old: pa.Table) -> pa.Table:
         """Returns the rows of a part of a table after the change. ``old``: those before, with at least its columns."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from aion.core.query.pane_parts import metadata_of_field
 from aion.sinks.addresses import Address, Secret, without_secrets
+from aion.sinks.bad_values import Rule, checked
 from aion.sinks.dropped import IGNORE, left_out
 from aion.sinks.marks import Content, History, Mark, begins_late, is_new
 from aion.sinks.rows import Change, Panes
@@ -29,13 +30,15 @@ class Sink(ABC):
     """A function for ``foreachBatch``.
 
     ``key``: the key columns that the user names, if any. ``adopt``: the mark with which a table is taken over.
-    ``dropped``: the table for dropped rows, or IGNORE.
+    ``dropped``: the table for dropped rows, or IGNORE. ``on_bad_value``: what happens to a value that the table cannot
+    hold.
     """
 
     table: str
     key: tuple[str, ...] | None
     adopt: str | None
     dropped: Address | None
+    on_bad_value: str
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Raises SchemaError if the rows do not fit into the table, SinkError if the batch does not follow its last."""
@@ -56,18 +59,28 @@ class Sink(ABC):
         dropped = change.dropped
         if self.dropped is None or self.dropped.shown == IGNORE:
             change = replace(change, dropped=None)
-        marked = replace(mark, digest=change.digest)
-        without_secrets(self.secrets, lambda: self.apply(change, marked))
+        without_secrets(self.secrets, lambda: self._checked(change, mark))
         whose = (self.table, mark.history, mark.run)
         if self.dropped is None and dropped is not None and dropped.num_rows and whose not in _warned:
             _warned.add(whose)
             _log.warning(left_out(self.table, dropped.num_rows, mark))
+
+    def _checked(self, change: Change, mark: Mark) -> None:
+        change, done = checked(change, self.rules, self.on_bad_value)
+        for each in done:
+            _log.warning("table %r, batch %d of %s: %s", self.table, mark.batch, mark.history, each)
+        self.apply(change, replace(mark, digest=change.digest))
 
     def is_new(self, found: Mark | None, content: Content, now: Mark) -> bool:
         """Returns whether a batch must be written. Raises SinkError if it must not."""
         if (warning := begins_late(self.table, found, content, now)) is not None:
             _log.warning(warning)
         return is_new(self.table, found, content, now, self.adopt)
+
+    @property
+    @abstractmethod
+    def rules(self) -> Sequence[Rule]:
+        """The values that the table cannot hold."""
 
     @property
     @abstractmethod

@@ -5,14 +5,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
 from aion.sinks.addresses import Address
-from aion.sinks.database import TableName, Types, file_of, identifier, identifiers, type_in, with_absolute_path
+from aion.sinks.bad_values import UTF8, YEARS_1_TO_9999, Rule
+from aion.sinks.database import Columns, TableName, Types, file_of, identifier, identifiers, type_in, with_absolute_path
 from aion.sinks.rows import Change
 
 _WAIT_S = 60.0
@@ -32,7 +33,10 @@ class Sqlite:
     no NaN, so that is the text 'NaN'.
     """
 
-    nested = False
+    nested: ClassVar[bool] = False
+    case: ClassVar[bool] = False
+    longest_name: ClassVar[int | None] = None
+    rules: ClassVar[Sequence[Rule]] = (UTF8, YEARS_1_TO_9999)
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -54,7 +58,8 @@ class Sqlite:
 
     def columns(self, table: TableName) -> dict[str, str]:
         schema = "" if table.schema is None else f"{identifier(table.schema)}."
-        return {row[1]: row[2] for row in self.query(f"PRAGMA {schema}table_info({identifier(table.table)})")}
+        rows = self.query(f"PRAGMA {schema}table_info({identifier(table.table)})")
+        return Columns((row[1], row[2]) for row in rows)
 
     def type_of(self, field: pa.Field) -> str:
         return type_in(_TYPES, field)

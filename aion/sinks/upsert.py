@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from aion.errors import ConfigError
 from aion.sinks.addresses import Address, Secret
+from aion.sinks.bad_values import ERROR, Rule, check_choice
 from aion.sinks.changes import replace_and_record
 from aion.sinks.database import TableName, content_of, locked_mark, prepare, set_mark
 from aion.sinks.dropped import IGNORE, dropped_rows
 from aion.sinks.marks import Content, Mark, seen_again
+from aion.sinks.names import check_names
 from aion.sinks.rows import Change
 from aion.sinks.sink import Sink, names
 from aion.sinks.uris import kind_of
@@ -25,6 +27,7 @@ def upsert(
     adopt: str | None = None,
     changes: str | None = None,
     dropped: str | None = None,
+    on_bad_value: str = ERROR,
 ) -> Upsert:
     """Returns a function for ``foreachBatch`` that keeps the newest result of each window in a table.
 
@@ -42,18 +45,26 @@ def upsert(
     ``dropped``: the name of a table that gets the dropped rows, in the same transaction; or ``"ignore"``. Without it,
     they are left out, and a WARNING says so once in a run.
 
+    ``on_bad_value``: what happens to a value that the database cannot hold, such as a NUL in a text of PostgreSQL.
+    ``"error"`` stops the query, and names it. ``"replace"`` writes another value or null. ``"drop"`` leaves out the
+    row.
+
     Raises ConfigError or MissingExtra.
     """
-    more = {"changes": changes, "dropped": None if dropped == IGNORE else dropped}
-    seen = {TableName.of(table)}
-    for argument, name in more.items():
-        if name is not None:
-            if TableName.of(name) in seen:
-                raise ConfigError(f"{argument}: {name!r} is the name of another table of this sink; name another one")
-            seen.add(TableName.of(name))
+    check_choice(on_bad_value)
     address = Address.of(uri)
+    kind = kind_of(address)
+    seen = set[TableName]()
+    for argument, name in (("table", table), ("changes", changes), ("dropped", None if dropped == IGNORE else dropped)):
+        if name is not None:
+            parts = TableName.of(name if kind.case else name.lower())
+            if parts in seen:
+                raise ConfigError(f"{argument}: {name!r} is the name of another table of this sink; name another one")
+            seen.add(parts)
+            for part in filter(None, parts):
+                check_names([part], case=True, longest=kind.longest_name, what=f"{argument}:")
     to = None if dropped is None else Address.of(dropped)
-    return Upsert(table, names(key), adopt, to, kind_of(address).resolve(address), changes)
+    return Upsert(table, names(key), adopt, to, on_bad_value, kind.resolve(address), changes)
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,10 @@ class Upsert(Sink):
     @property
     def nested(self) -> bool:
         return kind_of(self.address).nested
+
+    @property
+    def rules(self) -> Sequence[Rule]:
+        return kind_of(self.address).rules
 
     @property
     def secrets(self) -> tuple[Secret, ...]:

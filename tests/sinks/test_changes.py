@@ -11,7 +11,7 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.errors import ConfigError, SchemaError
-from aion.sinks.database import JSON
+from aion.sinks.bad_values import JSON
 from aion.sinks.upsert import Upsert
 from tests.sinks.databases import Place
 from tests.sinks.rig import MINUTE, at, panes

@@ -19,7 +19,7 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.errors import ConfigError, MissingExtra, SchemaError, SinkError
-from aion.sinks.database import JSON
+from aion.sinks.bad_values import JSON
 from aion.sinks.marks import History
 from tests.sinks.databases import Place
 from tests.sinks.rig import MINUTE, QUERY, at, panes
