@@ -71,7 +71,7 @@ EXTRAS = {
     "postgresql": ("adbc_driver_manager", "adbc_driver_postgresql"),
     "duckdb": ("duckdb",),
     "delta": ("deltalake",),
-    "iceberg": ("pyiceberg",),
+    "iceberg": ("pyiceberg", "pyiceberg_core"),
     "connect": ("grpc", "grpc_status", "zstandard"),
 }
 """The modules that each extra installs. A test compares them with pyproject.toml."""

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from aion.errors import needs_extra
+from aion.errors import SchemaError, needs_extra
+from aion.sinks.addresses import Address
 from aion.sinks.bad_values import UTF8, YEARS_1_TO_9999, Rule
-from aion.sinks.lake import Places, plain
+from aion.sinks.lake import Conflict, Places, plain
 from aion.sinks.marks import History, Mark
 
 with needs_extra("delta", "a sink in Delta Lake"):
     import deltalake
+    from deltalake.exceptions import CommitFailedError
 
 _BATCH, _HISTORY, _RUN, _DIGEST, _FILLED = "aion.batch", "aion.history", "aion.run", "aion.digest", "aion.filled"
 _UNKNOWN = -1
+_NAME = "aion_table"
+_GENERATED = "delta.generationExpression"
+_IDENTITY_COLUMNS = 6
+"""The version of the protocol that has them; deltalake refuses it."""
+_WRITTEN = {
+    "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "generatedColumns", "invariants",
+    "timestampNtz", "v2Checkpoint",
+}  # fmt: skip
+"""The features of tables that deltalake writes, as tests show."""
+_INSTEAD = {
+    "deletionVectors": "set delta.enableDeletionVectors=false, run REORG TABLE ... APPLY (PURGE), and drop the feature"
+}
+_CONFLICT = re.compile("concurrent|changed since last commit", re.IGNORECASE)
 _QUERY, _CHECKPOINT = "aion.query", "aion.checkpoint"
 _LAST_COMMITS = 1_000
 
@@ -29,11 +45,29 @@ class Delta:
     rules: ClassVar[Sequence[Rule]] = (UTF8, YEARS_1_TO_9999)
 
     def __init__(self, table: str, options: Mapping[str, str]) -> None:
-        self._uri = table
+        self._uri, self._shown = table, str(Address.of(table))
         self._options = dict(options)
         self._table: Any = None
         if deltalake.DeltaTable.is_deltatable(table, self._options):
             self._table = deltalake.DeltaTable(table, storage_options=self._options)
+            self._check()
+
+    def _check(self) -> None:
+        """Raises SchemaError if the engine does not write such tables, or not rightly."""
+        protocol, settings = self._table.protocol(), self._table.metadata().configuration
+        features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+        if protocol.min_writer_version == _IDENTITY_COLUMNS:
+            features.add("identityColumns")
+        for feature in sorted(features - _WRITTEN):
+            raise SchemaError(
+                f"table {self._shown!r} has the Delta feature {feature!r}, and deltalake does not write such tables "
+                f"rightly; {_INSTEAD.get(feature, 'drop the feature')}, or use another table"
+            )
+        if settings.get("delta.appendOnly") == "true":
+            raise SchemaError(
+                f"table {self._shown!r} has delta.appendOnly=true, and newer panes replace older ones; set it to "
+                "false, or use another table"
+            )
 
     def columns(self) -> pa.Schema | None:
         return None if self._table is None else plain(pa.schema(self._table.schema().to_arrow()))
@@ -62,13 +96,14 @@ class Delta:
                 return History(commit[_QUERY], commit[_CHECKPOINT])
         return History(_text(number) or "", "")
 
+    @property
+    def computed(self) -> set[str]:
+        return {field.name for field in self._table.schema().fields if _GENERATED in field.metadata}
+
     def read(self, places: Places) -> pa.Table:
-        column, values, between = places
-        if between:
-            filters: list[tuple[str, str, Any]] = [(column, ">=", values[0]), (column, "<=", values[1])]
-        else:
-            filters = [(column, "in", values)]
-        return self._table.to_pyarrow_table(filters=filters)
+        """Reads with the engine that writes. Another one sees nulls where columns are mapped to other names."""
+        sql = f"SELECT * FROM {_NAME} WHERE {_where(places)}"
+        return pa.table(deltalake.QueryBuilder().register(_NAME, self._table).execute(sql).read_all())
 
     def overwrite(self, places: Places, rows: pa.Table, mark: Mark) -> None:
         numbers = {
@@ -82,11 +117,13 @@ class Delta:
             custom_metadata={_QUERY: mark.history.query, _CHECKPOINT: mark.history.checkpoint},
             app_transactions=[deltalake.Transaction(name, number) for name, number in numbers.items()],
         )
-        if places.values:
-            where = _where(places)
-            deltalake.write_deltalake(self._table, rows, mode="overwrite", predicate=where, commit_properties=commit)
-        else:
-            deltalake.write_deltalake(self._table, rows, mode="append", commit_properties=commit)
+        mode, where = ("overwrite", _where(places)) if places.values else ("append", None)
+        try:
+            deltalake.write_deltalake(self._table, rows, mode=mode, predicate=where, commit_properties=commit)
+        except CommitFailedError as error:
+            if _CONFLICT.search(str(error)):
+                raise Conflict(str(error)) from error
+            raise
 
     def close(self) -> None:
         """There is no connection."""
@@ -96,6 +133,8 @@ def _where(places: Places) -> str:
     column, texts = '"' + places.column.replace('"', '""') + '"', [_literal(value) for value in places.values]
     if places.between:
         return f"{column} >= {texts[0]} AND {column} <= {texts[1]}"
+    if not texts:
+        return "false"
     return f"{column} IN ({', '.join(texts)})"
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from aion.errors import SchemaError
+from aion.errors import SchemaError, SinkError
 from aion.sinks.bad_values import Rule
 from aion.sinks.marks import Mark
 from aion.sinks.names import check_names
@@ -35,8 +35,15 @@ class Places(NamedTuple):
         return cls(change.start, [values[0].as_py(), values[-1].as_py()], True)
 
 
+class Conflict(SinkError):
+    """Somebody else has changed the table since it was opened. It can be opened and read again."""
+
+
 class Lake(Protocol):
-    """A table as it was when it was opened. A commit fails if somebody else has changed these rows since."""
+    """A table as it was when it was opened. A commit fails if somebody else has changed these rows since.
+
+    It is read by the engine that writes it.
+    """
 
     case: ClassVar[bool]
     """Whether two columns may differ only in case."""
@@ -47,6 +54,10 @@ class Lake(Protocol):
 
     def columns(self) -> pa.Schema | None:
         """Returns the columns, or None if there is no such table."""
+
+    @property
+    def computed(self) -> set[str]:
+        """The columns that the engine computes from others, unless rows have them."""
 
     def create(self, schema: pa.Schema) -> None:
         """Makes an empty table."""
@@ -61,7 +72,10 @@ class Lake(Protocol):
         """Returns all rows of some places."""
 
     def overwrite(self, places: Places, rows: pa.Table, mark: Mark) -> None:
-        """Puts rows in the place of all that :meth:`read` returns, and replaces the mark, in one commit."""
+        """Puts rows in the place of all that :meth:`read` returns, and replaces the mark, in one commit.
+
+        Raises Conflict.
+        """
 
     def close(self) -> None:
         """Ends all connections."""
@@ -71,7 +85,7 @@ def columns_for(table: str, lake: Lake, schema: pa.Schema) -> pa.Schema:
     """Returns the columns of a table, which is made if it is missing. Raises SchemaError if they do not fit."""
     check_names(schema.names, case=lake.case)
     if lake.columns() is None:
-        lake.create(schema)
+        lake.create(pa.schema([pa.field(field.name, field.type) for field in schema]))
     there = lake.columns()
     assert there is not None
     for field in schema:
@@ -106,7 +120,7 @@ def as_columns(rows: pa.Table, columns: pa.Schema) -> pa.Table:
 
 def plain(schema: pa.Schema) -> pa.Schema:
     """Returns the same columns without metadata, and with strings and bytes as Spark sends them."""
-    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
+    return pa.schema([pa.field(field.name, _plain(field.type), nullable=field.nullable) for field in schema])
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:

@@ -14,7 +14,7 @@ from aion.errors import ConfigError
 from aion.sinks.addresses import Address, Secret, secrets_in
 from aion.sinks.bad_values import ERROR, Rule, check_choice
 from aion.sinks.dropped import dropped_rows
-from aion.sinks.lake import Lake, Places, as_columns, columns_for
+from aion.sinks.lake import Conflict, Lake, Places, as_columns, columns_for
 from aion.sinks.marks import Content, Mark, seen_again
 from aion.sinks.rows import Change, Panes
 from aion.sinks.sink import Sink, names
@@ -48,6 +48,10 @@ def merge(
     sink = Merge(str(address), names(key), adopt, to, on_bad_value, format, dict(options or {}), address)
     sink.kind()
     return sink
+
+
+_ATTEMPTS = 10
+"""How often a batch is merged if others commit meanwhile, before it fails."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,15 @@ class Merge(Sink):
         return (*self.address.parts, *more, *secrets_in(self.options))
 
     def apply(self, change: Change, mark: Mark) -> None:
+        """Reads and merges once more if somebody else, who compacts the table for example, commits in between."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._apply_to(change, mark)
+            except Conflict as error:
+                conflict = error
+        raise conflict
+
+    def _apply_to(self, change: Change, mark: Mark) -> None:
         with self._opened(self.address) as lake:
             columns = columns_for(self.table, lake, change.rows.schema)
             before, count = lake.mark(mark), lake.count()
@@ -111,7 +124,8 @@ def _put(lake: Lake, change: Change, columns: pa.Schema, count: int, mark: Mark)
     change = replace(change, rows=as_columns(change.rows, columns), gone=as_columns(change.gone, columns))
     places = Places.of(change)
     old = as_columns(lake.read(places), columns)
-    rows = change.merged(old).select(columns.names)
+    without = lake.computed - set(change.rows.column_names)
+    rows = change.merged(old).select([name for name in columns.names if name not in without])
     lake.overwrite(places, rows, replace(mark, filled=count - old.num_rows + rows.num_rows > 0))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 import aion
+from aion.sinks.lake import plain
 from aion.sinks.merge import Merge
 
 LAKES = ("delta", "iceberg")
@@ -34,14 +35,37 @@ class Lake:
             from deltalake import DeltaTable
 
             return DeltaTable(str(self._folder / table))
+        with self.catalog() as catalog:
+            return catalog.load_table(f"tests.{table}")
+
+    def catalog(self) -> Any:
         from pyiceberg.catalog import load_catalog
 
-        with load_catalog(None, **self._options) as catalog:
-            return catalog.load_table(f"tests.{table}")
+        return load_catalog(None, **self._options)
+
+    def append(self, rows: pa.Table) -> None:
+        if self.kind == "delta":
+            from deltalake import write_deltalake
+
+            write_deltalake(self.table(), rows, mode="append")
+        else:
+            self.table().append(rows)
+
+    def set(self, properties: dict[str, str]) -> None:
+        if self.kind == "delta":
+            self.table().alter.set_table_properties(properties)
+            return
+        with self.table().transaction() as transaction:
+            transaction.set_properties(properties)
 
     def content(self, table: str = "minutes") -> pa.Table:
         found = self.table(table)
-        return found.to_pyarrow_table() if self.kind == "delta" else found.scan().to_arrow()
+        if self.kind == "iceberg":
+            return found.scan().to_arrow()
+        from deltalake import QueryBuilder
+
+        rows = pa.table(QueryBuilder().register("t", found).execute("SELECT * FROM t").read_all())
+        return rows.cast(plain(pa.schema(found.schema().to_arrow())))
 
     def empty(self) -> None:
         self.table().delete()
@@ -50,9 +74,7 @@ class Lake:
         if self.kind == "delta":
             shutil.rmtree(self._folder / "minutes")
             return
-        from pyiceberg.catalog import load_catalog
-
-        with load_catalog(None, **self._options) as catalog:
+        with self.catalog() as catalog:
             catalog.drop_table("tests.minutes")
 
     def rows(self, *columns: str, table: str = "minutes") -> list[tuple[Any, ...]]:

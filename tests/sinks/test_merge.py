@@ -149,17 +149,8 @@ def test_a_commit_of_somebody_else_in_between_is_not_overwritten(place: Lake, ot
     if other == "sink":
         place.sink().write(panes([{"k": "b", "n": 2}]), at(1))
     else:
-        append(place, old)
+        place.append(old)
     with pytest.raises(Exception, match=r"(?i)concurren|conflict|were found matching the filter"):
         opened.overwrite(windows, old, at(1))
     opened.close()
     assert len(place.rows("k")) == 2
-
-
-def append(place: Lake, rows: pa.Table) -> None:
-    if place.kind == "delta":
-        from deltalake import write_deltalake
-
-        write_deltalake(place.table(), rows, mode="append")
-    else:
-        place.table().append(rows)
