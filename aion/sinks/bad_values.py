@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from datetime import date, datetime
 from typing import NamedTuple
@@ -102,6 +102,26 @@ _DAY_US = 86_400_000_000
 _UNITS_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _EPOCH = datetime(1970, 1, 1)
 YEARS_1_TO_9999 = times((date.min - _EPOCH.date()).days * _DAY_US, ((date.max - _EPOCH.date()).days + 1) * _DAY_US - 1)
+
+
+def longer_than(name: str, characters: int) -> Rule:
+    """Returns the rule of a column whose texts have at most some characters."""
+    return Rule(
+        f"has more than {characters} characters, which the column of the table cannot hold",
+        lambda field: field.name == name and _is_text(field),
+        lambda column: pc.greater(pc.utf8_length(column), characters),
+        lambda column: pc.utf8_slice_codeunits(column, 0, characters),
+    )
+
+
+def empty(names: Container[str]) -> Rule:
+    """Returns the rule of columns by which a table of Delta Lake is partitioned."""
+    return Rule(
+        "is empty, which Delta Lake takes for null in a column that a table is partitioned by",
+        lambda field: field.name in names and _is_text(field),
+        lambda column: pc.equal(column, ""),
+        lambda column: pa.nulls(len(column), column.type),
+    )
 
 
 def check_choice(on_bad_value: str) -> None:

@@ -62,8 +62,6 @@ class Database(Protocol):
     """Whether two names may differ only in case."""
     longest_name: ClassVar[int | None]
     """How many bytes a name has at most."""
-    rules: ClassVar[Sequence[Rule]]
-    """The values that it cannot hold."""
 
     @classmethod
     def resolve(cls, address: Address) -> Address:
@@ -84,6 +82,9 @@ class Database(Protocol):
 
     def holds(self, declared: str, field: pa.Field) -> bool:
         """Returns whether a column of the ``declared`` type can hold these values."""
+
+    def rules(self, table: TableName) -> Sequence[Rule]:
+        """Returns which values a table cannot hold."""
 
     def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
         """Makes the index by which rows of a new table are found. ``unique``: no two rows are equal in ``columns``."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from aion.errors import SchemaError, needs_extra
 from aion.sinks.addresses import Address
-from aion.sinks.bad_values import UTF8, YEARS_1_TO_9999, Rule
+from aion.sinks.bad_values import UTF8, YEARS_1_TO_9999, Rule, empty
 from aion.sinks.lake import Conflict, Places, plain
 from aion.sinks.marks import History, Mark
 
@@ -42,7 +42,6 @@ class Delta:
     """A version of a table."""
 
     case: ClassVar[bool] = False
-    rules: ClassVar[Sequence[Rule]] = (UTF8, YEARS_1_TO_9999)
 
     def __init__(self, table: str, options: Mapping[str, str]) -> None:
         self._uri, self._shown = table, str(Address.of(table))
@@ -74,6 +73,9 @@ class Delta:
 
     def create(self, schema: pa.Schema) -> None:
         self._table = deltalake.DeltaTable.create(self._uri, schema, storage_options=self._options)
+
+    def rules(self) -> Sequence[Rule]:
+        return (UTF8, YEARS_1_TO_9999, empty(self._table.metadata().partition_columns))
 
     def count(self) -> int:
         return int(self._table.count())

@@ -19,6 +19,8 @@ with needs_extra("duckdb", "a sink in DuckDB"):
     import duckdb
 
 _BATCH = "aion_batch_of_rows"
+_TIMES = times(-9_223_372_022_400_000_000, (1 << 63) - 2)
+"""The first instant is 290309-12-22 BC, and the last number means infinity."""
 _WAIT_S = 60.0
 _PAUSE_S = 0.05
 
@@ -32,8 +34,6 @@ class DuckDB:
     nested: ClassVar[bool] = True
     case: ClassVar[bool] = False
     longest_name: ClassVar[int | None] = None
-    rules: ClassVar[Sequence[Rule]] = (UTF8, times(-9_223_372_022_400_000_000, (1 << 63) - 2))
-    """The first instant is 290309-12-22 BC, and the last number means infinity."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -75,6 +75,9 @@ class DuckDB:
         if wanted in integers and declared in integers:
             return integers.index(wanted) <= integers.index(declared)
         return declared == wanted or (wanted, declared) == ("FLOAT", "DOUBLE")
+
+    def rules(self, table: TableName) -> Sequence[Rule]:
+        return (UTF8, _TIMES)
 
     def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
         pass

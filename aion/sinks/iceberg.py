@@ -28,7 +28,6 @@ class Iceberg:
     """A snapshot of a table."""
 
     case: ClassVar[bool] = True
-    rules: ClassVar[Sequence[Rule]] = (UTF8, YEARS_1_TO_9999)
 
     def __init__(self, table: str, options: Mapping[str, str]) -> None:
         if "." not in table:
@@ -49,6 +48,9 @@ class Iceberg:
     def create(self, schema: pa.Schema) -> None:
         self._catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
         self._table = self._catalog.create_table(self._name, schema=schema)
+
+    def rules(self) -> Sequence[Rule]:
+        return (UTF8, YEARS_1_TO_9999)
 
     def count(self) -> int:
         return int(self._table.scan().count())

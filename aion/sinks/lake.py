@@ -14,8 +14,9 @@ from aion.sinks.bad_values import Rule
 from aion.sinks.marks import Mark
 from aion.sinks.names import check_names
 from aion.sinks.rows import Change
+from state_backends.thresholds import threshold
 
-MOST_PLACES = 1_000
+MOST_PLACES = threshold(1_000)
 """A filter lists at most this many values. If there are more, it takes all between the first and the last."""
 
 
@@ -47,8 +48,6 @@ class Lake(Protocol):
 
     case: ClassVar[bool]
     """Whether two columns may differ only in case."""
-    rules: ClassVar[Sequence[Rule]]
-    """The values that it cannot hold."""
 
     def __init__(self, table: str, options: Mapping[str, str]) -> None: ...
 
@@ -61,6 +60,9 @@ class Lake(Protocol):
 
     def create(self, schema: pa.Schema) -> None:
         """Makes an empty table."""
+
+    def rules(self) -> Sequence[Rule]:
+        """Returns which values the table cannot hold."""
 
     def count(self) -> int:
         """Returns how many rows the table has."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 from aion.core.operator.actions import PaneKind
 from aion.errors import ConfigError
 from aion.sinks.addresses import Address, Secret, secrets_in
-from aion.sinks.bad_values import ERROR, Rule, check_choice
+from aion.sinks.bad_values import ERROR, check_choice
 from aion.sinks.dropped import dropped_rows
 from aion.sinks.lake import Conflict, Lake, Places, as_columns, columns_for
 from aion.sinks.marks import Content, Mark, seen_again
@@ -79,10 +79,6 @@ class Merge(Sink):
         raise ConfigError(f"format: {self.format!r} is none that merge knows; write 'delta' or 'iceberg'")
 
     @property
-    def rules(self) -> Sequence[Rule]:
-        return self.kind().rules
-
-    @property
     def secrets(self) -> tuple[Secret, ...]:
         more = () if self.dropped is None else self.dropped.parts
         return (*self.address.parts, *more, *secrets_in(self.options))
@@ -99,6 +95,7 @@ class Merge(Sink):
     def _apply_to(self, change: Change, mark: Mark) -> None:
         with self._opened(self.address) as lake:
             columns = columns_for(self.table, lake, change.rows.schema)
+            change, mark = self.checked(change, mark, lake.rules())
             before, count = lake.mark(mark), lake.count()
             if not self.is_new(before, Content.ROWS if count else Content.EMPTY, mark):
                 if before is not None and (again := seen_again(before, mark)) is not None:

@@ -12,7 +12,7 @@ import pyarrow.types as t
 
 from aion.errors import needs_extra
 from aion.sinks.addresses import Address, check_libpq
-from aion.sinks.bad_values import JSON, NUL, NUL_IN_JSON, UTF8, Rule, times
+from aion.sinks.bad_values import JSON, NUL, NUL_IN_JSON, UTF8, Rule, longer_than, times
 from aion.sinks.database import TableName, Types, identifier, identifiers, type_in
 from aion.sinks.rows import Change, null_patterns
 
@@ -24,6 +24,9 @@ _STAGED = "aion_staged"
 _PLACES = re.compile(r'"(?:[^"]|"")*"|\?')
 """A name in quotes, in which a question mark is one, or the place of a value."""
 _LONGEST_NAME = 63
+_TIMES = times(-210_866_803_200_000_000, (1 << 63) - 1)
+"""The first instant is 4713-11-24 BC, in the calendar that PostgreSQL uses."""
+_LENGTH = re.compile(r"character varying\((\d+)\)")
 _NULLS_NOT_DISTINCT = 150_000
 """The first version whose unique index can treat nulls as equal."""
 _TYPES: Types = (
@@ -57,8 +60,6 @@ class PostgreSQL:
     nested: ClassVar[bool] = False
     case: ClassVar[bool] = True
     longest_name: ClassVar[int | None] = _LONGEST_NAME
-    rules: ClassVar[Sequence[Rule]] = (UTF8, NUL, NUL_IN_JSON, times(-210_866_803_200_000_000, (1 << 63) - 1))
-    """The first instant is 4713-11-24 BC, in the calendar that PostgreSQL uses."""
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor
@@ -101,8 +102,13 @@ class PostgreSQL:
             return True
         if t.is_decimal(field.type):
             return _holds_decimal(declared, field.type)
-        base = re.sub(r"^character varying\(\d+\)$", "character varying", declared)
+        base = _LENGTH.sub("character varying", declared)
         return base in _WIDER.get(wanted, ())
+
+    def rules(self, table: TableName) -> Sequence[Rule]:
+        lengths = ((name, _LENGTH.fullmatch(kind)) for name, kind in self.columns(table).items())
+        short = [longer_than(name, int(length[1])) for name, length in lengths if length is not None]
+        return (UTF8, NUL, NUL_IN_JSON, _TIMES, *short)
 
     def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
         if not unique:

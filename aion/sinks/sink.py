@@ -59,28 +59,25 @@ class Sink(ABC):
         dropped = change.dropped
         if self.dropped is None or self.dropped.shown == IGNORE:
             change = replace(change, dropped=None)
-        without_secrets(self.secrets, lambda: self._checked(change, mark))
+        without_secrets(self.secrets, lambda: self.apply(change, mark))
         whose = (self.table, mark.history, mark.run)
         if self.dropped is None and dropped is not None and dropped.num_rows and whose not in _warned:
             _warned.add(whose)
             _log.warning(left_out(self.table, dropped.num_rows, mark))
 
-    def _checked(self, change: Change, mark: Mark) -> None:
-        change, done = checked(change, self.rules, self.on_bad_value)
+    def checked(self, change: Change, mark: Mark, rules: Sequence[Rule]) -> tuple[Change, Mark]:
+        """Returns what is written of a batch, and a mark that says so. Raises SinkError for a value that breaks a rule,
+        unless the user says what happens to it."""
+        change, done = checked(change, rules, self.on_bad_value)
         for each in done:
             _log.warning("table %r, batch %d of %s: %s", self.table, mark.batch, mark.history, each)
-        self.apply(change, replace(mark, digest=change.digest))
+        return change, replace(mark, digest=change.digest)
 
     def is_new(self, found: Mark | None, content: Content, now: Mark) -> bool:
         """Returns whether a batch must be written. Raises SinkError if it must not."""
         if (warning := begins_late(self.table, found, content, now)) is not None:
             _log.warning(warning)
         return is_new(self.table, found, content, now, self.adopt)
-
-    @property
-    @abstractmethod
-    def rules(self) -> Sequence[Rule]:
-        """The values that the table cannot hold."""
 
     @property
     @abstractmethod

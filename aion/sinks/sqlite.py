@@ -36,7 +36,6 @@ class Sqlite:
     nested: ClassVar[bool] = False
     case: ClassVar[bool] = False
     longest_name: ClassVar[int | None] = None
-    rules: ClassVar[Sequence[Rule]] = (UTF8, YEARS_1_TO_9999)
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -72,6 +71,9 @@ class Sqlite:
         # A number becomes an equal number. A text that looks like a number becomes one, but no time looks so.
         numeric = wanted != "TEXT" or t.is_timestamp(field.type) or t.is_date(field.type)
         return affinity == "NUMERIC" and numeric
+
+    def rules(self, table: TableName) -> Sequence[Rule]:
+        return (UTF8, YEARS_1_TO_9999)
 
     def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
         schema = "" if table.schema is None else f"{identifier(table.schema)}."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aion.errors import ConfigError
 from aion.sinks.addresses import Address, Secret
-from aion.sinks.bad_values import ERROR, Rule, check_choice
+from aion.sinks.bad_values import ERROR, check_choice
 from aion.sinks.changes import replace_and_record
 from aion.sinks.database import TableName, content_of, locked_mark, prepare, set_mark
 from aion.sinks.dropped import IGNORE, dropped_rows
@@ -79,10 +79,6 @@ class Upsert(Sink):
         return kind_of(self.address).nested
 
     @property
-    def rules(self) -> Sequence[Rule]:
-        return kind_of(self.address).rules
-
-    @property
     def secrets(self) -> tuple[Secret, ...]:
         return self.address.parts
 
@@ -91,6 +87,7 @@ class Upsert(Sink):
         with kind_of(self.address).open(self.address) as database:
             before = locked_mark(database, table)
             content = prepare(database, table, change)
+            change, mark = self.checked(change, mark, database.rules(table))
             if not self.is_new(before, content, mark):
                 if before is not None and (again := seen_again(before, mark)) is not None:
                     set_mark(database, table, again, before)

@@ -12,7 +12,7 @@ import aion
 from aion.errors import ConfigError, SchemaError, SinkError
 from aion.sinks.bad_values import JSON
 from tests.sinks.databases import Place
-from tests.sinks.lakes import LAKES
+from tests.sinks.lakes import LAKES, Lake
 from tests.sinks.rig import MINUTE, UTC, at, panes
 from tests.sinks.tables import Table
 
@@ -140,6 +140,33 @@ def test_dropped_rows_are_looked_at_too(table: Table) -> None:
 def test_a_wrong_choice_is_refused(table: Table) -> None:
     with pytest.raises(ConfigError, match="on_bad_value: 'skip' is none of"):
         table.sink(on_bad_value="skip")
+
+
+def test_a_text_that_is_too_long_for_the_users_column(database: Place) -> None:
+    write = aion.sinks.upsert(database.uri, "minutes", on_bad_value="replace").write
+    write(panes([{"k": "ab", "x": "ab"}], TEXT), at(0))
+    if database.kind != "postgresql":
+        return  # a length says nothing there
+    database.run("ALTER TABLE minutes ALTER COLUMN x TYPE varchar(3)")
+    rows = panes([{"k": "ab", "x": "éé"}, {"k": "cd", "x": "éééé"}], TEXT)
+    with pytest.raises(SinkError, match=r"column 'x' of k='cd'.*'éééé' has more than 3 characters"):
+        aion.sinks.upsert(database.uri, "minutes").write(rows, at(1))
+    write(rows, at(1))
+    assert database.rows("minutes", "k", "x") == [("ab", "éé"), ("cd", "ééé")]
+
+
+@pytest.mark.parametrize("table", ["delta"], indirect=True)
+def test_an_empty_key_of_a_partition_is_no_null(table: Table) -> None:
+    import deltalake
+
+    assert isinstance(table.at, Lake)
+    rows = panes([{"k": "", "n": 1}, {"k": None, "n": 2}])
+    table.sink("pattern").write(rows, at(0))
+    deltalake.DeltaTable.create(table.at.name("minutes"), table.at.content("pattern").schema, partition_by=["k"])
+    with pytest.raises(SinkError, match=r"column 'k' of k=''.*which Delta Lake takes for null"):
+        table.sink().write(rows, at(0))
+    table.sink(on_bad_value="drop").write(rows, at(0))
+    assert table.rows("k", "n") == [(None, "2")]
 
 
 # -- names ----------------------------------------------------------------------------------------------------
