@@ -16,6 +16,7 @@ _SECRET = re.compile(r"secret|pass|pwd|token|key|credential|sas|signature|auth",
 """Options with such a word in their name are secrets."""
 _PLAIN = {"host", "hostaddr", "port", "dbname", "options", "sslmode", "application_name", "client_encoding"}
 """The parameters of a URI that errors may show."""
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
 _HIDDEN = "***"
 _SHORT = 4
 """A shorter secret is hidden only where it is a word of its own: otherwise no error could be read."""
@@ -45,9 +46,9 @@ class Address:
 
     @classmethod
     def of(cls, text: str) -> Address:
-        """Parses a URI. A text without ``://`` has no secrets."""
-        scheme, found, rest = text.partition("://")
-        if not found:
+        """Parses a URI. A text without a scheme has no secrets."""
+        scheme, _, rest = text.partition("://")
+        if not rest or not _SCHEME.fullmatch(scheme):
             return cls("", text, Secret(text), ())
         rest, _, parameters = rest.partition("?")
         # A password may have an "@" or a "/" that should have been written otherwise. A path has none in front.

@@ -30,8 +30,10 @@ class TableName(NamedTuple):
     def of(cls, text: str) -> TableName:
         """Raises ConfigError if it is not ``table`` or ``schema.table``."""
         parts = text.split(".")
-        if not 1 <= len(parts) <= 2 or not all(parts):
-            raise ConfigError(f"table: {text!r} is not the name of a table; write 'table' or 'schema.table'")
+        if not 1 <= len(parts) <= 2 or not all(parts) or "://" in text:
+            raise ConfigError(
+                f"table: {Address.of(text)!r} is not the name of a table; write 'table' or 'schema.table'"
+            )
         return cls(parts[0] if len(parts) == 2 else None, parts[-1])
 
     def beside(self, table: str) -> TableName:

@@ -76,7 +76,7 @@ class Merge(Sink):
             from aion.sinks.iceberg import Iceberg
 
             return Iceberg
-        raise ConfigError(f"format: {self.format!r} is none that merge knows; write 'delta' or 'iceberg'")
+        raise ConfigError(f"format: {Address.of(self.format)!r} is none that merge knows; write 'delta' or 'iceberg'")
 
     @property
     def secrets(self) -> tuple[Secret, ...]:

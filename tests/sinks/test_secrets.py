@@ -80,6 +80,24 @@ def test_a_server_that_cannot_be_reached_hides_the_password(uri: str, caplog: py
     assert SECRET not in found and "Xq7%5aw9" not in found
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda uri: aion.sinks.upsert("t", uri),
+        lambda uri: aion.sinks.upsert("sqlite:///t.db", uri),
+        lambda uri: aion.sinks.upsert("sqlite:///t.db", "t", changes=uri),
+        lambda uri: aion.sinks.upsert("sqlite:///t.db", "t", dropped=uri),
+        lambda uri: aion.sinks.upsert(f"host=here password={uri}", "t"),
+        lambda uri: aion.sinks.merge(uri, "delta"),
+        lambda uri: aion.sinks.merge("delta", uri, dropped=uri),
+        lambda uri: aion.sinks.merge("iceberg", uri).write(panes([]), at(0)),
+        lambda uri: aion.sinks.merge("delta", uri, dropped="t").write(panes([]), at(0)),
+    ],
+)
+def test_a_uri_in_the_wrong_place_is_not_shown(call: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert SECRET not in texts_of(lambda: call("postgresql://me:Xq7Zw9@host/db"), caplog)
+
+
 def test_a_right_uri_is_taken_as_it_is(postgresql: str) -> None:
     """With a password that has each odd character, behind percent signs."""
     uri = postgresql.replace("tests@", "tests:%25%40%2F%3A%23@")

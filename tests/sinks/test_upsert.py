@@ -22,7 +22,9 @@ from aion.errors import ConfigError, MissingExtra, SchemaError, SinkError
 from aion.sinks.bad_values import JSON
 from aion.sinks.marks import History
 from tests.sinks.databases import Place
+from tests.sinks.lakes import LAKES
 from tests.sinks.rig import MINUTE, QUERY, at, panes
+from tests.sinks.tables import Table
 
 COLUMNS = ("k", "n")
 
@@ -364,6 +366,7 @@ def test_nan_is_not_null(database: Place) -> None:
     assert sorted(str(x).lower() for _, x in found) == ["1.0", "nan", "none"]
 
 
+@pytest.mark.filterwarnings("ignore:Delete operation did not match any records:UserWarning")
 @pytest.mark.parametrize(
     "key",
     [
@@ -377,12 +380,14 @@ def test_nan_is_not_null(database: Place) -> None:
     ],
     ids=lambda key: str(key.type),
 )
-def test_keys_of_every_type(database: Place, key: pa.Array) -> None:
-    write = aion.sinks.upsert(database.uri, "keys").write
+def test_keys_of_every_type(table: Table, key: pa.Array) -> None:
+    if table.kind in LAKES and pa.types.is_duration(key.type):
+        return  # they have no such type
+    write = table.sink().write
     for batch in range(2):
         rows = panes(({"n": batch} for _ in range(3)), key=key.type)
         write(rows.set_column(0, rows.schema.field(0), key), at(batch))
-    assert database.rows("keys", "n") == [("1",)] * 3
+    assert table.rows("n") == [("1",)] * 3
 
 
 def test_lists_and_structs_are_the_databases_own_or_json(database: Place) -> None:
