@@ -15,6 +15,8 @@ from typing import NamedTuple
 from aion.errors import SinkError
 
 UNMARKED = "unmarked"
+EMPTY = "empty"
+"""For ``adopt=``: somebody takes rows away on purpose, so a table may have lost all of them at any time."""
 NOTHING = "0" * 12
 """The digest of a batch that writes nothing."""
 
@@ -85,7 +87,8 @@ def is_new(table: str, found: Mark | None, content: Content, now: Mark, adopt: s
     if found is not None and (content is Content.MISSING or (content is Content.EMPTY and found.filled)):
         if adopted or now.batch == 0:  # With the first batch, all rows come again.
             return True
-        raise SinkError(_loss(table, found, content, now))
+        if content is Content.MISSING or adopt != EMPTY:
+            raise SinkError(_loss(table, found, content, now))
     if found == now:
         return _is_corrected(table, found, now)
     if (
@@ -129,9 +132,11 @@ def _is_corrected(table: str, found: Mark, now: Mark) -> bool:
 
 
 def _loss(table: str, found: Mark, content: Content, now: Mark) -> str:
+    meant = "" if content is Content.MISSING else f", or adopt={EMPTY!r} if rows are taken away on purpose"
     return (
         f"table {table!r} {content.value}, and had batch {found.batch} of {found.history}; restore it, or start a "
-        f"query with a new checkpoint that reads everything again, or pass adopt={found.name!r} to go on without them\n"
+        f"query with a new checkpoint that reads everything again, or pass adopt={found.name!r} to go on without them"
+        f"{meant}\n"
         f"This is batch {now.batch} of {now.history}. What earlier batches said about windows does not come again."
     )
 

@@ -90,6 +90,23 @@ def test_a_table_that_lost_its_rows_is_not_begun_again_in_silence(
     assert table.rows("k", "n") == [("b", "2")]
 
 
+def test_rows_may_be_taken_away_on_purpose(table: Table) -> None:
+    """By somebody who moves them elsewhere."""
+    write = table.sink(adopt="empty").write
+    write(rows_of(("a", 1)), at(3))
+    for batch in (4, 5):
+        table.lose("emptied")
+        write(rows_of(("b", batch)), at(batch))
+        assert table.rows("k", "n") == [("b", str(batch))]
+    table.lose("emptied")
+    with pytest.raises(SinkError, match="the checkpoint went back"):
+        write(rows_of(("c", 1)), at(2))
+    if table.kind not in LAKES:
+        table.lose("deleted")
+        with pytest.raises(SinkError, match="does not exist any more"):
+            write(rows_of(("c", 1)), at(6))
+
+
 @pytest.mark.parametrize("how", ["emptied", "deleted"])
 def test_the_first_batch_of_a_query_begins_a_table_that_lost_its_rows(table: Table, how: str) -> None:
     table.sink().write(rows_of(("a", 1)), at(3))
