@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from aion.errors import SchemaError
 from aion.sinks.database import Database, TableName, identifier
+from aion.sinks.names import check_names
 from aion.sinks.rows import Change, null_patterns
 
 SEQ, BATCH, CHANGE, OLD = "seq", "batch", "change", "old_"
@@ -59,6 +60,7 @@ def _prepare(
                 f"changes: two columns of {changes} would have the name {name!r}; rename that of the rows"
             )
         wanted[name] = declared[name.removeprefix(OLD) if name not in declared else name]
+    check_names(wanted, case=database.case, longest=database.longest_name)
     there = database.columns(changes)
     if not there:
         columns = ", ".join(f"{identifier(name)} {type_}" for name, type_ in wanted.items())

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from aion.core.query.pane_parts import metadata_of_field
-from aion.sinks.marks import Mark
+from aion.sinks.addresses import Address, Secret, without_secrets
+from aion.sinks.bad_values import Rule, checked
+from aion.sinks.dropped import IGNORE, left_out
+from aion.sinks.marks import Content, History, Mark, begins_late, is_new
 from aion.sinks.rows import Change, Panes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_log = logging.getLogger(__name__)
+_warned: set[tuple[str, History, str | None]] = set()
+"""The tables and runs for which this process has said that events are left out."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +30,15 @@ class Sink(ABC):
     """A function for ``foreachBatch``.
 
     ``key``: the key columns that the user names, if any. ``adopt``: the mark with which a table is taken over.
+    ``dropped``: the table for dropped rows, or IGNORE. ``on_bad_value``: what happens to a value that the table cannot
+    hold.
     """
 
     table: str
     key: tuple[str, ...] | None
     adopt: str | None
+    dropped: Address | None
+    on_bad_value: str
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Raises SchemaError if the rows do not fit into the table, SinkError if the batch does not follow its last."""
@@ -34,13 +46,43 @@ class Sink(ABC):
 
         mark = mark_of(batch, batch_id)
         panes = Panes.of([(field.name, field.metadata) for field in batch.schema], self.key)
-        rows = panes_of(batch, (*panes.written, panes.seq), as_json=not self.nested)
-        self.apply(panes.change(rows), mark)
+        columns = dict.fromkeys([*panes.written, panes.seq, *panes.dropped])
+        rows = panes_of(batch, list(columns), as_json=not self.nested)
+        self._apply(panes.change(rows), mark)
 
     def write(self, rows: pa.Table, mark: Mark) -> None:
         """Applies the panes of a batch, as :class:`aion.LocalOperator` returns them. Raises what a call raises."""
         panes = Panes.of([(field.name, metadata_of_field(field)) for field in rows.schema], self.key)
-        self.apply(panes.change(rows), mark)
+        self._apply(panes.change(rows), mark)
+
+    def _apply(self, change: Change, mark: Mark) -> None:
+        dropped = change.dropped
+        if self.dropped is None or self.dropped.shown == IGNORE:
+            change = replace(change, dropped=None)
+        without_secrets(self.secrets, lambda: self.apply(change, mark))
+        whose = (self.table, mark.history, mark.run)
+        if self.dropped is None and dropped is not None and dropped.num_rows and whose not in _warned:
+            _warned.add(whose)
+            _log.warning(left_out(self.table, dropped.num_rows, mark))
+
+    def checked(self, change: Change, mark: Mark, rules: Sequence[Rule]) -> tuple[Change, Mark]:
+        """Returns what is written of a batch, and a mark that says so. Raises SinkError for a value that breaks a rule,
+        unless the user says what happens to it."""
+        change, done = checked(change, rules, self.on_bad_value)
+        for each in done:
+            _log.warning("table %r, batch %d of %s: %s", self.table, mark.batch, mark.history, each)
+        return change, replace(mark, digest=change.digest)
+
+    def is_new(self, found: Mark | None, content: Content, now: Mark) -> bool:
+        """Returns whether a batch must be written. Raises SinkError if it must not."""
+        if (warning := begins_late(self.table, found, content, now)) is not None:
+            _log.warning(warning)
+        return is_new(self.table, found, content, now, self.adopt)
+
+    @property
+    @abstractmethod
+    def secrets(self) -> tuple[Secret, ...]:
+        """What no text of an error may show."""
 
     @property
     @abstractmethod

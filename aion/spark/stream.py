@@ -18,7 +18,7 @@ from aion.base.time import format_duration
 from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.operator.actions import PaneKind
-from aion.core.query.columns import COMPLETENESS_COLUMNS, DROPPED_COLUMNS, OLD, PANE_SEQ
+from aion.core.query.columns import DROPPED_COLUMNS, NOT_OF_DROPPED, OLD
 from aion.core.query.plan import Plan
 from aion.core.query.spec import Spec, of_spec
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
@@ -220,7 +220,7 @@ def dropped(df: DataFrame) -> DataFrame:
     Raises SchemaError for any other DataFrame.
     """
     _check_result("dropped", df)
-    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane", "closes_at", PANE_SEQ, *COMPLETENESS_COLUMNS)
+    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop(*NOT_OF_DROPPED)
 
 
 def changes(df: DataFrame) -> DataFrame:

@@ -62,7 +62,7 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
     """The sink has committed when its batch fails, so Spark runs the batch again."""
     kinds = [kind for kind in KINDS if kind != "postgresql" or postgresql is not None]
     places = [place(kind, tmp_path, postgresql) for kind in kinds]
-    tables = [aion.sinks.upsert(each.uri, "visits", changes="visits_changes") for each in places]
+    tables = [aion.sinks.upsert(each.uri, "visits", changes="visits_changes", dropped="too_late") for each in places]
     failed = set[int]()
 
     def write(batch: DataFrame, batch_id: int) -> None:
@@ -85,6 +85,8 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
         assert each.rows("visits", "k", "n") == [("a", "4"), (None, "2")], each.kind
         json = {"sqlite": "\"values\" ->> '$[3]'", "postgresql": '"values" -> 3', "duckdb": '"values"[4]'}
         assert each.rows("visits", f"({json[each.kind]})", "k") == [("2.0", "a"), (None, None)], each.kind
+        (late,) = each.rows("too_late", "k", "n", "lateness_us")
+        assert late[:2] == ("a", "1") and int(late[2] or 0) > 3_600_000_000, each.kind
         # Each change is there once, though each batch up to the failures was run twice.
         assert each.rows("visits_changes", "change", "k", "n", "old_n") == [
             ("delete", "a", None, "1"), ("delete", "a", None, "2"), ("delete", None, None, "1"),
@@ -93,6 +95,31 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
         ], each.kind  # fmt: skip
     if postgresql is None:
         pytest.skip(WITHOUT_SERVER)
+
+
+def test_a_corrected_program_reaches_the_table_and_half_a_batch_does_not(stream: FileStream, tmp_path: Path) -> None:
+    """The driver dies between the sink's commit and Spark's; then its program is another one."""
+    database = Place("sqlite", f"sqlite:///{tmp_path / 'db'}")
+    table = aion.sinks.upsert(database.uri, "visits")
+
+    def dies(batch: DataFrame, batch_id: int) -> None:
+        table(batch.withColumn("n", F.lit(-1).cast("long")), batch_id)
+        if not batch.isEmpty():
+            raise RuntimeError("after the sink")
+
+    def halves(batch: DataFrame, batch_id: int) -> None:
+        table(batch.where("k = 'a'"), batch_id)
+        table(batch.where("k IS NULL"), batch_id)
+
+    for rows in FIRST:
+        stream.put(rows)
+    with pytest.raises(StreamingQueryException, match="after the sink"):
+        run(sessions(stream), tmp_path / "checkpoint", dies)
+    assert database.rows("visits", "k", "n") == [("a", "-1"), ("a", "-1"), (None, "-1")]
+    with pytest.raises(StreamingQueryException, match="twice in one run"):
+        run(sessions(stream), tmp_path / "checkpoint", halves)
+    run(sessions(stream), tmp_path / "checkpoint", table)
+    assert database.rows("visits", "k", "n") == [("a", "1"), ("a", "2"), (None, "1")]
 
 
 @pytest.mark.proof

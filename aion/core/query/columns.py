@@ -20,6 +20,8 @@ PANE_COLUMNS = ("pane", "kind", "events", "late_events", "closes_at", PANE_SEQ)
 COMPLETENESS_COLUMNS = ("completeness", "completeness_low")
 OLD = "old_"
 """How the columns begin that results with emit="changes" have for each of the user's: the value before."""
+NOT_OF_DROPPED = ("pane", "closes_at", PANE_SEQ, *COMPLETENESS_COLUMNS)
+"""The columns that say nothing in a dropped row."""
 DROPPED_COLUMNS = ("event_time", "lateness_us", "reason", "event")
 
 
