@@ -121,6 +121,14 @@ class Partial(ABC):
         """Returns whether combining up to ``most`` of these ``states`` to one is exact."""
         return self.exact
 
+    def entered(self, states: Mapping[Partial, States]) -> pa.Array:
+        """Returns how many events the state of each group was made from, int64. ``states``: all of the layout.
+
+        A partial that is not exact has equal states for equal events only if they were combined in the same groupings.
+        So this number, and not the state, says whether an event came.
+        """
+        return states[EVENTS][0]
+
     def spec(self) -> list[Any]:
         """Returns a description, as JSON values, of everything that its stored form depends on."""
         return [type(self).__name__, *self.columns, *map(str, self.types)]

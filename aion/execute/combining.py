@@ -171,6 +171,7 @@ class Loaded:
             self._plan,
             keys=[values.take(pa.array(keys)) for values in self._keys],
             outputs=list(self._layout.lower(states).values()),
+            entered=self._layout.entered(states) if self._plan.changes else None,
             windows=WindowColumns(executes.definition, executes.start_us, executes.end_us, executes.closes_us),
             which=windows,
             pane=executes.pane.astype(np.int32)[windows],
