@@ -12,7 +12,6 @@ check_packages("state_backends", "policies")
 import state_backends  # noqa: E402, F401 (before the rest, because it refuses a platform that cannot work)
 from aion import aggregates, errors  # noqa: E402
 from aion.core.query.plan import Window  # noqa: E402
-from aion.core.query.spec import Spec  # noqa: E402
 from aion.core.windows import (  # noqa: E402
     Count,
     PerRecord,
@@ -21,6 +20,7 @@ from aion.core.windows import (  # noqa: E402
     Sliding,
     Tumbling,
 )
+from aion.spec import Spec  # noqa: E402
 from aion.zones import Calendar  # noqa: E402
 
 if TYPE_CHECKING:

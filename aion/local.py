@@ -20,13 +20,13 @@ from aion.base.time import instant_us
 from aion.config import load_policy
 from aion.core.query.pane_parts import metadata_of, with_metadata
 from aion.core.query.plan import Plan
-from aion.core.query.spec import Changes, Keywords, Spec, shows_fields, spec_of
 from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError
-from aion.execute.assembly import check_triggers, longest_bound_us, make_builder, make_contents, store_config
+from aion.execute.assembly import longest_bound_us, make_builder, make_contents, store_config
 from aion.execute.recorder import Recorder
 from aion.execute.trace import Definition
 from aion.execute.windows import Windows
+from aion.spec import Changes, Keywords, Spec, shows_fields, spec_of
 from policies.sizing import processing_bytes_per_s
 from state_backends.backends import make_cache
 from state_backends.server.machine import memory_limit_bytes, memory_share_used
@@ -82,7 +82,6 @@ class LocalOperator:
         self._spec = spec
         self._recorder: Recorder | None = None
         self._batches = 0
-        check_triggers(spec)
         self.policy = load_policy("standard" if spec.policy is None else spec.policy, spec.policy_overrides)
         self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
         config = store_config(

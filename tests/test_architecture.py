@@ -44,6 +44,7 @@ LAYERS = (
     "aion.core.ingest",
     "aion.execute",
     "aion.metrics",
+    "aion.spec",
     "aion.local",
     "aion.stateful",
     "aion.spark",

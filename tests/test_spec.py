@@ -19,8 +19,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 import aion
 from aion import aggregates as A
-from aion.core.query.spec import Changes, Keywords
-from aion.errors import AionError, ConfigError, SchemaError, WindowError
+from aion.errors import AionError, ConfigError, PolicyError, SchemaError, WindowError
+from aion.spec import Changes, Keywords
 from tests.durations import us
 from tests.local.seconds import at
 
@@ -139,6 +139,25 @@ def test_the_schema_of_a_function_may_be_sparks_own() -> None:
         ({"aggregates": None, "apply": len}, ConfigError, "schema"),
         ({"aggregates": None, "apply": len, "schema": "n dubble"}, SchemaError, "dubble"),
         ({"schema": "n int"}, ConfigError, "apply="),
+        ({"aggregates": {"n": 1}}, ConfigError, "'n' is 1, which is not an aggregate"),
+        ({"aggregates": {"window": A.count()}}, SchemaError, "'window' is a column that every result has"),
+        ({"aggregates": {"k": A.count()}}, SchemaError, "'k' is a key column already"),
+        (
+            {"trigger": "everybatch"},
+            PolicyError,
+            "keyword trigger: trigger.kind: 'everybatch' .*or 'every_batch'",
+        ),
+        ({"trigger": {"kidn": "count"}}, PolicyError, "keyword trigger: trigger.kidn: unknown key"),
+        ({"trigger": {"kind": "count", "bound": 0.1}}, PolicyError, "says nothing about kind 'count'"),
+        ({"windows": aion.Tumbling("1 s", trigger="never")}, PolicyError, "windows: .*trigger.kind: 'never'"),
+        ({"lateness": "2 hoursx"}, PolicyError, "keyword lateness: .*unknown unit 'hoursx'"),
+        ({"fan_in": 1}, PolicyError, "distribution.fan_in: 1 is not"),
+        ({"policy": "standrad"}, PolicyError, "did you mean standard"),
+        ({"policy": {"memory": {"budgte": 1}}}, PolicyError, "did you mean memory.budget"),
+        ({"name": "a/b"}, ConfigError, "name: 'a/b' becomes a folder name"),
+        ({"unique": []}, SchemaError, "unique: no column is named"),
+        ({"key": None, "keys_disjoint": True}, ConfigError, "keys_disjoint: it requires a key"),
+        ({"windows": aion.Session("1 s"), "record": "traces"}, ConfigError, "record: .* depends on the events"),
     ],
 )
 def test_what_no_input_could_make_right_is_refused_at_once(

@@ -16,7 +16,7 @@ collect_list, collect_set) keep the values of their columns, once for each key a
 partials. :class:`BoundAggregate` has the properties of each: decomposable, commutative, invertible.
 """
 
-from aion.aggregates.binding import BoundAggregate, bind
+from aion.aggregates.binding import BoundAggregate, bind, check_aggregate
 from aion.aggregates.functions import (
     Aggregate,
     aggregate,
@@ -62,6 +62,7 @@ __all__ = [
     "approx_percentile",
     "avg",
     "bind",
+    "check_aggregate",
     "collect_list",
     "collect_set",
     "count",

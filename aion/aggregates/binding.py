@@ -112,15 +112,20 @@ class _Request(NamedTuple):
 _Made = tuple[tuple[Partial, ...], pa.DataType, Callable[..., pa.Array]]
 
 
+def check_aggregate(name: str, aggregate: object) -> None:
+    """Raises ConfigError for what is not an aggregate, or not one that is known."""
+    if not isinstance(aggregate, Aggregate):
+        raise ConfigError(f"aggregates: {name!r} is {aggregate!r}, which is not an aggregate; use e.g. A.count()")
+    if aggregate.function not in _BINDERS:
+        raise ConfigError(f"aggregates: {name!r} asks for the unknown function {aggregate.function!r}")
+
+
 def bind(name: str, aggregate: Aggregate, schema: pa.Schema, time: str | None = None) -> BoundAggregate:
     """Binds an aggregate to a schema. Raises SchemaError for a column that is missing or cannot be aggregated.
 
     ``time``: the event time column, by which first and last order the events.
     """
-    if not isinstance(aggregate, Aggregate):
-        raise ConfigError(f"aggregates: {name!r} is {aggregate!r}, which is not an aggregate; use e.g. A.count()")
-    if aggregate.function not in _BINDERS:
-        raise ConfigError(f"aggregates: {name!r} asks for the unknown function {aggregate.function!r}")
+    check_aggregate(name, aggregate)
     for column in aggregate.columns:
         if column not in schema.names and (aggregate.function, column) != ("count", "*"):
             raise SchemaError(

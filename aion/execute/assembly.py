@@ -24,11 +24,10 @@ from aion.core.operator.operator import SNAPSHOT_VERSION, WITHOUT_PAGES, Operato
 from aion.core.operator.overview import trigger_from_json
 from aion.core.operator.rules import Own, Rules
 from aion.core.query.plan import Plan
-from aion.core.query.spec import Spec
 from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
-from aion.core.windows import Aligned, Definition, Periodic, PerRecord, named
+from aion.core.windows import Aligned, Definition, Definitions, Periodic, PerRecord, named
 from aion.errors import FormatError, PolicyError
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.contents import RowContents
@@ -229,11 +228,11 @@ def own_triggers(windows: Mapping[str, Definition]) -> dict[str, TriggerPolicy]:
     return {name: _trigger_alone(trigger, f"windows: {name!r}") for name, trigger in asked.items()}
 
 
-def check_triggers(spec: Spec) -> None:
+def check_triggers(windows: Definitions, trigger: object) -> None:
     """Raises PolicyError if the trigger of a call, or of one of its definitions, is wrong."""
-    if isinstance(trigger := spec.policy_overrides.get("trigger"), Mapping):
-        _trigger_alone(trigger, "keyword")
-    own_triggers(named(spec.windows))
+    if isinstance(trigger, Mapping):
+        _trigger_alone(trigger, "keyword trigger")
+    own_triggers(named(windows))
 
 
 def _trigger_alone(asked: Mapping[str, Any], what: str) -> TriggerPolicy:

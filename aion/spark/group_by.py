@@ -31,13 +31,14 @@ from aion.spark.look import Operator
 from aion.spark.processor import ProcessorDefinition
 from aion.spark.root import Root
 from aion.spark.sessions import application, grouping, is_grouped
-from aion.spark.settings import check_name, conf, place_of_state, resolved_policy, shard_count, task_failures
+from aion.spark.settings import conf, place_of_state, resolved_policy, shard_count, task_failures
 from aion.spark.shards import hash_column, shard_column, shard_ids
 from aion.spark.stateful_child import SCHEMA as CHILD
 from aion.spark.stateful_child import SHARD, Announces, StatefulChild
 from aion.spark.stateful_config import Columns, StatefulConfig
 from aion.spark.types import arrow_schema, quoted
 from aion.spark.watermarks import WATERMARK, Rules
+from aion.spec import check_name
 
 log = logging.getLogger(__name__)
 METHODS: Mapping[str, Callable[..., DataFrame]] = {

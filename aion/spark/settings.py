@@ -30,15 +30,6 @@ FOLDER = "aion-state"
 _WORKER_LIMIT = "spark.executor.pyspark.memory"
 
 
-def check_name(name: str) -> None:
-    """Raises ConfigError if an operator cannot have this name."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", name):
-        raise ConfigError(
-            f"name: {name!r} becomes a folder name; use only letters, digits, '_', '-' and '.', and do not start "
-            "with '.'"
-        )
-
-
 def shard_count(spark: SparkSession, policy: Policy) -> int:
     """Returns the number of shards of an operator."""
     partitions = int(conf(spark, "spark.sql.shuffle.partitions"))

@@ -13,7 +13,6 @@ from pyspark.sql.types import DoubleType, FloatType, StringType, StructType
 from aion.base.hashing import ShardOfKeys
 from aion.config import Policy
 from aion.core.query.plan import Plan
-from aion.core.query.spec import Spec
 from aion.errors import SchemaError, WatermarkError
 from aion.spark import upstream
 from aion.spark.blocks import row_type
@@ -21,6 +20,7 @@ from aion.spark.child import NO_EVENT, Child, ChildWork
 from aion.spark.shards import hash_column
 from aion.spark.types import arrow_schema, quoted
 from aion.spark.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
+from aion.spec import Spec
 
 
 class Source(Protocol):

@@ -15,11 +15,11 @@ import pyarrow.fs as pafs
 
 from aion.base.schema import parse_schema
 from aion.config import load_policy
-from aion.core.query.spec import Spec
 from aion.errors import ConfigError, StorageError
 from aion.execute.assembly import longest_bound_us
 from aion.execute.evolving import GoesOn, State, sentences
 from aion.local import normal_schema
+from aion.spec import Spec
 from state_backends.files.location import locate
 from state_backends.files.remote import pyarrow_uri, storage_errors
 from state_backends.versions.lineage import operator_of

@@ -442,9 +442,10 @@ def output_fields(
             f"aggregates: {aggregates!r} is not a mapping of result columns to aggregates; "
             "give e.g. {'n': aion.aggregates.count()}"
         )
-    for name in aggregates:
+    for name, aggregate in aggregates.items():
         if not isinstance(name, str) or not name:
             raise ConfigError(f"aggregates: {name!r} is not the name of a column; give a text such as 'n'")
+        agg.check_aggregate(name, aggregate)
     return [pa.field(name, pa.null()) for name in aggregates]
 
 
