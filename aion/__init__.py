@@ -96,3 +96,8 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'aion' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Returns what users write, also what is imported on first use."""
+    return [*__all__, "__version__"]

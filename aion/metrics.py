@@ -12,6 +12,13 @@ from state_backends.server.client import StateClient
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["StateMetrics", "state"]
+
+
+def __dir__() -> list[str]:
+    """Returns what users call."""
+    return __all__
+
 
 @dataclass(frozen=True, slots=True)
 class StateMetrics:

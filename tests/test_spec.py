@@ -183,3 +183,13 @@ def test_a_keyword_that_is_not_there_and_one_that_is_missing(definition: dict[st
 def test_what_is_no_specification() -> None:
     with pytest.raises(TypeError, match=r"takes an aion\.Spec or keywords"):
         aion.LocalOperator({"windows": aion.Tumbling(us(5)), "time": "ts"})  # type: ignore[arg-type]
+
+
+def test_dir_shows_what_users_write_and_nothing_else() -> None:
+    assert {"windowed", "configure", "LocalOperator", "Tumbling"} <= set(dir(aion)) == {*aion.__all__, "__version__"}
+    for name in dir(aion):
+        assert getattr(aion, name) is not None
+    assert {"count", "sum", "approx_percentile", "Aggregate"} <= set(dir(A))
+    assert not {"Layout", "bind", "moments", "EVENTS", "partial"} & set(dir(A))
+    for module in (A, aion.sinks, aion.errors, aion.metrics):
+        assert dir(module) == sorted(module.__all__)

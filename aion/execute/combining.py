@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from aion.aggregates import EVENTS
 from aion.aggregates.groups import Groups, Numbered, Part, number, pack
-from aion.aggregates.partial import Partial
+from aion.aggregates.partial import EVENTS, Partial
 from aion.aggregates.values import Ints, Mask, combined
 from aion.base.numbers import sums_by
 from aion.core.operator.actions import Execute

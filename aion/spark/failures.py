@@ -1,13 +1,17 @@
 """What a query raises after an error of Aion: first the sentence that says what is wrong and what to do.
 
 Spark puts the names of its own errors before an error of a task, and the plan of the query after it. So ``str`` of
-pyspark's StreamingQueryException is replaced (:func:`install`). It is as before for all other errors.
+pyspark's StreamingQueryException is replaced (:func:`install`). It is as before for all other errors. Who asks a stream
+for its rows, as for those of a table, gets Spark's error with what to do instead.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
+from pyspark.errors import PySparkException
+from pyspark.errors.exceptions import captured
 from pyspark.errors.exceptions.captured import CapturedException, StreamingQueryException
 
 _REPORT = re.compile(
@@ -21,9 +25,30 @@ _WITH_CALLS = "\n\nJVM stacktrace:\n"
 """Is in the text if the user has asked for the calls in the JVM."""
 
 
+_OF_A_TABLE = ("Queries with streaming sources must be executed with", "[CALL_ON_STREAMING_DATASET_UNSUPPORTED]")
+_STREAM = (
+    "A stream, such as the result of aion.windowed, has no rows before a query runs. Start one: query = "
+    "panes.writeStream.format('memory').queryName('panes').start(). Then spark.table('panes') has what came out."
+)
+
+
 def install() -> None:
-    """Replaces ``str`` of pyspark's StreamingQueryException."""
+    """Replaces ``str`` of pyspark's StreamingQueryException and AnalysisException."""
     StreamingQueryException.__str__ = _str
+    advise(captured.AnalysisException)
+
+
+def advise(error: Any) -> None:
+    """Makes a class of pyspark's errors say what to do when a stream was asked for its rows."""
+    stock = error.__str__
+
+    def text(self: PySparkException) -> str:
+        said = stock(self)
+        return f"{_STREAM}\n{said}" if any(part in said for part in _OF_A_TABLE) and _STREAM not in said else said
+
+    if not hasattr(stock, "__of_aion__"):
+        text.__of_aion__ = True  # type: ignore[attr-defined]
+        error.__str__ = text
 
 
 def _str(error: CapturedException) -> str:

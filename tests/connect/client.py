@@ -97,6 +97,7 @@ def refused(spark: SparkSession, folder: Path) -> list[str]:
         lambda: aion.read_state(spark, str(folder / "old")),
         lambda: run(twice, folder, "twice"),
         lambda: run(later, folder, "later"),
+        lambda: aion.windowed(df, **WINDOWS, **COUNTS).show(),
         lambda: nowhere(spark, df),
     ]
     return [refusal(call) for call in calls]
