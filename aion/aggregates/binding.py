@@ -314,6 +314,8 @@ def _can_be_ordered(type_: pa.DataType) -> bool:
     t = pa.types
     if t.is_floating(type_) or t.is_boolean(type_) or (t.is_temporal(type_) and not t.is_interval(type_)):
         return True
+    if t.is_struct(type_):
+        return type_.num_fields > 0 and all(_can_be_ordered(field.type) for field in type_)
     nothing = pa.table({"key": pa.array([], pa.int64()), "value": pa.array([], type_)})
     try:
         nothing.group_by("key", use_threads=False).aggregate([("value", "min")])
