@@ -22,7 +22,7 @@ from aion.core.query.pane_parts import metadata_of, with_metadata
 from aion.core.query.plan import Plan
 from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError
-from aion.execute.assembly import longest_bound_us, make_builder, make_contents, store_config
+from aion.execute.assembly import check_overlap, longest_bound_us, make_builder, make_contents, store_config
 from aion.execute.recorder import Recorder
 from aion.execute.trace import Definition
 from aion.execute.windows import Windows
@@ -83,6 +83,7 @@ class LocalOperator:
         self._recorder: Recorder | None = None
         self._batches = 0
         self.policy = load_policy("standard" if spec.policy is None else spec.policy, spec.policy_overrides)
+        check_overlap(spec.windows, self.policy)
         self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
         config = store_config(
             self.policy, windows=named(spec.windows).values(), blocking=spec.blocking and spec.apply is not None

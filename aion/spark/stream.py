@@ -22,7 +22,7 @@ from aion.core.query.columns import COMPLETENESS_COLUMNS, DROPPED_COLUMNS, OLD, 
 from aion.core.query.plan import Plan
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
 from aion.errors import SchemaError
-from aion.execute.assembly import block_settings, hand_over_bytes
+from aion.execute.assembly import block_settings, check_overlap, hand_over_bytes
 from aion.installation import require_extra
 from aion.spark import starting, starts
 from aion.spark.chained import described, source_of
@@ -159,6 +159,7 @@ def _resolve(source: Source, spec: Spec) -> _Query:
     plan = source.plan(spec)
     _check_case(source.session, plan)
     resolved = source.policy(spec, resolved_policy(source.session, spec.policy, spec.policy_overrides))
+    check_overlap(spec.windows, resolved)
     if resolved.metrics.port is not None:
         require_extra("metrics", "metrics.port")
     decisions = merging_strategies(
