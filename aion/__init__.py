@@ -24,11 +24,12 @@ from aion.spec import Spec  # noqa: E402
 from aion.zones import Calendar  # noqa: E402
 
 if TYPE_CHECKING:
-    from aion import metrics, sinks
+    from aion import metrics, plot, sinks
     from aion.local import LocalOperator
     from aion.spark.files import read_files
     from aion.spark.group_by import group_by
     from aion.spark.migrate import migrate
+    from aion.spark.newest import table
     from aion.spark.patch import unconfigure
     from aion.spark.progress import progress
     from aion.spark.read_state import read_state, restoring
@@ -58,11 +59,13 @@ __all__ = [
     "metrics",
     "migrate",
     "panes",
+    "plot",
     "progress",
     "read_files",
     "read_state",
     "restoring",
     "sinks",
+    "table",
     "unconfigure",
     "watermark",
     "windowed",
@@ -82,6 +85,7 @@ _LAZY = {
     "read_files": "aion.spark.files",
     "read_state": "aion.spark.read_state",
     "restoring": "aion.spark.read_state",
+    "table": "aion.spark.newest",
     "unconfigure": "aion.spark.patch",
     "watermark": "aion.spark.watermarks",
     "windowed": "aion.spark.stream",
@@ -91,7 +95,7 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("metrics", "sinks"):
+    if name in ("metrics", "plot", "sinks"):
         return importlib.import_module(f"aion.{name}")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)

@@ -15,8 +15,9 @@ from typing import Any, Unpack, overload
 import pyarrow as pa
 
 from aion.base.hashing import ShardOfKeys
+from aion.base.html import html_of
 from aion.base.schema import parse_schema
-from aion.base.time import instant_us
+from aion.base.time import format_instant, instant_us
 from aion.config import load_policy
 from aion.core.query.pane_parts import metadata_of, with_metadata
 from aion.core.query.plan import Plan
@@ -162,6 +163,12 @@ class LocalOperator:
     def io(self) -> IoStats:
         """The I/O so far, by priority."""
         return self._io.stats
+
+    def _repr_html_(self) -> str:
+        at_us = self._windows.operator.watermark.at_us if self._windows else self._watermark
+        watermark = "none" if at_us is None else format_instant(at_us)
+        state = {"watermark": watermark, "closed": self._closed, **self.counters}
+        return self._spec._repr_html_() + html_of("aion.LocalOperator", state)
 
     def __enter__(self) -> LocalOperator:
         return self

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Un
 import pyarrow as pa
 
 from aion.aggregates import Aggregate
+from aion.base.html import html_of
 from aion.base.time import format_early
 from aion.core.query.columns import check_names, column_names, key_names, result_schema, unique_names
 from aion.core.query.plan import CHANGES, EMITS, FINAL, ON_REMOVED, ApplyFunction, Plan, make_plan, output_fields
@@ -182,6 +183,12 @@ class Spec:
             recordable(self.definitions)
         check_triggers(self.windows, self.policy_overrides.get("trigger"))
         load_policy("standard" if self.policy is None else self.policy, self.policy_overrides)
+
+    def _repr_html_(self) -> str:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = {field.name for field in fields(self) if given[field.name] != field.default}
+        shown = {name: value for name, value in given.items() if name in changed and name != "windows"}
+        return html_of(f"aion.Spec {self.name}", {"windows": list(self.definitions), **shown})
 
     @property
     def definitions(self) -> dict[str, Definition]:

@@ -28,7 +28,8 @@ _WITH_CALLS = "\n\nJVM stacktrace:\n"
 _OF_A_TABLE = ("Queries with streaming sources must be executed with", "[CALL_ON_STREAMING_DATASET_UNSUPPORTED]")
 _STREAM = (
     "A stream, such as the result of aion.windowed, has no rows before a query runs. Start one: query = "
-    "panes.writeStream.format('memory').queryName('panes').start(). Then spark.table('panes') has what came out."
+    "panes.writeStream.format('memory').queryName('panes').start(). Then spark.table('panes') has what came out, and "
+    "aion.table(query) the newest row of each window."
 )
 
 
