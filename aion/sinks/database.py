@@ -96,8 +96,11 @@ def with_absolute_path(uri: str) -> str:
     return f"{uri.partition('://')[0]}:///{file_of(uri).absolute()}"
 
 
-def prepare(database: Database, table: TableName, change: Change) -> None:
-    """Makes the table if it is missing. Raises SchemaError if there is one that cannot hold the rows."""
+def prepare(database: Database, table: TableName, change: Change, *, add: bool = False) -> None:
+    """Makes the table if it is missing, and with ``add``, its columns.
+
+    Raises SchemaError if there is one that cannot hold the rows.
+    """
     there = database.columns(table)
     schema = change.rows.schema
     if not there:
@@ -106,16 +109,24 @@ def prepare(database: Database, table: TableName, change: Change) -> None:
         database.index(table, change.by_time, unique=change.single)
         return
     for field in schema:
+        if field.name not in there and add and field.name not in change.identity:
+            add_column(database, table, field.name, database.type_of(field))
+            continue
         if field.name not in there:
             raise SchemaError(
-                f"table {table} has no column {field.name!r}; its columns are {', '.join(there)}. Add the column, "
-                "select fewer columns before the sink, or use another table"
+                f"table {table} has no column {field.name!r}; its columns are {', '.join(there)}. Add the column, or "
+                "let the sink do it (add_columns=True), select fewer columns before the sink, or use another table"
             )
         if not database.holds(there[field.name], field):
             raise SchemaError(
                 f"table {table}: column {field.name!r} is {there[field.name]}, which cannot hold {field.type}; make it "
                 f"{database.type_of(field)}, cast the column before the sink, or use another table"
             )
+
+
+def add_column(database: Database, table: TableName, name: str, type_: str) -> None:
+    """Adds a column, null in the rows that are there."""
+    database.query(f"ALTER TABLE {table} ADD COLUMN {identifier(name)} {type_}")
 
 
 def is_empty(database: Database, table: TableName) -> bool:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from aion.core.query.pane_parts import metadata_of_field
+from aion.core.query.pane_parts import Parts, metadata_of_field
 from aion.sinks.marks import Mark
+from aion.sinks.notes import Note, note
 from aion.sinks.rows import Change, Panes
 
 if TYPE_CHECKING:
@@ -36,6 +37,19 @@ class Sink(ABC):
         panes = Panes.of([(field.name, field.metadata) for field in batch.schema], self.key)
         rows = panes_of(batch, (*panes.written, panes.seq), as_json=not self.nested)
         self.apply(panes.change(rows), mark)
+        parts = Parts.of([(field.name, field.metadata) for field in batch.schema])
+        operator = None if parts is None else parts.said.name
+        note(batch, mark.history.checkpoint, Note(operator, self.table, self.shown_uri, panes.written, self.adds))
+
+    @property
+    def shown_uri(self) -> str:
+        """The URI of the database, without secrets. Empty for a lake."""
+        return ""
+
+    @property
+    def adds(self) -> bool:
+        """Whether columns that a table lacks are added."""
+        return False
 
     def write(self, rows: pa.Table, mark: Mark) -> None:
         """Applies the panes of a batch, as :class:`aion.LocalOperator` returns them. Raises what a call raises."""

@@ -9,6 +9,7 @@ from aion.errors import ConfigError
 from aion.sinks.changes import replace_and_record
 from aion.sinks.database import TableName, is_empty, locked_mark, prepare, set_mark
 from aion.sinks.marks import Mark, is_new
+from aion.sinks.notes import without_secrets
 from aion.sinks.rows import Change
 from aion.sinks.sink import Sink, names
 from aion.sinks.uris import kind_of
@@ -21,6 +22,7 @@ def upsert(
     *,
     adopt: str | None = None,
     changes: str | None = None,
+    add_columns: bool = False,
 ) -> Upsert:
     """Returns a function for ``foreachBatch`` that keeps the newest result of each window in a table.
 
@@ -35,12 +37,17 @@ def upsert(
     ``changes``: the name of another table, which gets a row for each row of the table that a batch adds, changes or
     deletes, with the values before (``old_...``) and after it. It is written in the same transaction.
 
+    ``add_columns=True`` adds columns that the rows have and the table lacks, in the same transaction: they are null in
+    the rows that are there. Otherwise such a batch is refused. No column of the key or the window is added.
+
     Raises ConfigError or MissingExtra.
     """
+    if not isinstance(add_columns, bool):
+        raise ConfigError(f"add_columns: {add_columns!r} is neither True nor False")
     named = [TableName.of(name) for name in (table, changes) if name is not None]
     if len(set(named)) < len(named):
         raise ConfigError(f"changes: {changes!r} is the table itself; name another one")
-    return Upsert(table, names(key), adopt, kind_of(uri).resolve(uri), changes)
+    return Upsert(table, names(key), adopt, kind_of(uri).resolve(uri), changes, add_columns)
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,15 @@ class Upsert(Sink):
 
     uri: str = field(repr=False)  # a password may be in it
     changes: str | None = None
+    add_columns: bool = False
+
+    @property
+    def shown_uri(self) -> str:
+        return without_secrets(self.uri)
+
+    @property
+    def adds(self) -> bool:
+        return self.add_columns
 
     @property
     def nested(self) -> bool:
@@ -58,11 +74,13 @@ class Upsert(Sink):
         table = TableName.of(self.table)
         with kind_of(self.uri).open(self.uri) as database:
             before = locked_mark(database, table)
-            prepare(database, table, change)
+            prepare(database, table, change, add=self.add_columns)
             if not is_new(self.table, before, is_empty(database, table), mark, self.adopt):
                 return
             if self.changes is None:
                 database.replace(table, change)
             else:
-                replace_and_record(database, table, change, TableName.of(self.changes), mark.batch)
+                replace_and_record(
+                    database, table, change, TableName.of(self.changes), mark.batch, add=self.add_columns
+                )
             set_mark(database, table, mark, before)
