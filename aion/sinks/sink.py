@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from aion.core.query.pane_parts import Parts, metadata_of_field
+from aion.core.query.sink_notes import Note
 from aion.sinks.marks import Mark
-from aion.sinks.notes import Note, note
+from aion.sinks.notes import note
 from aion.sinks.rows import Change, Panes
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
+from aion.core.query.sink_notes import FOLDER, notes_of
 from aion.errors import AionError
 from aion.spark import remote_starts
 from aion.spark.checkpoint_files import CheckpointFiles
@@ -67,8 +68,9 @@ def look(spark: SparkSession, execution: Any, plan: str, run: str, checkpoint: s
     try:
         check_names(there)
         last, names = max(batches, default=None), tuple(operator.config.name for operator in there)
+        notes = notes_of(files.read(f"{FOLDER}/{name}") for name in files.names(FOLDER))
         for operator in there:
-            seen = Look(operator, query, checkpoint, is_here, last, names)()
+            seen = Look(operator, query, checkpoint, is_here, last, names, notes)()
             for key, value in settings_of(operator.config.name, seen).items():
                 conf.set(key, value)
     except AionError as error:

@@ -15,11 +15,12 @@ import pyarrow.fs as pafs
 
 from aion.base.schema import parse_schema
 from aion.config import load_policy
+from aion.core.query.sink_notes import FOLDER, Note, lacking, notes_of
 from aion.errors import ConfigError, StorageError
 from aion.execute.assembly import longest_bound_us
 from aion.execute.evolving import GoesOn, State, sentences
 from aion.local import normal_schema
-from aion.sinks.notes import FOLDER, Note, lacking
+from aion.sinks.notes import columns_now
 from aion.spec import Spec
 from state_backends.files.location import locate
 from state_backends.files.remote import pyarrow_uri, storage_errors
@@ -60,8 +61,7 @@ def diff(checkpoint: str, what: str, *, schema: str, state_dir: str) -> list[str
         goes_on = GoesOn(kept, plan, longest_bound_us(plan, policy), found.batch, spec.on_removed)
         lines.append(f"{spec.name}:")
         said = ["nothing changes"] if goes_on.change is None else sentences(goes_on.change)
-        before = [name for name, _ in stored["definition"].get("words", {}).get("aggregates", [])]
-        said += lacking(found.notes, spec.name, plan.outputs.names, before)
+        said += lacking(found.notes, spec.name, plan.outputs.names, stored["definition"], columns_now)
         lines += [f"  {line}" for line in said]
     return lines
 
@@ -81,16 +81,16 @@ def read_checkpoint(checkpoint: str) -> Checkpoint:
             with fs.open_input_stream(f"{base}/metadata") as stream:
                 query = str(json.loads(stream.read())["id"])
             selected = fs.get_file_info(pafs.FileSelector(f"{base}/{FOLDER}", allow_not_found=True))
-            notes = tuple(_note(fs, f.path) for f in selected if f.path.endswith(".json"))
+            notes = notes_of(_text(fs, f.path) for f in selected if f.path.endswith(".json"))
             names = [f.base_name for f in fs.get_file_info(pafs.FileSelector(f"{base}/commits", allow_not_found=True))]
     except (OSError, pa.ArrowException) as error:
         raise StorageError(f"{checkpoint} cannot be reached from here: {error}") from error
     return Checkpoint(location, query, max((int(name) for name in names if name.isdecimal()), default=None), notes)
 
 
-def _note(fs: Any, path: str) -> Note:
+def _text(fs: Any, path: str) -> bytes:
     with fs.open_input_stream(path) as stream:
-        return Note.of(stream.read())
+        return bytes(stream.read())
 
 
 def specs_of(what: str) -> list[Spec]:
