@@ -58,6 +58,12 @@ __all__ = [
     "needs_extra",
 ]
 
+
+def __dir__() -> list[str]:
+    """Returns the errors."""
+    return __all__
+
+
 DISTRIBUTION = "aion"
 """The name to give to pip."""
 

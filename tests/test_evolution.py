@@ -19,11 +19,11 @@ from aion.base.numbers import NEVER
 from aion.core.query.evolution import Change, change, finished, reached_us, same
 from aion.core.query.evolved import evolved, of_shard
 from aion.core.query.history import EVOLUTION, Evolution
-from aion.core.query.spec import Spec
 from aion.core.windows import Aligned
 from aion.errors import ForeignState
 from aion.execute.assembly import longest_bound_us, make_contents
 from aion.execute.windows import Windows
+from aion.spec import Spec
 from tests.durations import us
 from tests.examples import some
 

@@ -24,6 +24,7 @@ from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.query.evolution import widens_or_is
 from aion.core.query.plan import Plan
 from aion.errors import ApplyError
+from aion.execute.rows import ENTERED
 from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
@@ -47,7 +48,15 @@ class Changes:
         self._secret = secret
         self._over = over
         self._shown = list(plan.outputs.names)
-        self._page = pa.schema([pa.field(_FIRST, pa.int64()), pa.field(_SECOND, pa.int64()), *plan.outputs])
+        bound = plan.layout.bound if plan.layout is not None else ()
+        # The number of events of another aggregate says nothing, so the name of the aggregate is in the column's.
+        self._entered = {
+            b.name: f"{ENTERED}{b.name} {b.aggregate}" for b in bound if not all(p.exact for p in b.partials)
+        }
+        ids, counts = (_FIRST, _SECOND), self._entered.values()
+        self._page = pa.schema(
+            [*(pa.field(n, pa.int64()) for n in ids), *plan.outputs, *(pa.field(n, pa.int64()) for n in counts)]
+        )
         self._panes: list[pa.RecordBatch] = []
 
     def take(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -57,7 +66,16 @@ class Changes:
             if is_dropped.true_count:
                 yield batch.filter(is_dropped)
             if is_dropped.true_count < batch.num_rows:
-                self._panes.append(batch.filter(pc.invert(is_dropped)))
+                self._panes.append(self._with_entered(batch.filter(pc.invert(is_dropped))))
+
+    def _with_entered(self, panes: pa.RecordBatch) -> pa.RecordBatch:
+        """Gives panes the columns with numbers of events, in one order. They are null where these are not known."""
+        found = {name: panes.schema.get_field_index(ENTERED + name) for name in self._entered}
+        counts = [pa.nulls(panes.num_rows, pa.int64()) if at < 0 else panes.column(at) for at in found.values()]
+        rows = panes.select(self._plan.result_schema.names)
+        return pa.RecordBatch.from_arrays(
+            [*rows.columns, *counts], [*rows.schema.names, *(ENTERED + name for name in self._entered)]
+        )
 
     def end_batch(self, forgotten: Sequence[Forget]) -> Iterator[pa.RecordBatch]:
         """Yields what the panes of the batch change. ``forgotten``: the operator's orders of the batch."""
@@ -83,16 +101,21 @@ class Changes:
         panes, ids = panes.take(pa.array(rows)), Identities(ids[rows])
         bins = np.column_stack((numbers, ends.to_numpy()))[rows]
         gone = pc.equal(panes.column("kind"), PaneKind.RETRACTED.value).to_numpy()
-        new = pa.table([pa.array(ids[:, 0]), pa.array(ids[:, 1]), *map(panes.column, self._shown)], schema=self._page)
-        old_rows, stored = self._replace(bins, ids, new, gone)
-        had = old_rows >= 0
-        old = stored.take(pa.array(np.where(had, old_rows, 0), mask=~had))
+        counts = [panes.column(ENTERED + name) for name in self._entered]
+        shown = [*map(panes.column, self._shown), *counts]
+        new = pa.table([pa.array(ids[:, 0]), pa.array(ids[:, 1]), *shown], schema=self._page)
+        panes = panes.select(self._plan.result_schema.names)
+        old, new = self._replace(bins, ids, new, gone)
+        had = old.column(_FIRST).is_valid().to_numpy()
         same = had & ~gone & _equal([(old.column(name), new.column(name)) for name in self._shown], len(had))
         changed = np.flatnonzero(~same & (had | ~gone))
         if len(changed):
             for name in self._shown:
                 at = panes.schema.get_field_index(OLD + name)
                 panes = panes.set_column(at, panes.schema.field(at), combined(old.column(name)))
+                if name in self._entered:
+                    at = panes.schema.get_field_index(name)
+                    panes = panes.set_column(at, panes.schema.field(at), combined(new.column(name)))
             yield from panes.take(pa.array(changed)).combine_chunks().to_batches()
 
     def _identities(self, keys: Sequence[pa.Array], numbers: Ints, starts: pa.Array, ends: pa.Array) -> Identities:
@@ -112,9 +135,9 @@ class Changes:
 
     # -- what is kept -------------------------------------------------------------------------------------
 
-    def _replace(self, bins: Ints, ids: Identities, new: pa.Table, gone: Flags) -> tuple[Ints, pa.Table]:
-        """Keeps new rows, but for those that are gone. Returns for each its number among those kept before, or -1,
-        and these. ``bins``: the definition and the end of each row's window.
+    def _replace(self, bins: Ints, ids: Identities, new: pa.Table, gone: Flags) -> tuple[pa.Table, pa.Table]:
+        """Keeps new rows, but for those that are gone. Returns for each what was kept before, null if nothing was, and
+        what is kept now. ``bins``: the definition and the end of each row's window.
         """
         distinct, of_bin = np.unique(bins, axis=0, return_inverse=True)
         of_bin = of_bin.reshape(-1)
@@ -129,6 +152,8 @@ class Changes:
         stored = pa.concat_tables(pages).combine_chunks()
         of_page = np.repeat(np.arange(len(pages)), [page.num_rows for page in pages])
         found = _found(ids, _ids(stored))
+        old = stored.take(pa.array(np.where(found < 0, 0, found), mask=found < 0))
+        new = self._settled(old, new)
         kept = np.ones(stored.num_rows, np.bool_)
         kept[found[found >= 0]] = False
         changes: list[Change] = []
@@ -147,7 +172,20 @@ class Changes:
             changes += [(_page_key(number, page), self._written(table), None) for page, table in rows.items()]
             changes.append((_SPACE + _BIN + number, np.array([count, total]).tobytes(), None))
         self._values.put(changes)
-        return found, stored
+        return old, new
+
+    def _settled(self, old: pa.Table, new: pa.Table) -> pa.Table:
+        """Returns the new rows, with the old results of those that round and that no event has come to since.
+
+        Equal events that were combined in other groupings give another last digit, which is no change.
+        """
+        for name, count in self._entered.items():
+            before, now = combined(old.column(name)), combined(new.column(name))
+            same = pc.equal(combined(old.column(count)), combined(new.column(count))).fill_null(False)
+            same = pc.and_(same, pc.equal(before.is_null(), now.is_null()))
+            at = new.schema.get_field_index(name)
+            new = new.set_column(at, new.schema.field(at), pc.if_else(same, before, now))
+        return new
 
     def _split(
         self, number: bytes, total: int, count: int, rows: dict[int, pa.Table]

@@ -123,8 +123,11 @@ def with_absolute_path(address: Address) -> Address:
     return Address.of(f"{address.scheme}:///{file_of(address).absolute()}")
 
 
-def prepare(database: Database, table: TableName, change: Change) -> Content:
-    """Makes the table if it is missing, and returns what was there. Raises SchemaError if it cannot hold the rows."""
+def prepare(database: Database, table: TableName, change: Change, *, add: bool = False) -> Content:
+    """Makes the table if it is missing, and with ``add``, its columns. Returns what was there.
+
+    Raises SchemaError if there is one that cannot hold the rows.
+    """
     there = database.columns(table)
     schema = change.rows.schema
     check_names(schema.names, case=database.case, longest=database.longest_name)
@@ -134,10 +137,13 @@ def prepare(database: Database, table: TableName, change: Change) -> Content:
         database.index(table, change.by_time, unique=change.single)
         return Content.MISSING
     for field in schema:
+        if field.name not in there and add and field.name not in change.identity:
+            add_column(database, table, field.name, database.type_of(field))
+            continue
         if field.name not in there:
             raise SchemaError(
-                f"table {table} has no column {field.name!r}; its columns are {', '.join(there)}. Add the column, "
-                "select fewer columns before the sink, or use another table"
+                f"table {table} has no column {field.name!r}; its columns are {', '.join(there)}. Add the column, or "
+                "let the sink do it (add_columns=True), select fewer columns before the sink, or use another table"
             )
         if not database.holds(there[field.name], field):
             raise SchemaError(
@@ -145,6 +151,11 @@ def prepare(database: Database, table: TableName, change: Change) -> Content:
                 f"{database.type_of(field)}, cast the column before the sink, or use another table"
             )
     return content_of(database, table)
+
+
+def add_column(database: Database, table: TableName, name: str, type_: str) -> None:
+    """Adds a column, null in the rows that are there."""
+    database.query(f"ALTER TABLE {table} ADD COLUMN {identifier(name)} {type_}")
 
 
 def content_of(database: Database, table: TableName) -> Content:

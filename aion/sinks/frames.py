@@ -12,6 +12,7 @@ import pyarrow as pa
 from aion.errors import ConfigError
 from aion.sinks.bad_values import JSON
 from aion.sinks.marks import History, Mark, digest_of
+from aion.sinks.rows import KEPT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,10 +59,11 @@ def _query(session: SparkSession, checkpoint: str) -> tuple[str | None, str | No
     return str(said), str(run)
 
 
-def panes_of(batch: DataFrame, columns: Sequence[str], *, as_json: bool) -> pa.Table:
+def panes_of(batch: DataFrame, columns: Sequence[str], *, as_json: bool, where: str | None) -> pa.Table:
     """Returns the rows of a batch.
 
-    ``as_json``: lists, maps and structs become JSON. All rows are computed, because Spark fails a batch if only some
+    ``as_json``: lists, maps and structs become JSON. ``where``: a condition; the column :data:`aion.sinks.rows.KEPT`
+    says which rows it is true for. All rows are computed, because Spark fails a batch if only some
     rows of it were read.
     """
     from aion.spark.types import quoted
@@ -70,6 +72,8 @@ def panes_of(batch: DataFrame, columns: Sequence[str], *, as_json: bool) -> pa.T
     nested = {name for name in columns if as_json and types[name].startswith(_NESTED)}
     as_texts = {name: f"to_json({quoted(name)}, {_JSON}) AS {quoted(name)}" for name in nested}
     selected = [as_texts.get(name, quoted(name)) for name in columns]
+    if where is not None:
+        selected.append(f"coalesce({where}, false) AS {quoted(KEPT)}")
     rows = batch.selectExpr(*selected).toArrow()
     fields = [f.with_metadata(JSON) if f.name in nested else f for f in rows.schema]
     return rows.cast(pa.schema(fields))

@@ -17,7 +17,7 @@ from aion.sinks.dropped import dropped_rows
 from aion.sinks.lake import Conflict, Lake, Places, as_columns, columns_for
 from aion.sinks.marks import Content, Mark, seen_again
 from aion.sinks.rows import Change, Panes
-from aion.sinks.sink import Sink, names
+from aion.sinks.sink import Sink, check_where, names
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -32,6 +32,7 @@ def merge(
     options: Mapping[str, str] | None = None,
     dropped: str | None = None,
     on_bad_value: str = ERROR,
+    where: str | None = None,
 ) -> Merge:
     """Returns a function for ``foreachBatch`` that keeps the newest result of each window in a table of a lake.
 
@@ -44,8 +45,9 @@ def merge(
     if dropped == table:
         raise ConfigError(f"dropped: {str(Address.of(table))!r} is the table itself; name another one")
     check_choice(on_bad_value)
+    check_where(where)
     address, to = Address.of(table), None if dropped is None else Address.of(dropped)
-    sink = Merge(str(address), names(key), adopt, to, on_bad_value, format, dict(options or {}), address)
+    sink = Merge(str(address), names(key), adopt, to, on_bad_value, where, format, dict(options or {}), address)
     sink.kind()
     return sink
 

@@ -21,6 +21,8 @@ from aion.errors import SchemaError
 from aion.sinks.marks import NOTHING, digest_of
 
 Mask = npt.NDArray[np.bool_]
+KEPT = "__aion_kept"
+"""The column that says which rows a table is to have. Without it, it has all."""
 
 
 class Panes(NamedTuple):
@@ -95,10 +97,15 @@ class Panes(NamedTuple):
         shown = _where(panes, pc.not_equal(panes[self.kind], PaneKind.DROPPED.value))
         last = _newest(shown, self.identity, self.seq)
         retracted = pc.equal(last[self.kind], PaneKind.RETRACTED.value)
-        rows = _where(last, pc.invert(retracted)).select(list(self.written))
+        current = _where(last, pc.invert(retracted))
+        rows = current.select(list(self.written))
         gone = _where(last, retracted).select(list(self.identity))
         dropped = panes.filter(pc.equal(panes[self.kind], PaneKind.DROPPED.value)).select(list(self.dropped))
-        return Change(self.identity, rows, gone, self.kind, self.start, self.single, dropped)
+        change = Change(self.identity, rows, gone, self.kind, self.start, self.single, dropped)
+        if KEPT not in current.column_names:
+            return change
+        kept = combined(current[KEPT]).to_numpy(zero_copy_only=False)
+        return change.without(kept, np.ones(len(kept), np.bool_))
 
 
 @dataclass(frozen=True)

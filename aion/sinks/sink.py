@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from aion.core.query.pane_parts import metadata_of_field
+from aion.core.query.pane_parts import Parts, metadata_of_field
+from aion.core.query.sink_notes import Note
+from aion.errors import ConfigError
 from aion.sinks.addresses import Address, Secret, without_secrets
 from aion.sinks.bad_values import Rule, checked
 from aion.sinks.dropped import IGNORE, left_out
 from aion.sinks.marks import Content, History, Mark, begins_late, is_new
+from aion.sinks.notes import note
 from aion.sinks.rows import Change, Panes
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ class Sink(ABC):
 
     ``key``: the key columns that the user names, if any. ``adopt``: the mark with which a table is taken over.
     ``dropped``: the table for dropped rows, or IGNORE. ``on_bad_value``: what happens to a value that the table cannot
-    hold.
+    hold. ``where``: which rows the table has, as a condition in Spark's SQL.
     """
 
     table: str
@@ -39,6 +42,7 @@ class Sink(ABC):
     adopt: str | None
     dropped: Address | None
     on_bad_value: str
+    where: str | None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Raises SchemaError if the rows do not fit into the table, SinkError if the batch does not follow its last."""
@@ -47,11 +51,26 @@ class Sink(ABC):
         mark = mark_of(batch, batch_id)
         panes = Panes.of([(field.name, field.metadata) for field in batch.schema], self.key)
         columns = dict.fromkeys([*panes.written, panes.seq, *panes.dropped])
-        rows = panes_of(batch, list(columns), as_json=not self.nested)
+        rows = panes_of(batch, list(columns), as_json=not self.nested, where=self.where)
         self._apply(panes.change(rows), mark)
+        parts = Parts.of([(field.name, field.metadata) for field in batch.schema])
+        operator = None if parts is None else parts.said.name
+        note(batch, mark.history.checkpoint, Note(operator, self.table, self.shown_uri, panes.written, self.adds))
+
+    @property
+    def shown_uri(self) -> str:
+        """The URI of the database, without secrets. Empty for a lake."""
+        return ""
+
+    @property
+    def adds(self) -> bool:
+        """Whether columns that a table lacks are added."""
+        return False
 
     def write(self, rows: pa.Table, mark: Mark) -> None:
         """Applies the panes of a batch, as :class:`aion.LocalOperator` returns them. Raises what a call raises."""
+        if self.where is not None:
+            raise ConfigError("where: it is a condition for Spark; leave it out here, and give the table a view")
         panes = Panes.of([(field.name, metadata_of_field(field)) for field in rows.schema], self.key)
         self._apply(panes.change(rows), mark)
 
@@ -97,3 +116,9 @@ class Sink(ABC):
 def names(key: str | Sequence[str] | None) -> tuple[str, ...] | None:
     """Returns the key columns that a user names."""
     return (key,) if isinstance(key, str) else None if key is None else tuple(key)
+
+
+def check_where(where: object) -> None:
+    """Raises ConfigError for what is no condition."""
+    if where is not None and (not isinstance(where, str) or not where.strip()):
+        raise ConfigError(f"where: {where!r} is not a condition in SQL; give e.g. where='cars > 5'")

@@ -15,7 +15,7 @@ from aion.sinks.dropped import IGNORE, dropped_rows
 from aion.sinks.marks import Content, Mark, seen_again
 from aion.sinks.names import check_names
 from aion.sinks.rows import Change
-from aion.sinks.sink import Sink, names
+from aion.sinks.sink import Sink, check_where, names
 from aion.sinks.uris import kind_of
 
 
@@ -28,6 +28,8 @@ def upsert(
     changes: str | None = None,
     dropped: str | None = None,
     on_bad_value: str = ERROR,
+    add_columns: bool = False,
+    where: str | None = None,
 ) -> Upsert:
     """Returns a function for ``foreachBatch`` that keeps the newest result of each window in a table.
 
@@ -49,9 +51,19 @@ def upsert(
     ``"error"`` stops the query, and names it. ``"replace"`` writes another value or null. ``"drop"`` leaves out the
     row.
 
+    ``add_columns=True`` adds columns that the rows have and the table lacks, in the same transaction: they are null in
+    the rows that are there. Otherwise such a batch is refused. No column of the key or the window is added.
+
+    ``where``: a condition in Spark's SQL over the columns of the batch, e.g. ``"cars > 5"``. The table has the rows for
+    which it is true; a row goes when a later pane of its window does not meet it. (``where`` of a DataFrame would leave
+    out that pane, and the row would stay.)
+
     Raises ConfigError or MissingExtra.
     """
     check_choice(on_bad_value)
+    check_where(where)
+    if not isinstance(add_columns, bool):
+        raise ConfigError(f"add_columns: {add_columns!r} is neither True nor False")
     address = Address.of(uri)
     kind = kind_of(address)
     seen = set[TableName]()
@@ -64,7 +76,7 @@ def upsert(
             for part in filter(None, parts):
                 check_names([part], case=True, longest=kind.longest_name, what=f"{argument}:")
     to = None if dropped is None else Address.of(dropped)
-    return Upsert(table, names(key), adopt, to, on_bad_value, kind.resolve(address), changes)
+    return Upsert(table, names(key), adopt, to, on_bad_value, where, kind.resolve(address), changes, add_columns)
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,15 @@ class Upsert(Sink):
 
     address: Address
     changes: str | None = None
+    add_columns: bool = False
+
+    @property
+    def shown_uri(self) -> str:
+        return str(self.address)
+
+    @property
+    def adds(self) -> bool:
+        return self.add_columns
 
     @property
     def nested(self) -> bool:
@@ -86,7 +107,7 @@ class Upsert(Sink):
         table = TableName.of(self.table)
         with kind_of(self.address).open(self.address) as database:
             before = locked_mark(database, table)
-            content = prepare(database, table, change)
+            content = prepare(database, table, change, add=self.add_columns)
             change, mark = self.checked(change, mark, database.rules(table))
             if not self.is_new(before, content, mark):
                 if before is not None and (again := seen_again(before, mark)) is not None:
@@ -95,7 +116,9 @@ class Upsert(Sink):
             if self.changes is None:
                 database.replace(table, change)
             else:
-                replace_and_record(database, table, change, TableName.of(self.changes), mark.batch)
+                replace_and_record(
+                    database, table, change, TableName.of(self.changes), mark.batch, add=self.add_columns
+                )
             if self.dropped is not None and change.dropped is not None:
                 dropped, rows = TableName.of(self.dropped.shown), dropped_rows(change.dropped, mark)
                 prepare(database, dropped, rows)

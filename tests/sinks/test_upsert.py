@@ -476,3 +476,23 @@ def test_a_sink_waits_for_another_process_that_has_the_file(tmp_path: Path) -> N
         reader.stdin.close()
         waiting.result(timeout=60)
     assert Place("duckdb", uri).rows("minutes", *COLUMNS) == [("a", "2")]
+
+
+def test_columns_are_added_if_that_is_asked_for(database: Place) -> None:
+    n, speed = pa.field("n", pa.int64()), pa.field("speed", pa.float64())
+    asked = aion.sinks.upsert(database.uri, "minutes", changes="made", add_columns=True).write
+    asked(panes([{"k": "a", "n": 1}, {"k": "b", "n": 2}], n), at(0))
+    more = panes([{"k": "a", "n": 5, "speed": 0.5}, {"k": "c", "n": 7, "speed": 1.5}], n, speed)
+    with pytest.raises(SchemaError, match=r"has no column 'speed'.*or let the sink do it \(add_columns=True\)"):
+        aion.sinks.upsert(database.uri, "minutes", changes="made").write(more, at(1))
+    asked(more, at(1))
+    assert database.rows("minutes", "k", "n", "speed") == [("a", "5", "0.5"), ("b", "2", None), ("c", "7", "1.5")]
+    made = database.rows("made", "batch", "k", "change", "speed", "old_speed")
+    assert made[-2:] == [("1", "a", "update", "0.5", None), ("1", "c", "insert", "1.5", None)]
+    asked(more, at(1))  # run again
+    assert len(database.rows("minutes", "k")) == 3
+    database.run("ALTER TABLE minutes RENAME COLUMN k TO other")
+    with pytest.raises(SchemaError, match="has no column 'k'"):
+        asked(panes([{"k": "a", "n": 1}], n), at(2))
+    with pytest.raises(ConfigError, match="add_columns: 1 is neither True nor False"):
+        aion.sinks.upsert(database.uri, "minutes", add_columns=1)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 import aion
 from aion import aggregates as A
+from aion.errors import ConfigError
 from tests.sinks.databases import KINDS, WITHOUT_SERVER, Place, place, server
 from tests.spark.conftest import EVENTS_DDL, FileStream
 
@@ -186,6 +187,29 @@ def test_the_rows_that_a_merge_gets_are_the_newest(spark: SparkSession) -> None:
     written = [(k, n) for k, n, deletes in found if not deletes and n is not None]
     assert sorted(written, key=repr) == [("a", 10), ("a", 8), (None, 1)]
     assert sorted((k for k, _, deletes in found if deletes), key=repr) == ["a", "b", None]
+
+
+def test_a_row_goes_when_a_later_pane_does_not_meet_the_condition(stream: FileStream, tmp_path: Path) -> None:
+    database = Place("sqlite", f"sqlite:///{tmp_path / 'db'}")
+    sink = aion.sinks.upsert(database.uri, "high", where="least > 5 AND size(all) > 0", changes="changed")
+    panes = aion.windowed(
+        stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"),
+        key="k",
+        time="ts",
+        windows=aion.Tumbling("10 seconds"),
+        aggregates={"least": A.min("v"), "all": A.collect_list("v")},
+        policy=POLICY,
+    )
+    for batch in [[("a", 1, 6.0), ("b", 1, 3.0), ("c", 1, 9.0), ("x", 40, 0.0)], [("a", 2, 4.0), ("x", 41, 0.0)]]:
+        stream.put(batch)
+        run(panes, tmp_path / "checkpoint", sink)
+    assert database.run("SELECT k, least FROM high ORDER BY k") == [("c", 9.0)]
+    assert database.run("SELECT k, change FROM changed ORDER BY seq, k") == [
+        ("a", "insert"), ("c", "insert"), ("a", "delete"),
+    ]  # fmt: skip
+    for wrong in ("", 5):
+        with pytest.raises(ConfigError, match="is not a condition in SQL"):
+            aion.sinks.upsert(database.uri, "high", where=wrong)  # type: ignore[arg-type]
 
 
 def test_a_sink_outside_a_query_says_where_it_belongs(spark: SparkSession, tmp_path: Path) -> None:

@@ -77,13 +77,19 @@ def column_names(given: str | Sequence[str], what: str, example: str) -> tuple[s
     return tuple(names)
 
 
+def unique_names(unique: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of the columns of ``unique``. Raises SchemaError if it names none, or is not names."""
+    names = column_names(unique, "unique", "'event_id'")
+    if not names:
+        raise SchemaError("unique: no column is named; give e.g. unique='event_id', or leave it out")
+    return names
+
+
 def identity(unique: str | Sequence[str] | None, keys: Sequence[str], schema: pa.Schema) -> tuple[str, ...]:
     """Returns the columns by which an event is recognised. Raises SchemaError."""
     if unique is None:
         return ()
-    names = column_names(unique, "unique", "'event_id'")
-    if not names:
-        raise SchemaError("unique: no column is named; give e.g. unique='event_id', or leave it out")
+    names = unique_names(unique)
     for name in (*names, *keys):
         if name not in schema.names:
             raise SchemaError(f"unique: there is no column {name!r}; the columns are {', '.join(schema.names)}")
