@@ -272,7 +272,8 @@ def keyed(df: DataFrame, by: Sequence[str | Column], placed: Place | None, *, ti
         last.append(F.unix_micros(F.col(end).cast(TimestampType())).alias(_TIME))
     wider = df.select(*first, "*", *last) if first or last else df
     keys = [(F.col(quoted(n)), f.dataType) for n, f in zip(names, fields, strict=True)]
-    shard = hash_column(keys) if placed is None else placed(keys)
+    with of_aion(df.sparkSession):
+        shard = hash_column(keys) if placed is None else placed(keys)
     texts = {} if placed is None else {n: f"{_TEXT}{n}" for n, f in zip(names, fields, strict=True) if _is_lossy(f)}
     sent = wider.select(*(F.col(quoted(n)).cast("string").alias(t) for n, t in texts.items()), "*", shard.alias(SHARD))
     known = (*texts, *(name for _, name in own.values()), *df.columns)
