@@ -24,31 +24,33 @@ def replace_and_record(
 ) -> None:
     """Applies a change to a table, and adds a row for each row that it replaces, adds or deletes to ``changes``.
 
-    Makes ``changes`` if it is missing, and with ``add``, its columns. Raises SchemaError if it cannot hold the rows, or
-    if a pane has several.
+    If a pane may have several rows, nothing says which row of the next pane replaces which. So those that were there
+    are deleted, and those that come are inserted.
+
+    Makes ``changes`` if it is missing, and with ``add``, its columns. Raises SchemaError if it cannot hold the rows.
     """
-    if change.repeated():
-        raise SchemaError(
-            "changes: a pane has several rows, and nothing says which row of the next pane replaces which; return one "
-            "row for a key and window, e.g. with a list in it, or leave changes= out"
-        )
     values = [name for name in change.rows.column_names if name not in change.identity]
     _prepare(database, changes, change, values, database.columns(table), add=add)
     ((last,),) = database.query(f"SELECT max({identifier(SEQ)}) FROM {changes}")
     seq = 0 if last is None else int(last) + 1
-    rows = change.places
+    rows = change.places.group_by(list(change.identity)).aggregate([])
     for name, number in {SEQ: seq, BATCH: batch}.items():
         rows = rows.append_column(name, pa.array([number] * rows.num_rows, _OWN[name]))
     identity = (SEQ, *change.identity)
     database.replace(changes, Change(identity, rows, rows.select(list(identity)).slice(0, 0)))
-    _copy(database, table, changes, seq, change, {OLD + name: name for name in values})
+    before, now = {OLD + name: name for name in values}, {name: name for name in values}
+    copy = _copy if change.single else _add
+    copy(database, table, changes, seq, change, before, "delete")
     database.replace(table, change)
-    _copy(database, table, changes, seq, change, {name: name for name in values})
-    kind, before = identifier(change.kind), identifier(OLD + change.kind)
+    copy(database, table, changes, seq, change, now, "insert")
     of_batch = f"{identifier(SEQ)} = {seq}"
+    if not change.single:
+        database.query(f"DELETE FROM {changes} WHERE {of_batch} AND {identifier(CHANGE)} IS NULL")
+        return
+    kind, old_kind = identifier(change.kind), identifier(OLD + change.kind)
     # A window that came and went within one batch is in neither.
-    database.query(f"DELETE FROM {changes} WHERE {of_batch} AND {kind} IS NULL AND {before} IS NULL")
-    what = f"CASE WHEN {before} IS NULL THEN 'insert' WHEN {kind} IS NULL THEN 'delete' ELSE 'update' END"
+    database.query(f"DELETE FROM {changes} WHERE {of_batch} AND {kind} IS NULL AND {old_kind} IS NULL")
+    what = f"CASE WHEN {old_kind} IS NULL THEN 'insert' WHEN {kind} IS NULL THEN 'delete' ELSE 'update' END"
     database.query(f"UPDATE {changes} SET {identifier(CHANGE)} = {what} WHERE {of_batch}")
 
 
@@ -74,7 +76,7 @@ def _prepare(
     if not there:
         columns = ", ".join(f"{identifier(name)} {type_}" for name, type_ in wanted.items())
         database.query(f"CREATE TABLE {changes} ({columns})")
-        database.index(changes, [SEQ, *change.by_time], unique=True)
+        database.index(changes, [SEQ, *change.by_time], unique=change.single)
     for name in [name for name in wanted if add and there and name not in (*there, *change.identity)]:
         add_column(database, changes, name, wanted[name])
         there[name] = wanted[name]
@@ -86,19 +88,54 @@ def _prepare(
 
 
 def _copy(
-    database: Database, table: TableName, changes: TableName, seq: int, change: Change, columns: Mapping[str, str]
+    database: Database,
+    table: TableName,
+    changes: TableName,
+    seq: int,
+    change: Change,
+    columns: Mapping[str, str],
+    what: str,
 ) -> None:
     """Copies values of the table's rows into the rows of this batch. ``columns``: from where, by the name there."""
     copied = ", ".join(f"{identifier(to)} = of_table.{identifier(of)}" for to, of in columns.items())
-    for nulls in null_patterns(change.places):
-        same = [
+    for same in _same(change):
+        database.query(
+            f"UPDATE {changes} AS of_batch SET {copied} FROM {table} AS of_table "
+            f"WHERE of_batch.{identifier(SEQ)} = {seq} AND {same}"
+        )
+
+
+def _add(
+    database: Database,
+    table: TableName,
+    changes: TableName,
+    seq: int,
+    change: Change,
+    columns: Mapping[str, str],
+    what: str,
+) -> None:
+    """Adds the table's rows of the windows of this batch, as ``what``."""
+    own = [SEQ, BATCH, *change.identity]
+    names = ", ".join(map(identifier, [CHANGE, *own, *columns]))
+    copied = [f"of_batch.{identifier(name)}" for name in own]
+    copied += [f"of_table.{identifier(of)}" for of in columns.values()]
+    for same in _same(change):
+        database.query(
+            f"INSERT INTO {changes} ({names}) SELECT '{what}', {', '.join(copied)} "
+            f"FROM {changes} AS of_batch JOIN {table} AS of_table ON {same} "
+            f"WHERE of_batch.{identifier(SEQ)} = {seq} AND of_batch.{identifier(CHANGE)} IS NULL"
+        )
+
+
+def _same(change: Change) -> list[str]:
+    """Returns conditions under which a row of the table is one of this batch. One of them is met."""
+    return [
+        " AND ".join(
             f"of_batch.{name} IS NULL AND of_table.{name} IS NULL"
             if column in nulls
             else f"of_batch.{name} = of_table.{name}"
             for column in change.identity
             for name in (identifier(column),)
-        ]
-        database.query(
-            f"UPDATE {changes} AS of_batch SET {copied} FROM {table} AS of_table "
-            f"WHERE of_batch.{identifier(SEQ)} = {seq} AND {' AND '.join(same)}"
         )
+        for nulls in null_patterns(change.places)
+    ]

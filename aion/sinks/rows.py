@@ -175,11 +175,6 @@ class Change:
         stays = ~np.isin(of[places.num_rows :], of[: places.num_rows])
         return pa.concat_tables([_where(old, pa.array(stays)), self.rows], promote_options="default")
 
-    def repeated(self) -> bool:
-        """Returns whether two rows to write have the same identity."""
-        of = _numbered(self.rows, self.identity)
-        return len(np.unique(of)) < len(of)
-
 
 def _of_dropped(written: Sequence[str], dropped: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(name for name in written if name not in NOT_OF_DROPPED), *dropped]))

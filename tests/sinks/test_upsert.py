@@ -293,10 +293,25 @@ def test_a_pane_replaces_all_rows_of_its_key_and_window(database: Place) -> None
     assert database.rows("minutes", *COLUMNS) == [("b", "9")]
 
 
-def test_changes_of_panes_with_several_rows_are_refused(database: Place) -> None:
-    rows = panes([{"k": "a", "n": n, "pane_seq": 0} for n in (1, 2)], single=False)
-    with pytest.raises(SchemaError, match="changes: a pane has several rows"):
-        aion.sinks.upsert(database.uri, "minutes", changes="minutes_changes").write(rows, at(0))
+def test_changes_of_panes_with_several_rows(database: Place) -> None:
+    """All rows that were there go, and all that come are new: also for the null key."""
+    write = aion.sinks.upsert(database.uri, "best", changes="best_changes").write
+    for number, rows in enumerate(
+        [
+            [{"k": k, "n": n, "pane_seq": seq} for k, n, seq in [("a", 3, 0), ("a", 2, 0), (None, 5, 1), (None, 5, 1)]],
+            [{"k": "a", "n": 4, "pane_seq": 2}, {"k": None, "kind": "retracted", "pane_seq": 3}],
+        ]
+    ):
+        write(panes(rows, single=False), at(number))
+    assert database.rows("best", "k", "n") == [("a", "4")]
+    assert database.rows("best_changes", "seq", "change", "k", "n", "old_n") == sorted(
+        [
+            ("0", "insert", "a", "3", None), ("0", "insert", "a", "2", None), ("0", "insert", None, "5", None),
+            ("0", "insert", None, "5", None), ("1", "delete", "a", None, "3"), ("1", "delete", "a", None, "2"),
+            ("1", "insert", "a", "4", None), ("1", "delete", None, None, "5"), ("1", "delete", None, None, "5"),
+        ],
+        key=repr,
+    )  # fmt: skip
 
 
 def test_old_values_are_not_written(database: Place) -> None:
