@@ -61,6 +61,28 @@ def test_without_a_budget_nothing_is_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "kept").exists()
 
 
+def test_copies_go_when_their_query_is_opened_on_a_host_that_keeps_none(
+    bucket: ObjectStore, hosts: Any, tmp_path: Path
+) -> None:
+    """Also those of the operator's shards that are on other hosts now. Those of other queries stay."""
+    kept = KeptCopies(tmp_path, 1 << 30)
+    one = hosts(kept=kept)
+    token = fill(one, 2, 20)
+    one.close()
+    place = f"{bucket.uri('state').partition('?')[0]}/query/tolls/shard-0000{{}}/files".format
+    others = [place(4), place(5), "s3://bucket/another/query/shard-00003/files"]
+    for number, other in enumerate(others):
+        kept.put(other, Path(of(tmp_path / "one", f"of-{number}.sst").path))
+    assert len(kept_names(tmp_path)) == 5
+    hosts(kept=KeptCopies(tmp_path, 1 << 30)).shard.open(token, READER, IDENTITY)
+    assert len(kept_names(tmp_path)) == 5
+    later = hosts(kept=KeptCopies(tmp_path))
+    later.shard.open(token, READER, IDENTITY)
+    assert kept_names(tmp_path) == {"of-2.sst"}
+    complete(later)
+    assert read(later, range(40)) == [*range(40)]
+
+
 def test_what_is_not_the_file_is_not_taken(tmp_path: Path) -> None:
     kept = KeptCopies(tmp_path, 1000)
     file = of(tmp_path / "one", "1.sst")
