@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from aion.spark.files import read_files
     from aion.spark.group_by import group_by
     from aion.spark.migrate import migrate
-    from aion.spark.patch import unconfigure
     from aion.spark.progress import progress
     from aion.spark.read_state import read_state, restoring
     from aion.spark.session import configure
     from aion.spark.stream import changes, dropped, explain, panes, windowed
+    from aion.spark.touched import unconfigure
     from aion.spark.watermarks import watermark
 
 __version__ = "0.3.0"
@@ -82,7 +82,7 @@ _LAZY = {
     "read_files": "aion.spark.files",
     "read_state": "aion.spark.read_state",
     "restoring": "aion.spark.read_state",
-    "unconfigure": "aion.spark.patch",
+    "unconfigure": "aion.spark.touched",
     "watermark": "aion.spark.watermarks",
     "windowed": "aion.spark.stream",
 }

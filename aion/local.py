@@ -18,11 +18,12 @@ from aion.base.hashing import ShardOfKeys
 from aion.base.schema import parse_schema
 from aion.base.time import instant_us
 from aion.config import load_policy
+from aion.core.query.pane_parts import metadata_of, with_metadata
 from aion.core.query.plan import Plan
 from aion.core.query.spec import Changes, Keywords, Spec, shows_fields, spec_of
 from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError
-from aion.execute.assembly import check_triggers, make_builder, make_contents, store_config
+from aion.execute.assembly import check_triggers, longest_bound_us, make_builder, make_contents, store_config
 from aion.execute.recorder import Recorder
 from aion.execute.trace import Definition
 from aion.execute.windows import Windows
@@ -197,7 +198,7 @@ class LocalOperator:
     def _nothing(self) -> pa.Table:
         """A table of the result's columns without rows. A type that depends on unknown input is null."""
         if self._windows is not None:
-            return self._windows.plan.result_schema.empty_table()
+            return self._result_schema(self._windows.plan).empty_table()
         return self._spec.unbound_result().empty_table()
 
     def _batch(
@@ -238,7 +239,7 @@ class LocalOperator:
         return rows
 
     def _answer(self, windows: Windows, rows: Iterable[pa.RecordBatch]) -> pa.Table:
-        table = pa.Table.from_batches(list(rows), windows.plan.result_schema)
+        table = pa.Table.from_batches(list(rows), self._result_schema(windows.plan))
         if executed := windows.take_executions():
             self._store.processing_bytes_per_s = processing_bytes_per_s(executed)
             self._executions_s.extend(execution.seconds for execution in executed)
@@ -248,6 +249,12 @@ class LocalOperator:
             self._store.prestage(due)
         self._pressure.tick([("local", self._store)], median(self._executions_s) if self._executions_s else None)
         return table
+
+    def _result_schema(self, plan: Plan) -> pa.Schema:
+        """Returns the columns of a result, which say in their metadata what they are."""
+        return with_metadata(
+            plan.result_schema, metadata_of(plan, self._spec.name, longest_bound_us(plan, self.policy))
+        )
 
     def _let_go(self) -> None:
         self._stores.close()

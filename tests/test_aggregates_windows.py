@@ -166,6 +166,9 @@ class Orders:
     def handle(self, event: Any) -> Sequence[Execute]:
         return [self._order]
 
+    def number_panes(self) -> int:
+        return 0
+
 
 def plan_of(windows: Any = None, key: Any = "k", **aggregates: A.Aggregate) -> Plan:
     schema = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us")), ("x", pa.float64()), ("p", pa.string())])

@@ -21,6 +21,8 @@ WINDOWS: dict[str, Any] = {
     "tumbling": aion.Tumbling("1 minute"),
     "early": aion.Sliding("2 minutes", "1 minute", early="batch"),
     "sessions": aion.Session("20 seconds"),
+    "early_sessions": aion.Session("40 seconds", early="batch"),
+    "cut": aion.Session("40 seconds", max_duration="100 seconds", early="30 seconds"),
     "counts": aion.Count(3),
 }
 
@@ -59,11 +61,13 @@ def said(row: dict[str, Any], names: list[str], old: str = "") -> str:
     return repr([row[old + name] for name in names])
 
 
+@pytest.mark.parametrize("lateness", ["10 minutes", "30 seconds"])  # with the second, windows go while others come
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("window", WINDOWS)
 @given(batches)
-def test_changes_say_what_was_shown_before(window: str, content: str, given_: list[list[Any]]) -> None:
+def test_changes_say_what_was_shown_before(window: str, content: str, lateness: str, given_: list[list[Any]]) -> None:
     definition = {"windows": WINDOWS[window], "input_schema": EVENTS, **KEPT, **CONTENTS[content]}
+    definition["lateness"] = lateness
     with (
         aion.LocalOperator(emit="changes", **definition) as changing,
         aion.LocalOperator(**definition) as showing,
@@ -73,9 +77,12 @@ def test_changes_say_what_was_shown_before(window: str, content: str, given_: li
         latest = None
         for events in given_:
             changes, panes = (operator.process(table(events), latest).to_pylist() for operator in (changing, showing))
-            assert [row for row in changes if row["kind"] == "dropped"] == [
-                {**row, **{f"old_{name}": None for name in names}} for row in panes if row["kind"] == "dropped"
-            ]
+            nulls = {f"old_{name}": None for name in names}
+            dropped, also = (
+                [repr(sorted((row | nulls).items())) for row in of if row["kind"] == "dropped"]
+                for of in (changes, panes)
+            )
+            assert dropped == also
             before, wanted = dict(shown), {}
             for row in panes:
                 if row["kind"] == "retracted":
@@ -107,6 +114,26 @@ def test_what_was_shown_goes_with_the_window() -> None:
             operator.process(table([("a", minute * 60, 1.0)]), minute * 60 * SECOND)
         kept = [key for key, _ in operator._attempt.scan(b"s", b"t")]
         assert 2 * 9 <= len(kept) <= 2 * 13  # a head and a page for each window of the last ten minutes
+
+
+def test_a_session_that_goes_on_takes_back_its_early_rows() -> None:
+    """However long it lasts: its first early row ended long before the bound."""
+    session = aion.Session("30 seconds", early="batch")
+    with aion.LocalOperator(
+        emit="changes",
+        windows=session,
+        input_schema=EVENTS,
+        aggregates={"n": A.count()},
+        **(KEPT | {"lateness": "10 seconds"}),
+    ) as operator:
+        rows = []
+        for at in [*range(0, 600, 20), 1000]:
+            rows += operator.process(table([("a", at, 1.0)]), max(at - 5, 0) * SECOND).to_pylist()
+        rows += operator.advance(990 * SECOND).to_pylist()
+        kept = [key for key, _ in operator._attempt.scan(b"sr", b"ss")]
+    total = sum((row["n"] or 0) - (row["old_n"] or 0) for row in rows if row["kind"] != "dropped")
+    assert total == 31, "30 events of one session, and the one of the second session's early row"
+    assert len(kept) == 1, "the first session is gone, and so is what was shown of it"
 
 
 def test_several_rows_of_a_function_are_refused() -> None:

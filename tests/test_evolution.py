@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from itertools import product
 from typing import Any
 
 import orjson
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
+from aion.base.numbers import NEVER
 from aion.core.query.evolution import Change, change, finished, reached_us, same
 from aion.core.query.evolved import evolved, of_shard
 from aion.core.query.history import EVOLUTION, Evolution
@@ -26,16 +28,22 @@ from tests.durations import us
 from tests.examples import some
 
 SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64()), ("n", pa.int64())])
-WINDOWS: dict[str, aion.LocalOperator | Any] = {
-    "ten": aion.Tumbling(us(10)),
-    "thirty": aion.Tumbling(us(30)),
-    "seven": aion.Tumbling(us(7), offset=us(3)),
-    "hop": aion.Sliding(us(20), us(5)),
-    "long": aion.Sliding(us(50), us(20)),
-    "session": aion.Session(us(6)),
-    "five": aion.Count(5, 2),
-    "record": aion.PerRecord(us(8)),
-}
+
+
+def definitions(**when: Any) -> dict[str, Any]:
+    return {
+        "ten": aion.Tumbling(us(10), **when),
+        "thirty": aion.Tumbling(us(30), **when),
+        "seven": aion.Tumbling(us(7), offset=us(3), **when),
+        "hop": aion.Sliding(us(20), us(5), **when),
+        "long": aion.Sliding(us(50), us(20), **when),
+        "session": aion.Session(us(6), **when),
+        "five": aion.Count(5, 2, **when),
+        "record": aion.PerRecord(us(8)),
+    }
+
+
+WINDOWS = definitions()
 ALIGNED = [name for name, window in WINDOWS.items() if isinstance(window, Aligned)]
 AGGREGATES = {
     "count": A.count(),
@@ -66,7 +74,7 @@ class Restarted:
         found = self.definition
         over = finished([snapshot], found, longest_bound_us(plan, local.policy))
         if over or not same(found, plan):
-            at_us = reached_us(snapshot, found, plan)
+            at_us = reached_us(snapshot)
             self.change = change(found, plan, at_us=at_us, batch=self.batches, finished=over, on_removed=on_removed)
             plan = evolved(plan, self.change.evolution)
         elif EVOLUTION in found:
@@ -113,14 +121,15 @@ def table(events: list[tuple[Any, int, int]], schema: pa.Schema = SCHEMA) -> pa.
     )
 
 
-def spec_of(windows: list[str], aggregates: list[str], **more: Any) -> Spec:
+def spec_of(windows: list[str], aggregates: list[str], early: str | None = None, **more: Any) -> Spec:
+    found = WINDOWS if early is None else definitions(early=early)
     return Spec(
-        windows={name: WINDOWS[name] for name in windows},
+        windows={name: found[name] for name in windows},
         key="k",
         time="ts",
         aggregates={name: AGGREGATES[name] for name in aggregates},
         lateness="60 microseconds",
-        trigger="every_batch",
+        trigger=None if more.get("emit") == "final" else "every_batch",
         **more,
     )
 
@@ -155,10 +164,19 @@ def check(phases: list[tuple[list[str], list[str], Batches]], **more: Any) -> No
     with Restarted(spec_of(first[0], first[1], **more)) as running:
         rows = [row for events, watermark in first[2] for row in running.process(events, watermark)]
         for windows, aggregates, some in rest:
+            if more.get("emit") == "changes":
+                _only(rows, aggregates)
             running.restart(spec_of(windows, aggregates, **more))
             rows += [row for events, watermark in some for row in running.process(events, watermark)]
         rows += running.close()
     _check_rows(rows, phases, running.definition, **more)
+
+
+def _only(rows: list[dict[str, Any]], aggregates: list[str]) -> None:
+    """Leaves out what later rows do not say whether it has changed: all but the columns that come from now on."""
+    for row in rows:
+        for name in {*AGGREGATES, "events"} - {*aggregates}:
+            row.pop(name, None)
 
 
 def _check_rows(
@@ -168,6 +186,8 @@ def _check_rows(
     **more: Any,
 ) -> None:
     batches = [batch for *_, some in phases for batch in some]
+    # A definition that is new may show an early pane before one that was there would. So only what has ended counts.
+    ended_us = max(watermark for _, watermark in batches) if "early" in more else NEVER
     found = newest(rows)
     names = list(dict.fromkeys(name for windows, *_ in phases for name in windows))
     oracle = whole(spec_of(names, list(AGGREGATES), **more), batches)
@@ -178,11 +198,15 @@ def _check_rows(
         until = float("inf") if kept.until_us is None else kept.until_us
         if kept.until_us is not None or not kept.over:
             limits.setdefault(kept.name, []).append((since, until))
+    found, oracle = (
+        {key: row for key, row in some.items() if micros(row["window_end"]) <= ended_us} for some in (found, oracle)
+    )
     wanted = {key for key in oracle if any(low <= key[2] < high for low, high in limits.get(key[0], []))}
     assert wanted == found.keys()
     for key in wanted:
         row, right = found[key], oracle[key]
-        assert row["events"] == right["events"], key
+        if more.get("emit") != "changes":
+            assert row["events"] == right["events"], key
         columns = [name for name in AGGREGATES if name in row]
         without = [name for name in columns if key[2] < row["since"].get(name, key[2])]
         assert all(row[name] is None for name in without), key
@@ -206,12 +230,79 @@ def test_a_column_that_is_added_begins_with_windows_after_the_change() -> None:
     }  # fmt: skip
 
 
+@given(st.lists(st.sets(st.sampled_from([*AGGREGATES][:4]), min_size=1), min_size=2, max_size=4), st.data())
+def test_changes_go_on_with_other_aggregates(columns: list[set[str]], data: st.DataObject) -> None:
+    """A value that was shown is the old value as long as its column stays. One that was not shown is null."""
+    names = {row: data.draw(st.permutations(sorted(chosen))) for row, chosen in enumerate(columns)}
+    shown: dict[Any, dict[str, Any]] = {}  # what was last shown of each window, by column
+    stays: dict[Any, set[str]] = {}  # which of these columns have been there ever since
+    latest = 0
+    with Restarted(spec_of(["ten", "hop"], names[0], emit="changes")) as running:
+        for number, chosen in names.items():
+            if number:
+                running.restart(spec_of(["ten", "hop"], chosen, emit="changes"))
+                for there in stays.values():
+                    there &= {*chosen}
+            for _ in range(2):
+                times = data.draw(st.lists(st.integers(max(latest - 70, 0), latest + 20), min_size=1, max_size=4))
+                rows = running.process([("ab"[t % 2], t, t) for t in times], latest)
+                latest = max(latest, *times)
+                for row in rows:
+                    if row["kind"] == "dropped":
+                        continue
+                    where = row["k"], row["window"], row["window_start"]
+                    before = shown.get(where, {})
+                    for name in chosen:
+                        may = [before.get(name)] if name in stays.get(where, chosen) else [before.get(name), None]
+                        assert row[f"old_{name}"] in may, (where, name)
+                    shown[where] = {**before, **{name: row[name] for name in chosen}}
+                    stays[where] = {*chosen}
+
+
+def test_no_change_is_before_an_event_that_ever_came() -> None:
+    """Not even if nothing of it is kept: the second of two changes would show one of six events."""
+    five = [("a", t, t) for t in range(100, 105)]
+    with Restarted(spec_of(["ten"], ["count"])) as running:
+        running.process(five, None)
+        running.process([], 50)
+        running.restart(spec_of(["thirty"], ["count"]), on_removed="drop")
+        running.process([("a", 60, 1)], 51)
+        running.restart(spec_of(["seven"], ["count"]), on_removed="drop")
+        assert running.change is not None and running.change.at_us is not None and running.change.at_us >= 110
+        rows = running.process([("a", 104, 1), ("a", 130, 1)], 60) + running.process([], 300)
+    assert [row["count"] for row in rows if row["kind"] == "on_time"] == [1]
+
+
+def test_a_definition_that_finishes_keeps_its_own_bound_trigger_and_early_panes() -> None:
+    def spec(windows: dict[str, Any]) -> Spec:
+        return Spec(
+            windows=windows, key="k", time="ts", aggregates={"count": A.count()}, lateness=us(5), trigger="every_batch"
+        )
+
+    slow = aion.Tumbling(us(20), early="batch", lateness=us(200), trigger={"kind": "count", "count": 2})
+    with Restarted(spec({"slow": slow})) as running:
+        running.process([("a", 1, 1)], None)
+        running.restart(spec({"ten": aion.Tumbling(us(10))}))
+        early = running.process([("a", 2, 1)], 3)
+        running.process([("a", 40, 1)], 30)
+        one = running.process([("a", 3, 1)], 100)  # later than the bound of the query
+        running.restart(spec({"ten": aion.Tumbling(us(10)), "other": aion.Tumbling(us(7))}))
+        two = running.process([("a", 4, 1)], 150)
+    of_slow = [[(row["kind"], row["count"]) for row in rows if row["window"] == "slow"] for rows in (early, one, two)]
+    assert of_slow == [[("early", 2)], [], [("late", 4)]]
+
+
 def test_windows_that_go_finish_and_those_that_come_begin_after_the_change() -> None:
     first = [("a", t, t) for t in (1, 12, 25)]
     then = [("a", t, t) for t in (3, 14, 27, 38, 55, 61)]
     check(
         [(["ten"], ["count", "total"], [(first, 15)]), (["hop", "thirty"], ["count", "total"], [(then, 15), ([], 200)])]
     )
+
+
+def test_windows_in_another_order_are_the_same_windows() -> None:
+    batch = [("a", t, t) for t in (1, 12, 25)]
+    check([(["ten", "thirty", "hop"], ["count"], [(batch, 15)]), (["hop", "ten", "thirty"], ["count"], [(batch, 15)])])
 
 
 def phases() -> st.SearchStrategy[list[tuple[list[str], list[str], Batches]]]:
@@ -241,6 +332,37 @@ def test_any_changes_give_the_panes_of_queries_that_were_never_touched(
     drawn: list[tuple[list[str], list[str], Batches]],
 ) -> None:
     check(drawn)
+
+
+MODES: list[dict[str, Any]] = [
+    dict(mode)
+    for emit, unique, completeness, early in product(
+        ["all", "changes", "final"], [(), ("n",)], [False, True], [None, us(4), "batch"]
+    )
+    if emit != "final" or early is None
+    for mode in [
+        {"emit": emit, "completeness": completeness}
+        | ({"unique": unique} if unique else {})
+        | ({"early": early} if early else {})
+    ]
+]
+
+
+@pytest.mark.parametrize("more", MODES, ids=lambda more: "-".join(map(str, more.values())))
+@some(0.3)
+@given(drawn=phases())
+def test_any_changes_give_these_panes_whatever_else_the_query_asks_for(
+    more: dict[str, Any], drawn: list[tuple[list[str], list[str], Batches]]
+) -> None:
+    check(drawn, **more)
+
+
+@some(0.5)
+@given(phases(), st.sampled_from([["session"], ["five"], ["session", "ten"]]), st.sampled_from(MODES))
+def test_columns_also_come_and_go_beside_windows_of_keys_whatever_else_the_query_asks_for(
+    drawn: list[tuple[list[str], list[str], Batches]], windows: list[str], more: dict[str, Any]
+) -> None:
+    check([(windows, columns, batches) for _, columns, batches in drawn], **more)
 
 
 @given(phases(), st.sampled_from([["session"], ["five"], ["record"], ["session", "ten"], ["hop", "five", "session"]]))

@@ -44,6 +44,9 @@ class Given:
     def number(self, blocks: int) -> int:
         return self.next_seq
 
+    def number_panes(self) -> int:
+        return 0
+
 
 class Noted(RowContents):
     """An attempt and contents at once, which note what they are asked."""

@@ -20,7 +20,7 @@ from aion.base.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, su
 from aion.config import load_policy
 from aion.core.compaction import BlockFact, Compact, CompactionDone
 from aion.core.ingest.encoding import decode, encode
-from aion.core.operator.actions import Arrived, BatchEnded, Event, SliceFacts, WatermarkAdvanced
+from aion.core.operator.actions import Arrived, BatchEnded, Event, Forget, SliceFacts, WatermarkAdvanced
 from aion.core.operator.keyed.orders import Arrivals
 from aion.core.operator.keyed.table import Table
 from aion.core.operator.keyed.values import MemoryValues
@@ -81,7 +81,8 @@ class Life:
     def handle(self, of: Operator, event: Event) -> list[str]:
         said = []
         for action in of.handle(event):
-            said.append(repr(action) if not hasattr(action, "windows") else type(action).__name__)
+            brief = hasattr(action, "windows") or isinstance(action, Forget)
+            said.append(type(action).__name__ if brief else repr(action))
             if isinstance(action, Compact):
                 of.number(1)
                 said += self.handle(of, CompactionDone(action, action.size_bytes // 2))

@@ -10,7 +10,7 @@ Source: ``org.apache.spark.sql.catalyst.expressions.XXH64`` (the public XXH64 al
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ _P5 = np.uint64(0x27D4EB2F165667C5)
 _AT_ONCE_BYTES = threshold(8 << 20, 8)
 
 Hashes = npt.NDArray[np.uint64]
+Placements = NewType("Placements", npt.NDArray[np.int64])
+"""Hashes that say where rows go. Different rows may share one (see :mod:`aion.base.identity`)."""
 
 
 def hashed_as(type_: pa.DataType) -> pa.DataType:
@@ -52,7 +54,7 @@ def can_hash(type_: pa.DataType) -> bool:
     )
 
 
-def xxhash64(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
+def xxhash64(columns: Sequence[pa.Array]) -> Placements:
     """The hash of each row over all columns.
 
     There must be at least one column and one row, and :func:`can_hash` must accept the type of each column.
@@ -65,7 +67,7 @@ def xxhash64(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
                 valid = column.is_valid().to_numpy(zero_copy_only=False)
                 hashed = np.where(valid, hashed, hashes)
             hashes = hashed
-    return hashes.view(np.int64)
+    return Placements(hashes.view(np.int64))
 
 
 def _hash(column: pa.Array, seeds: Hashes) -> Hashes:
@@ -218,7 +220,7 @@ class ShardOfKeys:
     def _of(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int32]:
         return self.of_hashes(xxhash64([column.cast(hashed_as(column.type)) for column in columns]))
 
-    def of_hashes(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    def of_hashes(self, hashes: Placements) -> npt.NDArray[np.int32]:
         """The same from the hashes of the keys."""
         return self._ids[hashes % len(self._ids)]
 

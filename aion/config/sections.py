@@ -307,6 +307,12 @@ class BlocksPolicy(Section):
 
     Larger blocks cost less per event; smaller blocks need less memory in each task.
     """
+    bad_text: Literal["replace", "drop"] = "replace"
+    """What becomes of an event with a text that is not UTF-8, as a cast of bytes may be. replace: U+FFFD stands for the
+    bytes that are none. drop: it becomes a dropped row.
+
+    Drop such events where a text is a key, or is compared.
+    """
 
 
 class DistributionPolicy(Section):

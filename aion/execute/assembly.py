@@ -21,6 +21,7 @@ from aion.core.operator.keyed.shard import KeyedPart, KeyedShard
 from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.operator.late_work import LateWork
 from aion.core.operator.operator import SNAPSHOT_VERSION, WITHOUT_PAGES, Operator
+from aion.core.operator.overview import trigger_from_json
 from aion.core.operator.rules import Own, Rules
 from aion.core.query.plan import Plan
 from aion.core.query.spec import Spec
@@ -38,6 +39,8 @@ from state_backends.format.block import Codec, Compression
 from state_backends.store.attempt import ShardAttempt
 from state_backends.store.codec_pool import CodecPool
 
+PANES_KEPT = "panes_kept_us"
+"""The field of a snapshot with the longest bound that windows of panes have had."""
 _LATE_BATCHES = 10
 """Late work waits for at most this number of batches."""
 
@@ -54,7 +57,7 @@ def make_operator(
     bound = make_bound(plan, policy, snapshot) if bound is None else bound
     trigger = make_trigger(policy, Expected(bound))
     staleness_bound = _staleness_bound(policy.trigger)
-    own = _own_rules(plan, policy, Expected(bound))
+    own = _own_rules(plan, policy, Expected(bound), snapshot)
     rules = Rules(
         bound,
         trigger,
@@ -156,11 +159,12 @@ def make_compaction(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | No
 def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *, shards: int = 1) -> AdaptiveBound:
     """Learns how late events come, and says how long new windows are kept. ``shards``: how many the query has."""
     lateness = policy.lateness
+    initial_us = max(lateness.initial_bound_us, panes_kept_us(plan, snapshot))
     asked = Cleanup(
-        lateness.initial_bound_us,
+        initial_us,
         coverage=lateness.coverage,
         confidence=lateness.confidence,
-        max_bound_us=max(lateness.max_bound_us, lateness.initial_bound_us),
+        max_bound_us=max(lateness.max_bound_us, initial_us),
         max_state_bytes=lateness.max_state_bytes,
     )
     longest_us = max(w.reach_us for w in plan.windows.values())
@@ -174,6 +178,14 @@ def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *
     )
 
 
+def panes_kept_us(plan: Plan, snapshot: Mapping[str, Any] | None) -> int:
+    """Returns how long windows are kept at least, because panes of the windows before may still come for so long.
+
+    Each of these has the bound that held when it began. So if theirs becomes shorter at a restart, ours does not.
+    """
+    return 0 if snapshot is None or not plan.of_panes else int(snapshot.get(PANES_KEPT, 0))
+
+
 def longest_bound_us(plan: Plan, policy: Policy) -> int:
     """How long a window is kept after its end at most, whatever is learnt."""
     lateness = policy.lateness
@@ -182,20 +194,32 @@ def longest_bound_us(plan: Plan, policy: Policy) -> int:
     return max(max(lateness.initial_bound_us, learnt_us) if bound is None else bound for bound in own)
 
 
-def _own_rules(plan: Plan, policy: Policy, forecast: Forecast) -> dict[int, Own]:
-    """What definitions decide for themselves."""
+def _own_rules(plan: Plan, policy: Policy, forecast: Forecast, snapshot: Mapping[str, Any] | None) -> dict[int, Own]:
+    """What definitions decide for themselves. One that finishes keeps what it decided, as the snapshot has it."""
+    finishing = set() if plan.history is None or snapshot is None else plan.history.evolution.finishing
     triggers = own_triggers(plan.windows)
     own = {}
     for number, (name, window) in enumerate(plan.windows.items()):
+        if number in finishing:
+            assert snapshot is not None
+            own[number] = _kept_rules(snapshot, str(number), forecast)
+            continue
         timing = window.timing
         early_us = policy.trigger.early_us if timing.early_us is None else timing.early_us
         own[number] = Own(
             None if isinstance(window, PerRecord) else early_us,
-            timing.bound_us,
+            None if timing.bound_us is None else max(timing.bound_us, panes_kept_us(plan, snapshot)),
             trigger_of(triggers[name], forecast) if name in triggers else None,
             _staleness_bound(triggers[name]) if name in triggers else None,
         )
     return own
+
+
+def _kept_rules(snapshot: Mapping[str, Any], number: str, forecast: Forecast) -> Own:
+    trigger = snapshot["triggers"].get(number)
+    made = None if trigger is None else trigger_from_json(trigger, forecast)
+    bound = trigger["bound"] if trigger is not None and trigger["kind"] == "staleness" else None
+    return Own(snapshot["early_every_us"].get(number), snapshot["own_bounds_us"].get(number), made, bound)
 
 
 _KEYS_OF_KIND = {
@@ -270,6 +294,7 @@ def block_settings(policy: Policy) -> BlockSettings:
         compression=Compression[policy.state.compression.upper()],
         codec=Codec[policy.state.codec.upper()],
         threads=policy.io.codec_threads,
+        drops_bad_texts=policy.blocks.bad_text == "drop",
     )
 
 

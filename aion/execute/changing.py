@@ -1,8 +1,9 @@
 """What a batch changed of what was shown: one row for each key and window, with the values before it.
 
-A shard keeps what it has shown of each key and window in its map, until no pane of the window can come any more. The
-windows that end at one time are a bin, and a bin is some pages of rows, by the hash of what identifies them. So a batch
-reads and writes the pages of the windows that it has panes of.
+A shard keeps what it has shown of each key and window in its map, until the operator says that nothing of the window
+will be shown or taken back any more. The windows of a definition that end at one time are a bin, and a bin is some
+pages of rows, by the identity of key and window. So a batch reads and writes the pages of the windows that it has panes
+of. A page names its columns, and is read as what they are now.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.aggregates.values import combined
-from aion.base.row_hash import hash_rows
-from aion.core.operator.actions import PaneKind
+from aion.base.identity import Identities, identify
+from aion.core.operator.actions import Forget, PaneKind
 from aion.core.operator.keyed.values import Change, Values
-from aion.core.query.columns import OLD, WINDOW_COLUMNS
+from aion.core.query.columns import OLD, PANE_SEQ
+from aion.core.query.evolution import widens_or_is
 from aion.core.query.plan import Plan
 from aion.errors import ApplyError
 from state_backends.thresholds import threshold
@@ -30,16 +32,20 @@ _PAGE_ROWS = threshold(256, 1)
 _SPACE, _BIN, _ROWS = b"s", b"b", b"r"
 _SIGN = 1 << 63
 _FIRST, _SECOND = "\0first", "\0second"
-"""The columns of a page beside those that are shown: two hashes of what identifies a row."""
+"""The columns of a page beside those that are shown: the identity of a row."""
 
 
 class Changes:
-    """The panes of a batch, and what they change. ``values``: the map of the shard."""
+    """The panes of a batch, and what they change. ``values``: the map of the shard. ``secret``: the key of identities.
 
-    def __init__(self, plan: Plan, values: Values) -> None:
+    ``over``: the numbers of definitions that have no windows any more, if the map may still have rows of them.
+    """
+
+    def __init__(self, plan: Plan, values: Values, secret: bytes, over: Sequence[int] = ()) -> None:
         self._plan = plan
         self._values = values
-        self._identity = [*plan.key, *WINDOW_COLUMNS]
+        self._secret = secret
+        self._over = over
         self._shown = list(plan.outputs.names)
         self._page = pa.schema([pa.field(_FIRST, pa.int64()), pa.field(_SECOND, pa.int64()), *plan.outputs])
         self._panes: list[pa.RecordBatch] = []
@@ -53,26 +59,32 @@ class Changes:
             if is_dropped.true_count < batch.num_rows:
                 self._panes.append(batch.filter(pc.invert(is_dropped)))
 
-    def end_batch(self, before_us: int | None) -> Iterator[pa.RecordBatch]:
-        """Yields the changes. ``before_us``: no pane comes any more for windows that end before it."""
+    def end_batch(self, forgotten: Sequence[Forget]) -> Iterator[pa.RecordBatch]:
+        """Yields what the panes of the batch change. ``forgotten``: the operator's orders of the batch."""
+        for number in self._over:
+            for kind in (_BIN, _ROWS):
+                of_number, after = _SPACE + kind + _of(number), _SPACE + kind + _of(number + 1)
+                self._drop([key for key, _ in self._values.scan(of_number, after)])
+        self._over = ()
         if self._panes:
             yield from self._changes()
-        if before_us is not None:
-            self._forget(before_us)
+        for order in forgotten:
+            self._forget(order)
 
     def _changes(self) -> Iterator[pa.RecordBatch]:
         panes = pa.Table.from_batches(self._panes).combine_chunks()
         self._panes = []
-        identity = [combined(panes.column(name)) for name in self._identity]
-        ids = np.column_stack([hash_rows(identity, seed).view(np.int64) for seed in (1, 2)])
+        starts, ends = (combined(panes.column(f"window_{edge}")).cast(pa.int64()) for edge in ("start", "end"))
+        numbers = self._plan.numbers_of(combined(panes.column("window")), starts.to_numpy())
+        ids = self._identities([combined(panes.column(name)) for name in self._plan.key], numbers, starts, ends)
         rows = _last(ids)
         if len(rows) < panes.num_rows:
             self._check(panes, ids)
-        panes, ids = panes.take(pa.array(rows)), ids[rows]
-        ends = combined(panes.column("window_end")).cast(pa.int64()).to_numpy()
+        panes, ids = panes.take(pa.array(rows)), Identities(ids[rows])
+        bins = np.column_stack((numbers, ends.to_numpy()))[rows]
         gone = pc.equal(panes.column("kind"), PaneKind.RETRACTED.value).to_numpy()
         new = pa.table([pa.array(ids[:, 0]), pa.array(ids[:, 1]), *map(panes.column, self._shown)], schema=self._page)
-        old_rows, stored = self._replace(ends, ids, new, gone)
+        old_rows, stored = self._replace(bins, ids, new, gone)
         had = old_rows >= 0
         old = stored.take(pa.array(np.where(had, old_rows, 0), mask=~had))
         same = had & ~gone & _equal([(old.column(name), new.column(name)) for name in self._shown], len(had))
@@ -83,13 +95,15 @@ class Changes:
                 panes = panes.set_column(at, panes.schema.field(at), combined(old.column(name)))
             yield from panes.take(pa.array(changed)).combine_chunks().to_batches()
 
-    def _check(self, panes: pa.Table, ids: Ints) -> None:
+    def _identities(self, keys: Sequence[pa.Array], numbers: Ints, starts: pa.Array, ends: pa.Array) -> Identities:
+        return identify([*keys, pa.array(numbers), starts, ends], self._secret)
+
+    def _check(self, panes: pa.Table, ids: Identities) -> None:
         """Raises ApplyError if a pane of a key has several rows, which nothing tells from each other."""
         if self._plan.layout is not None or self._plan.apply is None:
             return
         shown = pc.not_equal(panes.column("kind"), PaneKind.RETRACTED.value).to_numpy()
-        numbers = panes.column("pane").fill_null(-1).to_numpy()
-        _, rows = np.unique(np.column_stack((ids, numbers))[shown], axis=0, return_counts=True)
+        _, rows = np.unique(np.column_stack((ids, panes.column(PANE_SEQ)))[shown], axis=0, return_counts=True)
         if (rows > 1).any():
             raise ApplyError(
                 "emit='changes' takes one row for a key and window, and the function returned several; return one row, "
@@ -98,12 +112,13 @@ class Changes:
 
     # -- what is kept -------------------------------------------------------------------------------------
 
-    def _replace(self, ends: Ints, ids: Ints, new: pa.Table, gone: Flags) -> tuple[Ints, pa.Table]:
+    def _replace(self, bins: Ints, ids: Identities, new: pa.Table, gone: Flags) -> tuple[Ints, pa.Table]:
         """Keeps new rows, but for those that are gone. Returns for each its number among those kept before, or -1,
-        and these.
+        and these. ``bins``: the definition and the end of each row's window.
         """
-        bins, of_bin = np.unique(ends, return_inverse=True)
-        numbers = [_number(end) for end in bins.tolist()]
+        distinct, of_bin = np.unique(bins, axis=0, return_inverse=True)
+        of_bin = of_bin.reshape(-1)
+        numbers = [_bin(*pair) for pair in distinct.tolist()]
         heads = self._values.get([_SPACE + _BIN + number for number in numbers])
         counts = np.array([(0, 1) if head is None else np.frombuffer(head, np.int64) for head in heads])
         places, page_of = np.unique(
@@ -146,17 +161,38 @@ class Changes:
         table, edges = table.take(pa.array(order)), np.searchsorted(page_of[order], np.arange(more + 1)).tolist()
         return {page: table.slice(edges[page], edges[page + 1] - edges[page]) for page in range(more)}, more
 
-    def _forget(self, before_us: int) -> None:
-        changes: list[Change] = []
-        for key, head in self._values.scan(_SPACE + _BIN, _SPACE + _BIN + _number(before_us)):
-            number = key[len(_SPACE + _BIN) :]
-            changes.append((key, None, None))
-            changes += [(_page_key(number, page), None, None) for page in range(int(np.frombuffer(head, np.int64)[1]))]
-        if changes:
-            self._values.put(changes)
+    def _forget(self, order: Forget) -> None:
+        if order.keys is None:
+            bins = [_bin(order.definition, end_us) for end_us in np.unique(order.end_us).tolist()]
+            heads = self._values.get([_SPACE + _BIN + number for number in bins])
+            there = [(number, head) for number, head in zip(bins, heads, strict=True) if head is not None]
+            pages = [(number, page) for number, head in there for page in range(int(np.frombuffer(head, np.int64)[1]))]
+            self._drop([*(_SPACE + _BIN + number for number, _ in there), *(_page_key(*page) for page in pages)])
+            return
+        numbers = np.full(len(order.end_us), order.definition)
+        ids = self._identities(order.keys, numbers, pa.array(order.start_us), pa.array(order.end_us))
+        nothing = pa.table({name: pa.nulls(len(ids), self._page.field(name).type) for name in self._page.names})
+        self._replace(np.column_stack((numbers, order.end_us)), ids, nothing, np.ones(len(ids), np.bool_))
+
+    def _drop(self, keys: Sequence[bytes]) -> None:
+        if keys:
+            self._values.put([(key, None, None) for key in keys])
 
     def _read(self, page: bytes | None) -> pa.Table:
-        return self._page.empty_table() if page is None else pa.ipc.open_stream(page).read_all()
+        """Returns the rows of a page with the columns that are shown now. Those that were not shown then are null."""
+        if page is None:
+            return self._page.empty_table()
+        stored = pa.ipc.open_stream(page).read_all()
+        if stored.schema == self._page:
+            return stored
+        types = {field.name: field.type for field in stored.schema}
+        columns = [
+            stored[field.name].cast(field.type)
+            if field.name in types and widens_or_is(types[field.name], field.type)
+            else pa.nulls(stored.num_rows, field.type)
+            for field in self._page
+        ]
+        return pa.table(columns, schema=self._page)
 
     def _written(self, rows: pa.Table) -> bytes | None:
         if not rows.num_rows:
@@ -168,14 +204,14 @@ class Changes:
         return bytes(sink.getvalue())
 
 
-def _last(ids: Ints) -> Ints:
+def _last(ids: Identities) -> Ints:
     """The last row of each id, in the order of the rows."""
     order = np.lexsort((np.arange(len(ids)), ids[:, 1], ids[:, 0]))
     is_last = np.append((ids[order][1:] != ids[order][:-1]).any(axis=1), True)
     return np.sort(order[is_last])
 
 
-def _found(ids: Ints, among: Ints) -> Ints:
+def _found(ids: Identities, among: Ints) -> Ints:
     """The row of each id among others, or -1."""
     both = np.concatenate((among, ids))
     group = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1)
@@ -205,8 +241,12 @@ def _ids(rows: pa.Table) -> Ints:
     return np.column_stack([combined(rows.column(name)).to_numpy() for name in (_FIRST, _SECOND)])
 
 
-def _number(end_us: int) -> bytes:
-    return (end_us + _SIGN).to_bytes(8, "big")
+def _of(definition: int) -> bytes:
+    return definition.to_bytes(4, "big")
+
+
+def _bin(definition: int, end_us: int) -> bytes:
+    return _of(definition) + (end_us + _SIGN).to_bytes(8, "big")
 
 
 def _page_key(number: bytes, page: int) -> bytes:

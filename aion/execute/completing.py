@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from aion.aggregates.values import Ints, combined
 from aion.base.row_hash import hash_rows
@@ -24,10 +23,10 @@ def with_completeness(plan: Plan, operator: Operator, order: Execute, rows: pa.R
     watermark_us = operator.watermark.at_us
     if operator.completeness is None or watermark_us is None:
         return rows
-    definition = pc.index_in(rows.column("window"), pa.array(plan.names, pa.string())).to_numpy().astype(np.int64)
     start_us, end_us = (
         combined(rows.column(f"window_{edge}")).cast(pa.int64()).to_numpy() for edge in ("start", "end")
     )
+    definition = plan.numbers_of(rows.column("window"), start_us)
     events, late_events = (rows.column(name).to_numpy() for name in ("events", "late_events"))
     facts = PaneFacts(_keys(plan, rows), definition, start_us, end_us, events, late_events)
     rated = rate(operator.completeness, operator.windows, watermark_us, order.kind, facts)

@@ -42,7 +42,7 @@ class GoesOn:
             snapshots = kept.snapshots()
             over = finished(snapshots, self.found, bound_us)
             if not is_same or over:
-                reached = [us for s in snapshots if (us := reached_us(s, self.found, plan)) is not None]
+                reached = [us for s in snapshots if (us := reached_us(s)) is not None]
                 self.change = self._changed(kept, plan, max(reached, default=None), batch, over, on_removed)
                 self.evolution = self.change.evolution
         self.definition = plan.definition if self.evolution is None else evolved(plan, self.evolution).definition
@@ -78,9 +78,9 @@ class State:
             own = next((some for name in names if (some := [s for s in there if s[1] == name])), [])
             snapshots: list[Mapping[str, Any]] = []
             for shard in own:
-                versions = [v for v in folder.recent(shard, 1) if v.manifest is not None]
-                if versions and versions[-1].manifest is not None:
-                    snapshots.append(versions[-1].manifest.snapshot)
+                newest = folder.newest(shard)
+                if newest is not None:
+                    snapshots.append(newest.snapshot)
         if not snapshots:
             raise StateError(f"{self.place}: operator {self.operator!r} has no version that can be read")
         return snapshots

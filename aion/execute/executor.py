@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import groupby
+from secrets import token_bytes
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from aion.base.identity import SECRET_BYTES
 from aion.base.numbers import LATEST_US, NEVER, within
 from aion.core.compaction import BlockFact, Compact
 from aion.core.ingest.key_ranges import Keys
@@ -26,6 +28,7 @@ from aion.core.operator.actions import (
     EmitDropped,
     EmitUntimed,
     Execute,
+    Forget,
     Prestage,
     Purge,
     SliceFacts,
@@ -34,6 +37,7 @@ from aion.core.operator.actions import (
 from aion.core.operator.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
 from aion.core.operator.operator import Operator
 from aion.core.operator.unique import Unique
+from aion.core.query.columns import PANE_SEQ
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import start_of
 from aion.execute.applying import Seen
@@ -54,17 +58,28 @@ _Release = Destage | Purge
 class Executor:
     """One shard's operator at work. Every method yields rows of ``plan.result_schema``.
 
-    ``contents``: by default the rows in the blocks, decoded in the caller's thread and never compacted.
+    ``contents``: by default the rows in the blocks, decoded in the caller's thread and never compacted. ``secret``: the
+    key of the identities of events; by default a new one. ``forgotten``: the orders to forget windows, for a caller who
+    keeps something for windows.
     """
 
-    def __init__(self, plan: Plan, operator: Operator, attempt: ShardAttempt, contents: Contents | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        operator: Operator,
+        attempt: ShardAttempt,
+        contents: Contents | None = None,
+        secret: bytes | None = None,
+    ) -> None:
         self.plan = plan
         self.operator = operator
         self.attempt = attempt
         self._contents: Contents = RowContents(plan) if contents is None else contents
         if operator.keyed:
             operator.keyed.keep_in(attempt)
-        self._unique = Unique(plan.unique, plan.time) if plan.unique else None
+        secret = token_bytes(SECRET_BYTES) if secret is None else secret
+        self._unique = Unique(plan.unique, plan.time, secret) if plan.unique else None
+        self.forgotten: list[Forget] = []
         self._purged = False  # in this batch
         self._seeks = self._contents.compacts and bool(plan.key)
         self._keyed = [self._contents.keyed(part, attempt, self._timed) for part in plan.parts]
@@ -147,17 +162,26 @@ class Executor:
                 for action in neighbours:
                     match action:
                         case Execute():
-                            yield from self._execute(action)
+                            yield from self._numbered(self._execute(action))
                         case ExecuteKeyed() | Retract():
-                            yield from self._keyed_of[action.definition].execute(action)
+                            yield from self._numbered(self._keyed_of[action.definition].execute(action))
                         case EmitDropped():
                             yield from self._contents.dropped(action, blocks)
                         case EmitDroppedRows():
                             yield self._keyed_of[action.definition].dropped(action, blocks[action.index])
+                        case Forget():
+                            self.forgotten.append(action)
                         case Prestage():
                             self._prestage(action.slices, arrived)
 
     # -- executions ---------------------------------------------------------------------------------------
+
+    def _numbered(self, panes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the rows of an order a number. An order has at most one pane of a key and window."""
+        number = self.operator.number_panes()
+        for rows in panes:
+            at = rows.schema.get_field_index(PANE_SEQ)
+            yield rows.set_column(at, rows.schema.field(at), pa.array(np.full(rows.num_rows, number)))
 
     def _execute(self, order: Execute) -> Iterator[pa.RecordBatch]:
         for some in self._at_once(order):

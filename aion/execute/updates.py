@@ -48,11 +48,13 @@ class Newest(NamedTuple):
         seqs = table.column(_SEQ).to_numpy()
         is_new = seqs > execute.changed_since
         changed, seen = (np.bincount(of_key.ids[mask], minlength=of_key.count) > 0 for mask in (is_new, ~is_new))
-        order = np.lexsort((table.column(ORDER).to_numpy(), same.ids))
-        last = order[np.append(same.ids[order][1:] != same.ids[order][:-1], True)] if n else order
+        orders = table.column(ORDER).to_numpy()
+        newest = np.full(same.count, -1, np.int64)
+        np.maximum.at(newest, same.ids, orders)
+        last = np.flatnonzero(orders == newest[same.ids])  # a pane may have several rows
         gone = combined(table.column(RETRACTED)).to_numpy(zero_copy_only=False)
         kept = last[changed[of_key.ids[last]] & ~gone[last]]
-        kept = kept[np.lexsort((table.column(ORDER).to_numpy()[kept], of_key.ids[kept]))]
+        kept = kept[np.lexsort((orders[kept], of_key.ids[kept]))]
         return cls(
             [column.filter(pa.array(changed)) for column in of_key.keys],
             table.select(visible(plan)).take(pa.array(kept)),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from aion.base.identity import SECRET_BYTES
 from aion.config import Policy
 from aion.core.query.history import EVOLUTION
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import NO_SLICE
-from aion.execute.assembly import longest_bound_us, make_bound, make_operator, predicts
+from aion.execute.assembly import PANES_KEPT, longest_bound_us, make_bound, make_operator, panes_kept_us, predicts
 from aion.execute.changing import Changes
 from aion.execute.contents import Contents
 from aion.execute.executor import Executor
@@ -22,6 +24,8 @@ from policies.sizing import Execution
 from state_backends.format.block import Block
 from state_backends.store.attempt import ShardAttempt
 
+SECRET = "identity_secret"
+"""The field of a snapshot with the key of identities."""
 log = logging.getLogger(__name__)
 
 
@@ -53,12 +57,16 @@ class Windows:
         self._learnt = learnt
         self.plan = plan
         self.operator = make_operator(plan, policy, snapshot, self._bound)
-        self.executor = Executor(plan, self.operator, attempt, contents)
+        self._secret = _secret(plan, snapshot)
+        self._kept_us = max(panes_kept_us(plan, snapshot), longest_bound_us(plan, policy))
+        self.executor = Executor(plan, self.operator, attempt, contents, self._secret)
         self._predicts = predicts(policy)
         self._delay_us = delay_us
         self._latest_us: int | None = None
-        self._changes = Changes(plan, attempt) if plan.changes else None
-        self._bound_us = longest_bound_us(plan, policy)
+        self._changes = None
+        if plan.changes:
+            assert self._secret is not None
+            self._changes = Changes(plan, attempt, self._secret, _newly_over(plan, snapshot))
 
     def record(self, recorder: Recorder) -> None:
         """Lets a recorder note what comes, from now on."""
@@ -84,9 +92,9 @@ class Windows:
     def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
         """With ``last``, late windows are executed even if their triggers would wait."""
         yield from self._taken(self.executor.end_batch(last=last))
+        forgotten, self.executor.forgotten = self.executor.forgotten, []
         if self._changes is not None:
-            at_us = self.operator.watermark.at_us
-            yield from self._changes.end_batch(None if at_us is None else at_us - self._bound_us)
+            yield from self._changes.end_batch(forgotten)
 
     def _taken(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return rows if self._changes is None else self._changes.take(rows)
@@ -122,9 +130,31 @@ class Windows:
         snapshot = self.operator.snapshot()
         if self.plan.history is not None:
             snapshot[EVOLUTION] = self.plan.history.to_json(set(self.operator.segments))
+        if self.plan.of_panes:
+            snapshot[PANES_KEPT] = self._kept_us
+        if self._secret is not None:
+            snapshot[SECRET] = self._secret.hex()
         return Saved(snapshot, next_slices, self.take_executions())
 
     def take_executions(self) -> list[Execution]:
         """Returns the executions since the last call."""
         executed, self.executor.executions = self.executor.executions, []
         return executed
+
+
+def _secret(plan: Plan, snapshot: Mapping[str, Any] | None) -> bytes | None:
+    """Returns the key of the shard's identities, a new one for a new shard. None if the plan needs none."""
+    if not plan.unique and not plan.changes:
+        return None
+    known = None if snapshot is None else snapshot.get(SECRET)
+    return secrets.token_bytes(SECRET_BYTES) if known is None else bytes.fromhex(known)
+
+
+def _newly_over(plan: Plan, snapshot: Mapping[str, Any] | None) -> list[int]:
+    """Returns the definitions that ended with changes that the shard has not had a batch after."""
+    if plan.history is None or snapshot is None:
+        return []
+    evolution = plan.history.evolution
+    if snapshot.get(EVOLUTION, {"steps": 0})["steps"] >= len(evolution.steps):
+        return []
+    return [number for number, kept in enumerate(evolution.windows) if kept.over]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from aion.errors import SchemaError
 from aion.sinks.database import Database, TableName, identifier
-from aion.sinks.rows import KIND, Change, null_patterns
+from aion.sinks.rows import Change, null_patterns
 
 SEQ, BATCH, CHANGE, OLD = "seq", "batch", "change", "old_"
 _OWN = {SEQ: pa.int64(), BATCH: pa.int64(), CHANGE: pa.string()}
@@ -21,8 +21,13 @@ _OWN = {SEQ: pa.int64(), BATCH: pa.int64(), CHANGE: pa.string()}
 def replace_and_record(database: Database, table: TableName, change: Change, changes: TableName, batch: int) -> None:
     """Applies a change to a table, and adds a row for each row that it replaces, adds or deletes to ``changes``.
 
-    Makes ``changes`` if it is missing. Raises SchemaError if it cannot hold the rows.
+    Makes ``changes`` if it is missing. Raises SchemaError if it cannot hold the rows, or if a pane has several.
     """
+    if change.repeated():
+        raise SchemaError(
+            "changes: a pane has several rows, and nothing says which row of the next pane replaces which; return one "
+            "row for a key and window, e.g. with a list in it, or leave changes= out"
+        )
     values = [name for name in change.rows.column_names if name not in change.identity]
     _prepare(database, changes, change, values, database.columns(table))
     ((last,),) = database.query(f"SELECT max({identifier(SEQ)}) FROM {changes}")
@@ -35,7 +40,7 @@ def replace_and_record(database: Database, table: TableName, change: Change, cha
     _copy(database, table, changes, seq, change, {OLD + name: name for name in values})
     database.replace(table, change)
     _copy(database, table, changes, seq, change, {name: name for name in values})
-    kind, before = identifier(KIND), identifier(OLD + KIND)
+    kind, before = identifier(change.kind), identifier(OLD + change.kind)
     of_batch = f"{identifier(SEQ)} = {seq}"
     # A window that came and went within one batch is in neither.
     database.query(f"DELETE FROM {changes} WHERE {of_batch} AND {kind} IS NULL AND {before} IS NULL")
@@ -58,7 +63,7 @@ def _prepare(
     if not there:
         columns = ", ".join(f"{identifier(name)} {type_}" for name, type_ in wanted.items())
         database.query(f"CREATE TABLE {changes} ({columns})")
-        database.index(changes, [SEQ, *change.by_time])
+        database.index(changes, [SEQ, *change.by_time], unique=True)
     if missing := [name for name in wanted if name not in (there or wanted)]:
         raise SchemaError(
             f"changes: table {changes} has no column {missing[0]!r}; its columns are {', '.join(there)}. Add the "

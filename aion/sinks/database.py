@@ -76,8 +76,8 @@ class Database(Protocol):
     def holds(self, declared: str, field: pa.Field) -> bool:
         """Returns whether a column of the ``declared`` type can hold these values."""
 
-    def index(self, table: TableName, columns: Sequence[str]) -> None:
-        """Makes the index by which rows of a new table are found."""
+    def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
+        """Makes the index by which rows of a new table are found. ``unique``: no two rows are equal in ``columns``."""
 
     def replace(self, table: TableName, change: Change) -> None:
         """Deletes the rows of a table that a batch replaces or retracts, and inserts the rows of the batch."""
@@ -103,7 +103,7 @@ def prepare(database: Database, table: TableName, change: Change) -> None:
     if not there:
         columns = ", ".join(f"{identifier(field.name)} {database.type_of(field)}" for field in schema)
         database.query(f"CREATE TABLE {table} ({columns})")
-        database.index(table, change.by_time)
+        database.index(table, change.by_time, unique=change.single)
         return
     for field in schema:
         if field.name not in there:

@@ -70,7 +70,7 @@ class DuckDB:
             return integers.index(wanted) <= integers.index(declared)
         return declared == wanted or (wanted, declared) == ("FLOAT", "DOUBLE")
 
-    def index(self, table: TableName, columns: Sequence[str]) -> None:
+    def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
         pass
 
     def replace(self, table: TableName, change: Change) -> None:

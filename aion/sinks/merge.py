@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from aion.core.operator.actions import PaneKind
 from aion.errors import ConfigError
 from aion.sinks.lake import Lake, Windows, as_columns, columns_for
 from aion.sinks.marks import Mark, is_new
-from aion.sinks.rows import KIND, Change, identity_of, written_columns
+from aion.sinks.rows import Change, Panes
 from aion.sinks.sink import Sink, names
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 
 def merge(
@@ -62,34 +66,43 @@ class Merge(Sink):
             columns = columns_for(self.table, lake, change.rows.schema)
             if not is_new(self.table, lake.mark(mark), lake.is_empty(), mark, self.adopt):
                 return
-            fitting = Change(change.identity, as_columns(change.rows, columns), as_columns(change.gone, columns))
+            fitting = replace(change, rows=as_columns(change.rows, columns), gone=as_columns(change.gone, columns))
             windows = Windows.of(fitting.places)
             old = as_columns(lake.read(windows), columns)
             lake.overwrite(windows, fitting.merged(old).select(columns.names), mark)
 
 
-def merge_sql(table: str, batch: str, columns: Sequence[str], key: str | Sequence[str] | None = None) -> str:
+def merge_sql(
+    table: str, batch: str, columns: StructType | Sequence[str], key: str | Sequence[str] | None = None
+) -> str:
     """Returns a ``MERGE INTO`` for Spark that does to a table what a batch of panes says.
 
-    ``batch``: the name of a view with the batch. ``columns``: the columns of the batch. There is no mark: a batch that
-    is run again is merged again. Raises SchemaError if a column is missing.
+    ``batch``: the name of a view with the batch. ``columns``: the schema of the batch, which says what its columns
+    are; with ``key``, their names are enough. There is no mark: a batch that is run again is merged again. Raises
+    SchemaError if a column is missing.
     """
-    identity = [_quoted(name) for name in identity_of(columns, names(key))]
-    written = [_quoted(name) for name in written_columns(columns)]
+    fields = [(field, {}) if isinstance(field, str) else (field.name, field.metadata) for field in columns]
+    panes = Panes.of(fields, names(key))
+    kind, seq, dropped = _quoted(panes.kind), _quoted(panes.seq), PaneKind.DROPPED.value
+    same = ", ".join(map(_quoted, panes.identity))
+    written = list(map(_quoted, panes.written))
+    # A row of the table goes if a pane of its key and window has come. So the source has a row for each of these that
+    # deletes, beside the rows that are inserted. Windows are partitioned by null as by a value.
     return f"""\
 MERGE INTO {table} AS old
 USING (
-  SELECT last.*
+  SELECT *, explode(if(aion_first = 1, array(true, false), array(false))) AS aion_deletes
   FROM (
-    SELECT max_by(struct({", ".join(written)}), aion_row) AS last
-    FROM (SELECT *, monotonically_increasing_id() AS aion_row FROM {batch} WHERE {KIND} <> '{PaneKind.DROPPED.value}')
-    GROUP BY {", ".join(identity)}
+    SELECT *, row_number() OVER (PARTITION BY {same} ORDER BY {seq} DESC) AS aion_first
+    FROM (
+      SELECT *, max({seq}) OVER (PARTITION BY {same}) AS aion_newest FROM {batch} WHERE {kind} <> '{dropped}'
+    )
+    WHERE {seq} = aion_newest
   )
 ) AS new
-ON {" AND ".join(f"old.{name} <=> new.{name}" for name in identity)}
-WHEN MATCHED AND new.{KIND} = '{PaneKind.RETRACTED.value}' THEN DELETE
-WHEN MATCHED THEN UPDATE SET {", ".join(f"{name} = new.{name}" for name in written)}
-WHEN NOT MATCHED AND new.{KIND} <> '{PaneKind.RETRACTED.value}' THEN
+ON new.aion_deletes AND {" AND ".join(f"old.{name} <=> new.{name}" for name in map(_quoted, panes.identity))}
+WHEN MATCHED THEN DELETE
+WHEN NOT MATCHED AND NOT new.aion_deletes AND new.{kind} <> '{PaneKind.RETRACTED.value}' THEN
   INSERT ({", ".join(written)}) VALUES ({", ".join(f"new.{name}" for name in written)})
 """
 

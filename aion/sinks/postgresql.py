@@ -97,7 +97,10 @@ class PostgreSQL:
         base = re.sub(r"^character varying\(\d+\)$", "character varying", declared)
         return base in _WIDER.get(wanted, ())
 
-    def index(self, table: TableName, columns: Sequence[str]) -> None:
+    def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
+        if not unique:
+            self.query(f"CREATE INDEX ON {table} ({identifiers(columns)})")
+            return
         ((version,),) = self.query("SELECT current_setting('server_version_num')")
         nulls = " NULLS NOT DISTINCT" if int(version) >= _NULLS_NOT_DISTINCT else ""
         self.query(f"CREATE UNIQUE INDEX ON {table} ({identifiers(columns)}){nulls}")

@@ -2,20 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from aion.aggregates.groups import number
+from aion.aggregates.values import combined
 from aion.core.operator.actions import PaneKind
 from aion.core.query.columns import DROPPED_COLUMNS, WINDOW_COLUMNS
+from aion.core.query.pane_parts import END, KIND, NAME, SEQ, START, Parts
 from aion.errors import SchemaError
 
-KIND = "kind"
-_ROW = "\0row"
+
+class Panes(NamedTuple):
+    """What the columns of a batch of panes are.
+
+    ``identity``: the columns of the key and those of the window. A pane replaces all rows that are equal in these.
+    ``written``: the columns that a table has. ``seq``: the column that orders panes. ``single``: whether a pane has one
+    row.
+    """
+
+    identity: tuple[str, ...]
+    written: tuple[str, ...]
+    kind: str
+    seq: str
+    single: bool
+
+    @classmethod
+    def of(cls, fields: Sequence[tuple[str, Mapping[str, Any]]], key: Sequence[str] | None) -> Panes:
+        """Finds them in the columns' names and metadata. ``key``: the columns that the user names as the key, if any.
+
+        Raises SchemaError if a part of the panes is missing.
+        """
+        names = [name for name, _ in fields]
+        parts = Parts.of(fields)
+        if key is not None:
+            return cls._named(names, parts, key)
+        if parts is None:
+            raise SchemaError(
+                f"no column says which part of a pane it is; write a result of aion.windowed, or pass key=[...]. The "
+                f"columns are {', '.join(names)}"
+            )
+        if missing := parts.missing(KIND, SEQ):
+            raise SchemaError(
+                f"{' and '.join(missing)} of the windows {parts.said.name!r} is missing. A pane replaces the rows of "
+                "its key and window, so keep these columns in the select (an alias is fine; another value is not), or "
+                f"pass key=[...]. The columns are {', '.join(names)}"
+            )
+        columns = parts.columns
+        window = [columns[part] for part in (NAME, START, END) if part in columns]
+        identity = tuple(dict.fromkeys([*parts.keys, *window]))
+        written = tuple(name for name in names if name not in parts.besides)
+        return cls(identity, written, columns[KIND], columns[SEQ], parts.said.single)
+
+    @classmethod
+    def _named(cls, names: Sequence[str], parts: Parts | None, key: Sequence[str]) -> Panes:
+        """The same if the user says what the key is. The columns of the window may be known by their names."""
+        columns = {} if parts is None else parts.columns
+        found = {part: columns.get(part, part) for part in (NAME, START, END, KIND, SEQ)}
+        for needed in (*key, *(found[part] for part in (START, END, KIND, SEQ))):
+            if needed not in names:
+                raise SchemaError(f"there is no column {needed!r}; the columns are {', '.join(names)}")
+        window = [found[part] for part in (NAME, START, END) if found[part] in names]
+        besides = {*DROPPED_COLUMNS, found[SEQ]} if parts is None else parts.besides
+        written = tuple(name for name in names if name not in besides)
+        single = parts is None or parts.said.single
+        return cls(tuple(dict.fromkeys([*key, *window])), written, found[KIND], found[SEQ], single)
+
+    def change(self, panes: pa.Table) -> Change:
+        """Returns what a batch of panes does to a table. Dropped rows do nothing.
+
+        Of each key and window, the rows of the pane with the largest number count, wherever they are in the batch.
+        """
+        shown = _where(panes, pc.not_equal(panes[self.kind], PaneKind.DROPPED.value))
+        last = _newest(shown, self.identity, self.seq)
+        retracted = pc.equal(last[self.kind], PaneKind.RETRACTED.value)
+        rows = _where(last, pc.invert(retracted)).select(list(self.written))
+        gone = _where(last, retracted).select(list(self.identity))
+        return Change(self.identity, rows, gone, self.kind, self.single)
 
 
 @dataclass(frozen=True)
@@ -24,11 +92,14 @@ class Change:
 
     ``rows``: the rows to write. ``gone``: the ``identity`` columns of the rows to delete. Rows of the table that are
     equal to one of either in the ``identity`` columns are replaced or deleted. Nulls are equal to each other.
+    ``kind``: the column with the kind of a pane. ``single``: whether ``rows`` has one row of each identity.
     """
 
     identity: tuple[str, ...]
     rows: pa.Table
     gone: pa.Table
+    kind: str = KIND
+    single: bool = True
 
     @property
     def by_time(self) -> list[str]:
@@ -43,46 +114,16 @@ class Change:
 
     def merged(self, old: pa.Table) -> pa.Table:
         """Returns the rows of a part of a table after the change. ``old``: those before, with at least its columns."""
-        retracted = pa.array([PaneKind.RETRACTED.value]).take(pa.array(np.zeros(self.gone.num_rows, np.int64)))
-        gone = self.gone.append_column(KIND, retracted)
-        everything = pa.concat_tables([old, self.rows, gone], promote_options="default")
-        return change_of(everything, self.identity).rows
+        places = self.places
+        both = pa.concat_tables([places, old.select(list(self.identity)).cast(places.schema)])
+        of = _numbered(both, self.identity)
+        stays = ~np.isin(of[places.num_rows :], of[: places.num_rows])
+        return pa.concat_tables([_where(old, pa.array(stays)), self.rows], promote_options="default")
 
-
-def identity_of(columns: Sequence[str], key: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the columns by which a row is found: the key's, and those of the window.
-
-    Without ``key``, the key columns are those before ``window``. Raises SchemaError if a column is missing.
-    """
-    name, *bounds = WINDOW_COLUMNS
-    if key is None:
-        if name not in columns:
-            raise SchemaError(
-                f"there is no column {name!r}, and the columns before it are the key; pass key=[...]. "
-                f"The columns are {', '.join(columns)}"
-            )
-        keys = tuple(columns[: columns.index(name)])
-    else:
-        keys = (key,) if isinstance(key, str) else tuple(key)
-    for needed in (*keys, *bounds, KIND):
-        if needed not in columns:
-            raise SchemaError(f"there is no column {needed!r}; the columns are {', '.join(columns)}")
-    return tuple(dict.fromkeys([*keys, *(c for c in WINDOW_COLUMNS if c in columns)]))
-
-
-def written_columns(columns: Sequence[str]) -> list[str]:
-    """Returns the columns without those that only dropped rows use."""
-    return [name for name in columns if name not in DROPPED_COLUMNS]
-
-
-def change_of(panes: pa.Table, identity: Sequence[str]) -> Change:
-    """Returns what a batch of panes does to a table. Dropped rows do nothing.
-
-    The rows of a key are in order, so the last row of a window counts.
-    """
-    last = _last_rows(_where(panes, pc.not_equal(panes[KIND], PaneKind.DROPPED.value)), identity)
-    retracted = pc.equal(last[KIND], PaneKind.RETRACTED.value)
-    return Change(tuple(identity), _where(last, pc.invert(retracted)), _where(last, retracted).select(list(identity)))
+    def repeated(self) -> bool:
+        """Returns whether two rows to write have the same identity."""
+        of = _numbered(self.rows, self.identity)
+        return len(np.unique(of)) < len(of)
 
 
 def _where(table: pa.Table, mask: Any) -> pa.Table:
@@ -90,11 +131,17 @@ def _where(table: pa.Table, mask: Any) -> pa.Table:
     return table if pc.all(mask).as_py() else table.filter(mask)
 
 
-def _last_rows(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Returns the last row of each group of rows that are equal in ``columns``, in their order."""
-    numbered = table.select(list(columns)).append_column(_ROW, pa.array(np.arange(table.num_rows)))
-    last = numbered.group_by(list(columns)).aggregate([(_ROW, "max")])[f"{_ROW}_max"].to_numpy()
-    return table if len(last) == table.num_rows else table.take(pa.array(np.sort(last)))
+def _newest(table: pa.Table, columns: Sequence[str], seq: str) -> pa.Table:
+    """Returns the rows with the largest ``seq`` among those that are equal in ``columns``, in their order."""
+    of, seqs = _numbered(table, columns), combined(table[seq]).to_numpy(zero_copy_only=False)
+    largest = np.full(int(of.max(initial=-1)) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(largest, of, seqs)
+    return _where(table, pa.array(seqs == largest[of]))
+
+
+def _numbered(table: pa.Table, columns: Sequence[str]) -> Any:
+    """Returns a number for each row. Rows that are equal in ``columns`` have the same one."""
+    return number([combined(table[name]) for name in columns], table.num_rows).ids
 
 
 def null_patterns(places: pa.Table) -> list[tuple[str, ...]]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from aion.core.query.pane_parts import metadata_of_field
 from aion.sinks.marks import Mark
-from aion.sinks.rows import Change, change_of, identity_of, written_columns
+from aion.sinks.rows import Change, Panes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class Sink(ABC):
     """A function for ``foreachBatch``.
 
-    ``key``: the key columns; None: those before ``window``. ``adopt``: the mark with which a table is taken over.
+    ``key``: the key columns that the user names, if any. ``adopt``: the mark with which a table is taken over.
     """
 
     table: str
@@ -32,13 +33,14 @@ class Sink(ABC):
         from aion.sinks.frames import mark_of, panes_of
 
         mark = mark_of(batch, batch_id)
-        identity_of(batch.columns, self.key)
-        self.write(panes_of(batch, written_columns(batch.columns), as_json=not self.nested), mark)
+        panes = Panes.of([(field.name, field.metadata) for field in batch.schema], self.key)
+        rows = panes_of(batch, (*panes.written, panes.seq), as_json=not self.nested)
+        self.apply(panes.change(rows), mark)
 
-    def write(self, panes: pa.Table, mark: Mark) -> None:
-        """Applies the panes of a batch, in one transaction. Raises what a call raises."""
-        panes = panes.select(written_columns(panes.column_names))
-        self.apply(change_of(panes, identity_of(panes.column_names, self.key)), mark)
+    def write(self, rows: pa.Table, mark: Mark) -> None:
+        """Applies the panes of a batch, as :class:`aion.LocalOperator` returns them. Raises what a call raises."""
+        panes = Panes.of([(field.name, metadata_of_field(field)) for field in rows.schema], self.key)
+        self.apply(panes.change(rows), mark)
 
     @property
     @abstractmethod

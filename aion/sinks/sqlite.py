@@ -67,10 +67,11 @@ class Sqlite:
         numeric = wanted != "TEXT" or t.is_timestamp(field.type) or t.is_date(field.type)
         return affinity == "NUMERIC" and numeric
 
-    def index(self, table: TableName, columns: Sequence[str]) -> None:
+    def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
         schema = "" if table.schema is None else f"{identifier(table.schema)}."
         name = f"{schema}{identifier(f'{table.table}_window')}"
-        self.query(f"CREATE UNIQUE INDEX {name} ON {identifier(table.table)} ({identifiers(columns)})")
+        kind = "UNIQUE INDEX" if unique else "INDEX"
+        self.query(f"CREATE {kind} {name} ON {identifier(table.table)} ({identifiers(columns)})")
 
     def replace(self, table: TableName, change: Change) -> None:
         found = " AND ".join(f"{identifier(name)} IS ?" for name in change.identity)

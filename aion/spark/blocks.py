@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from aion.core.ingest.builder import ShardBlock
 from aion.core.ingest.fragments import Defragmenter, Fragmenter
@@ -18,9 +20,9 @@ _TO_ROOT = pa.schema([("shard", pa.int32()), ("block", pa.binary())])
 _TO_LEVEL = _TO_ROOT.append(pa.field("task", pa.int32()))
 
 
-def row_type(tree: Tree, level: int) -> str:
+def row_type(tree: Tree, level: int) -> StructType:
     """Returns the schema of the rows that leave a level. Rows go to the root by shard, and to another level by task."""
-    return "shard int, block binary" + (", task int" if level < tree.levels else "")
+    return from_arrow_schema(_TO_LEVEL if level < tree.levels else _TO_ROOT)
 
 
 class BlockRows:

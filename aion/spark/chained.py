@@ -6,9 +6,9 @@ watermark ends the window that it belongs to: such windows take their events bef
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -16,65 +16,33 @@ from pyspark.sql import functions as F
 from aion.base.time import format_duration
 from aion.config import Policy
 from aion.core.operator.actions import PaneKind
-from aion.core.query.plan import Plan
+from aion.core.query.pane_parts import END, KIND, NAME, SEQ, START, PanesSaid, Parts, is_key, metadata_of
+from aion.core.query.plan import FINAL, Plan
 from aion.core.query.spec import Spec
-from aion.core.query.updates import DROPPED, RETRACTED, of_updates
-from aion.core.windows import Aligned, Session
+from aion.core.query.updates import DROPPED, ORDER, RETRACTED, of_updates
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.execute.assembly import longest_bound_us
 from aion.spark import upstream
 from aion.spark.child import DROPPED_BEFORE
 from aion.spark.files import Files
+from aion.spark.plans import Node
 from aion.spark.sources import Rows, Source
 from aion.spark.types import quoted
 from aion.spark.watermarks import WATERMARK
 
-_PART = "aion.pane"
-"""In the metadata of columns of a result: which part of a pane it is, and what holds for all of its panes, as JSON."""
-_START, _END, _KIND = "window_start", "window_end", "kind"
 _SAID = ("reason", "event_time", "lateness_us", "event")
 
 
-class _Windows(NamedTuple):
-    """What holds for all panes of an operator. ``parts``: what identifies one.
-
-    ``longest_us``: how long its windows are at most; None: that is not known. ``kept_us``: how long they are kept.
-    ``final``: whether each pane is the only one of its window.
-    """
-
-    name: str
-    parts: list[str]
-    longest_us: int | None
-    kept_us: int
-    final: bool
-
-
 def described(result: DataFrame, plan: Plan, policy: Policy, name: str) -> DataFrame:
-    """Returns a result of windows that says in the metadata of its columns what windows behind it need to know."""
-    parts = {**{column: f"key {number}" for number, column in enumerate(plan.key)}}
-    parts |= {column: column for column in (_START, _END, *(("window",) if len(plan.windows) > 1 else ()))}
-    windows = _Windows(name, list(parts.values()), _longest_us(plan), longest_bound_us(plan, policy), plan.final_only)
-    parts[_KIND] = _KIND
-    columns = []
-    for column in result.columns:
-        found = F.col(quoted(column))
-        if column in parts:
-            found = found.alias(column, metadata={_PART: json.dumps([parts[column], windows])})
-        columns.append(found)
-    return result.select(*columns)
-
-
-def _longest_us(plan: Plan) -> int | None:
-    longest = 0
-    for window in plan.windows.values():
-        if isinstance(window, Session):
-            length_us = window.max_duration_us
-        else:
-            length_us = window.reach_us if isinstance(window, Aligned) else None
-        if length_us is None:
-            return None
-        longest = max(longest, length_us)
-    return longest
+    """Returns a result of windows that says in the metadata of its columns what they are."""
+    metadata = metadata_of(plan, name, longest_bound_us(plan, policy))
+    columns = [F.col(quoted(column)) for column in result.columns]
+    return result.select(
+        *(
+            found.alias(column, metadata=metadata[column]) if column in metadata else found
+            for column, found in zip(result.columns, columns, strict=True)
+        )
+    )
 
 
 def is_chained(df: object) -> bool:
@@ -96,13 +64,7 @@ class Panes(Rows):
     def __init__(self, df: DataFrame, caller: str) -> None:
         super().__init__(df, caller, lossy_upstream=True)
         self._caller = caller
-        self._columns: dict[str, str] = {}  # by part
-        self._windows: _Windows | None = None
-        for field in df.schema:
-            if _PART in field.metadata:
-                part, windows = json.loads(field.metadata[_PART])
-                self._columns.setdefault(part, field.name)
-                self._windows = _Windows(*windows)
+        self._parts = Parts.of((field.name, field.metadata) for field in df.schema)
         between = upstream.before_windows(df)
         if between is None:
             raise WatermarkError(
@@ -112,34 +74,42 @@ class Panes(Rows):
         self._checked(between)
 
     @property
-    def windows(self) -> _Windows:
-        if self._windows is None:
+    def _known(self) -> Parts:
+        if self._parts is None:
             raise SchemaError(
-                f"{self._caller}: no column of the windows before is left; keep the key, window_start, window_end and "
-                "kind of the panes (an alias is fine)"
+                f"{self._caller}: no column of the windows before is left; keep the key, window_start, window_end, "
+                "kind and pane_seq of the panes (an alias is fine)"
             )
-        return self._windows
+        return self._parts
 
-    def _checked(self, between: Sequence[str]) -> None:
+    @property
+    def windows(self) -> PanesSaid:
+        return self._known.said
+
+    @property
+    def _is_final(self) -> bool:
+        """Whether each pane is the only one of its window."""
+        return self.windows.emit == FINAL
+
+    def _checked(self, between: Sequence[Node]) -> None:
         drops = any(map(upstream.leaves_out_dropped, between))
-        if _KIND not in self._columns and not (self.windows.final and drops):
+        if KIND not in self._known.columns and not (self._is_final and drops):
             raise SchemaError(
                 f"{self._caller}: the column 'kind' of the windows before is missing. It says which panes replace "
                 "others and which rows are dropped events; keep it in the select"
             )
-        if self.windows.final:
+        if self._is_final:
             return
-        missing = [part for part in self.windows.parts if part not in self._columns]
-        if missing:
+        if missing := self._known.missing(SEQ):
             raise SchemaError(
-                f"{self._caller}: {_said(missing)} of the windows before is missing. A later pane replaces the earlier "
-                "one with the same key and window, so keep these columns in the select (an alias is fine); or give the "
-                "windows before emit='final', so that each pane is the only one"
+                f"{self._caller}: {' and '.join(missing)} of the windows before is missing. A later pane replaces the "
+                "earlier one with the same key and window, so keep these columns in the select (an alias is fine); or "
+                "give the windows before emit='final', so that each pane is the only one"
             )
         for node in between:
             if not upstream.keeps_each_row(node):
                 raise WatermarkError(
-                    f"{self._caller}: {node.partition(' ')[0]} comes between the two windows. A pane that it leaves "
+                    f"{self._caller}: {node.name} comes between the two windows. A pane that it leaves "
                     "out cannot replace the earlier one, which would count for ever. Make values null instead "
                     "(when(...)), or give the windows before emit='final', so that each pane is the only one"
                 )
@@ -150,42 +120,42 @@ class Panes(Rows):
     @property
     def before(self) -> Sequence[str]:
         name = self.windows.name
-        if self.windows.final:
+        if self._is_final:
             return [f"the final panes of {name!r} are the events."]
         return [f"the panes of {name!r} are the events. All are kept, and the newest of each key and window counts."]
 
     def plan(self, spec: Spec) -> Plan:
-        plan = spec.plan(self.schema)
+        plan = replace(super().plan(spec), of_panes=True)
         if spec.name == self.windows.name:
             raise ConfigError(
                 f"name: the windows before are called {spec.name!r}, too; give these another name, e.g. name='outer'"
             )
-        parts = {column: part for part, column in self._columns.items()}
+        parts = {column: part for part, column in self._known.columns.items()}
         part = parts.get(plan.time)
-        if part not in (_START, _END):
+        if part not in (START, END):
             raise SchemaError(
                 f"time: {plan.time!r} is neither window_start nor window_end of the windows before; give one of these "
                 "(an alias is fine), so that all panes of a window fall into the same windows"
             )
-        if part == _START and self.windows.longest_us is None:
+        if part == START and self.windows.longest_us is None:
             raise SchemaError(
                 f"time: windows of {self.windows.name!r} may have any length, so those that begin in a window may end "
                 "at any time after it; give their window_end as the time"
             )
-        if self.windows.final:
+        if self._is_final:
             return plan
         for name in plan.key:
-            if not parts.get(name, "").startswith("key ") and parts.get(name) != "window":
+            if not is_key(parts.get(name, "")) and parts.get(name) != NAME:
                 raise SchemaError(
                     f"key: {name!r} is not part of the key of the windows before, so a later pane might have another "
                     f"value there than the one that it replaces; give {self.windows.name!r} this column as a key, too"
                 )
-        return of_updates(plan, self.schema, [self._columns[part] for part in self.windows.parts])
+        return of_updates(plan, self.schema, [self._known.columns[part] for part in self.windows.identity])
 
     def policy(self, spec: Spec, policy: Policy) -> Policy:
         """Returns the policy with a fixed bound that is as long as these panes may still come."""
         needed_us = self.windows.kept_us
-        if {column: part for part, column in self._columns.items()}[spec.time] == _START:
+        if {column: part for part, column in self._known.columns.items()}[spec.time] == START:
             needed_us += self.windows.longest_us or 0
         needed = format_duration(needed_us)
         asked = [("lateness", policy.lateness.initial_bound_us)] if spec.lateness is not None else []
@@ -210,15 +180,19 @@ class Panes(Rows):
         if plan.updates is not None and name == DROPPED:
             said = [self._df[quoted(column)] for column in _SAID if column in self._df.columns]
             return F.when(self._is(PaneKind.DROPPED), F.to_json(F.struct(*said)) if said else F.lit("{}"))
+        if plan.updates is not None and name == ORDER:
+            return F.coalesce(self._df[quoted(self._known.columns[SEQ])], F.lit(0))  # dropped rows have no number
         return super()._column(name, plan)
 
     def _flag(self, plan: Plan) -> Column | None:
         return (
-            F.when(self._is(PaneKind.DROPPED), F.lit(DROPPED_BEFORE)).otherwise(0) if _KIND in self._columns else None
+            F.when(self._is(PaneKind.DROPPED), F.lit(DROPPED_BEFORE)).otherwise(0)
+            if KIND in self._known.columns
+            else None
         )
 
     def _is(self, kind: PaneKind) -> Column:
-        return F.coalesce(self._df[quoted(self._columns[_KIND])] == kind.value, F.lit(False))
+        return F.coalesce(self._df[quoted(self._known.columns[KIND])] == kind.value, F.lit(False))
 
 
 def source_of(caller: str, df: Any, spec: Spec) -> Source:
@@ -228,8 +202,3 @@ def source_of(caller: str, df: Any, spec: Spec) -> Source:
     if is_chained(df):
         return Panes(df, caller)
     return Rows(df, caller, lossy_upstream=spec.lossy_upstream)
-
-
-def _said(parts: Sequence[str]) -> str:
-    names: Any = [f"column {part.partition(' ')[2]} of the key" if part.startswith("key ") else part for part in parts]
-    return " and ".join(names)

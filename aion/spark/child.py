@@ -6,20 +6,16 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 
 from aion.base.hashing import ShardOfKeys
 from aion.core.ingest.builder import BlockBuilder, Flagged
 from aion.core.ingest.encoding import BlockSettings
 from aion.core.query.plan import Plan
-from aion.core.query.updates import ORDER
 from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.core.topology import Tree
 from aion.spark.blocks import BlockRows
 from aion.spark.hand_over import HandOverConfig, Sending
-from aion.spark.running import Running
 from aion.spark.shards import ids_here
 from aion.spark.worker import begin_task
 from aion.spark.zones import slicing_plan
@@ -75,7 +71,7 @@ class ChildWork:
 
 
 class Child:
-    """The function for ``mapInArrow``. Its input is the columns of :func:`sent_columns`; then the hash of the key, if
+    """The function for ``mapInArrow``. Its input is the columns of the plan; then the hash of the key, if
     that cannot be computed here.
 
     ``has_flags``: the last column says which rows no window takes, and which are no events.
@@ -87,44 +83,23 @@ class Child:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         plan = self._work.plan
-        schema, sent = plan.schema, len(sent_columns(plan))
+        schema, sent = plan.schema, len(plan.schema)
         hashed = None if ShardOfKeys.covers(self._work.key_types) else ShardOfKeys(self._work.shards)
         with self._work.begun() as (builder, sending):
-            order = next_order() if plan.updates is not None else 0
             for batch in together(batches):
                 flagged = None
                 if self._has_flags:
                     batch, flagged = _without_flags(batch)
-                columns = batch.columns[:sent]
-                if plan.updates is not None:
-                    columns.append(pa.array(np.arange(order, order + batch.num_rows)))
-                    order += batch.num_rows
                 events = pa.RecordBatch.from_arrays(
                     [
                         column if column.type == field.type else column.cast(field.type)
-                        for column, field in zip(columns, schema, strict=True)
+                        for column, field in zip(batch.columns[:sent], schema, strict=True)
                     ],
                     schema=schema,
                 )
                 shards = None if hashed is None else pa.array(hashed.of_hashes(batch.column(sent).to_numpy()))
                 yield from sending.of(builder.add(events, shards, flagged))
             yield from sending.finish(builder.finish())
-
-
-def sent_columns(plan: Plan) -> list[str]:
-    """Returns the columns of events that Spark sends to a child, which adds the order of arrival if it matters."""
-    return [name for name in plan.schema.names if plan.updates is None or name != ORDER]
-
-
-def next_order() -> int:
-    """Returns a number for the first event of a task that is larger than those of earlier batches.
-
-    Panes of one key and window come in one task of a batch, since their shard does. So the numbers of other tasks may
-    be the same.
-    """
-    context = TaskContext.get()
-    assert context is not None
-    return Running.of(context).batch << 32
 
 
 def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

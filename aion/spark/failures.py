@@ -7,8 +7,11 @@ pyspark's StreamingQueryException is replaced (:func:`install`). It is as before
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from pyspark.errors.exceptions.captured import CapturedException, StreamingQueryException
+
+from aion.spark.touched import note_change
 
 _REPORT = re.compile(
     # What a task says; or a sink, on the driver, at the end of a traceback.
@@ -23,7 +26,10 @@ _WITH_CALLS = "\n\nJVM stacktrace:\n"
 
 def install() -> None:
     """Replaces ``str`` of pyspark's StreamingQueryException."""
-    StreamingQueryException.__str__ = _str
+    stock = StreamingQueryException.__str__
+    if stock is not _str:
+        StreamingQueryException.__str__ = _str
+        note_change("the text of a failed query", partial(setattr, StreamingQueryException, "__str__", stock))
 
 
 def _str(error: CapturedException) -> str:

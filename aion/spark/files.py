@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from aion.base.hashing import ShardOfKeys
 from aion.config import Policy
@@ -52,9 +52,17 @@ from aion.spark.file_child import (
 from aion.spark.sessions import is_session, parallelism, qualified
 from aion.spark.settings import check_name
 from aion.spark.types import quoted
+from aion.spark.workers import in_arrow
 from state_backends.thresholds import threshold
 
-_LISTING = "path string, modificationTime timestamp, length long, content binary"
+_LISTING = StructType(
+    [
+        StructField("path", StringType()),
+        StructField("modificationTime", TimestampType()),
+        StructField("length", LongType()),
+        StructField("content", BinaryType()),
+    ]
+)
 _COUNT_FIELDS = [StructField(column, LongType()) for column in COUNTS.values()]
 _SPLIT_BYTES = threshold(4 << 20, 256)
 """A part of a file has at least this size: to start a task for less takes longer than to read it."""
@@ -181,7 +189,7 @@ class Files:
         check_name(name)
         columns = from_arrow_schema(self.schema, prefer_timestamp_ntz=True).fields
         scan = self._scan(self.schema.names, name)
-        rows = self._input(scan).mapInArrow(FileRows(scan), StructType([*columns, *_COUNT_FIELDS]))
+        rows = in_arrow(self._input(scan), FileRows(scan), StructType([*columns, *_COUNT_FIELDS]))
         column, delay_us = self._watermark
         return _counted(rows, name).withWatermark(quoted(column), _spark_delay(delay_us))
 
@@ -232,9 +240,8 @@ class Files:
         column, delay_us = self._watermark
         scan = self._scan(self._needed(work.plan), work.name)
         child = FileChild(scan, work, column)
-        block = row_type(work.tree, level=0)
-        counts = ", ".join(f"{field.name} bigint" for field in _COUNT_FIELDS)
-        rows = self._input(scan).mapInArrow(child, f"{block}, {LATEST} timestamp, {counts}")
+        fields = [*row_type(work.tree, level=0), StructField(LATEST, TimestampType()), *_COUNT_FIELDS]
+        rows = in_arrow(self._input(scan), child, StructType(fields))
         blocks = _counted(rows, f"{work.name}.files").withWatermark(LATEST, _spark_delay(delay_us))
         return blocks.drop(LATEST)
 

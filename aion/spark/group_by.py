@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, VariantType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    LongType,
+    MapType,
+    StructField,
+    StructType,
+    TimestampType,
+    VariantType,
+)
 
 from aion.base.hashing import hashed_as
 from aion.config import Policy, policy_to_text
@@ -29,13 +38,14 @@ from aion.spark.stateful_child import SHARD, Announces, StatefulChild
 from aion.spark.stateful_config import Columns, StatefulConfig
 from aion.spark.types import arrow_schema, quoted
 from aion.spark.watermarks import WATERMARK, Rules
+from aion.spark.workers import in_arrow, of_aion
 
 log = logging.getLogger(__name__)
 METHODS: Mapping[str, Callable[..., DataFrame]] = {
     name: getattr(GroupedData, name) for name in ("transformWithStateInPandas", "transformWithState")
 }
 """pyspark's own methods, which :mod:`aion.spark.patch` may replace."""
-_KEY, _TIME = "__aion_key_", "__aion_time"
+_KEY, _TEXT, _TIME = "__aion_key_", "__aion_text_", "__aion_time"
 
 
 def group_by(
@@ -169,9 +179,9 @@ class Grouped:
                 tells_each=config.event_time is not None,
                 announces=announces if prestages(policy) else None,
             )
-            grouped = grouped.mapInArrow(child, CHILD)
+            grouped = in_arrow(grouped, child, CHILD)
             if initial_rows is not None:
-                initial_rows = initial_rows.mapInArrow(StatefulChild(self._name, ids), CHILD)
+                initial_rows = in_arrow(initial_rows, StatefulChild(self._name, ids), CHILD)
         result = stock_method(grouped.groupBy(SHARD), method)(
             Root(ProcessorDefinition(config, processor)),
             output,
@@ -232,7 +242,8 @@ class Keyed(NamedTuple):
 def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int] | None, *, timed: bool) -> Keyed:
     """Adds the shard of each row by the columns ``by``, or the hash if ``ids`` is None.
 
-    ``timed``: whether the event time is asked for.
+    ``timed``: whether the event time is asked for. With the shard, rows will be frames of pandas, where a null makes
+    doubles of a whole column of bigint. So a key of this type is sent as text, too.
     """
     own, fields, names = {}, [], []
     for number, column in enumerate(by):
@@ -253,13 +264,20 @@ def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int] | None, 
     last = []
     if time is not None:
         end = f"{quoted(time.name)}.end" if isinstance(time.dataType, StructType) else quoted(time.name)
-        last.append(F.unix_micros(F.col(end).cast("timestamp")).alias(_TIME))
+        last.append(F.unix_micros(F.col(end).cast(TimestampType())).alias(_TIME))
     wider = df.select(*first, "*", *last) if first or last else df
     keys = [(F.col(quoted(n)), f.dataType) for n, f in zip(names, fields, strict=True)]
     shard = hash_column(keys) if ids is None else shard_column(keys, ids)
-    known = (*(name for _, name in own.values()), *df.columns)
-    columns = Columns(tuple(wider.columns.index(name) for name in names), known, len(own))
-    return Keyed(wider.withColumn(SHARD, shard), StructType(fields), columns, None if time is None else _TIME)
+    texts = {} if ids is None else {n: f"{_TEXT}{n}" for n, f in zip(names, fields, strict=True) if _is_lossy(f)}
+    sent = wider.select(*(F.col(quoted(n)).cast("string").alias(t) for n, t in texts.items()), "*", shard.alias(SHARD))
+    known = (*texts, *(name for _, name in own.values()), *df.columns)
+    columns = Columns(tuple(sent.columns.index(texts.get(n, n)) for n in names), known, len(texts) + len(own))
+    return Keyed(sent, StructType(fields), columns, None if time is None else _TIME)
+
+
+def _is_lossy(field: StructField) -> bool:
+    """Returns whether pandas may make other values of keys of this type."""
+    return isinstance(field.dataType, LongType) and field.nullable
 
 
 _INSTEAD = ((MapType, "array_sort(map_entries(...))"), (VariantType, "to_json(...)"))
@@ -290,9 +308,18 @@ def _text(column: str | Column) -> str:
 
 
 def stock_method(grouped: Any, method: str) -> Callable[..., DataFrame]:
-    """Returns pyspark's own method of what Spark has grouped."""
+    """Returns pyspark's own method of what Spark has grouped.
+
+    Aion's own operators call it: the patch would take their roots for processors of the user.
+    """
     bound = METHODS[method].__get__(grouped) if isinstance(grouped, GroupedData) else getattr(grouped, method)
-    return bound  # type: ignore[no-any-return]
+
+    def call(*arguments: Any) -> DataFrame:
+        with of_aion(grouped._df.sparkSession):
+            result: DataFrame = bound(*arguments)
+        return result
+
+    return call
 
 
 def _frame_and_columns(grouped: Grouped | GroupedData) -> tuple[DataFrame, Sequence[str | Column]]:

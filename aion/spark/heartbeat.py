@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from aion.core.heartbeat import RUN, Beat, Heartbeat, HeartbeatSettings, Position
 from aion.errors import StateError
@@ -37,8 +37,8 @@ class HeartbeatSource(DataSource):
     def name(cls) -> str:
         return RUN
 
-    def schema(self) -> str:
-        return f"{AT} timestamp"
+    def schema(self) -> StructType:
+        return StructType([StructField(AT, TimestampType())])
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         given = self.options

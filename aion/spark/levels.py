@@ -12,6 +12,7 @@ from aion.core.ingest.levels import BlockMerger
 from aion.spark.blocks import BlockRows, blocks_of, row_type
 from aion.spark.child import ChildWork
 from aion.spark.worker import begin_task
+from aion.spark.workers import in_arrow
 from state_backends.store.codec_pool import CodecPool
 
 
@@ -38,5 +39,5 @@ def merged(blocks: DataFrame, work: ChildWork) -> DataFrame:
     tree = work.tree
     for level in range(1, tree.levels + 1):
         by_task = blocks.repartitionById(tree.tasks(level), "task")
-        blocks = by_task.mapInArrow(Merging(work, level), row_type(tree, level))
+        blocks = in_arrow(by_task, Merging(work, level), row_type(tree, level))
     return blocks

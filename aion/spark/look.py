@@ -18,7 +18,7 @@ from aion.spark.root_config import RootConfig, TaskConfig
 from state_backends.files.location import Location, RemoteLocation, locate
 from state_backends.format.definitions import digest
 from state_backends.server.attempts import named_twice, used_twice
-from state_backends.versions.lineage import newest_versions, operator_of, shards_of, storage_of
+from state_backends.versions.lineage import newest_versions, operator_of, operators_of, shards_of, storage_of
 from state_backends.versions.manifest import Identity, check_kept, check_operator, dump_operator
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Look:
     """Looks at an operator's state, where its place can be reached.
 
     ``query``: the id of the query; None: it has ended no batch. ``batch``: the last one that has ended. ``is_here``:
-    whether this is the host of the executors.
+    whether this is the host of the executors. ``names``: of all operators of the query.
     """
 
     operator: Operator
@@ -75,6 +75,7 @@ class Look:
     checkpoint: str
     is_here: bool
     batch: int | None = None
+    names: tuple[str, ...] = ()
 
     def __call__(self) -> Seen:
         """Returns what tasks need to know. Notes a changed definition with the state. Raises AionError."""
@@ -90,6 +91,8 @@ class Look:
 
     def _compared(self, location: Location, query: str) -> Seen:
         name, batch = self.operator.config.name, -1 if self.batch is None else self.batch
+        if isinstance(self.operator.config, RootConfig):
+            self._check_not_inside(location, query)
         found = operator_of(location, query, name, self.checkpoint)
         if found is None:
             return Seen()  # the tasks say which version they miss
@@ -117,6 +120,24 @@ class Look:
             owner = storage_of(location, query, config.name, self.checkpoint)
             owner.claim(dump_operator(replace(identity, ids=tuple(stored))), first=False)
         return Seen(len(stored) if len(stored) != len(config.ids) else None, past)
+
+    def _check_not_inside(self, location: Location, query: str) -> None:
+        """Raises ConfigError if the windows ran as a processor of the user, as they did on an older Aion.
+
+        The processor's keys were the shards of the windows, so the tokens of the windows are values in its state.
+        """
+        for name in operators_of(location, query, self.checkpoint):
+            if name in self.names:
+                continue
+            found = operator_of(location, query, name, self.checkpoint)
+            key = [] if found is None else found["definition"].get("key", [])
+            is_stateful = found is not None and found["definition"].get("kind") == "stateful"
+            if is_stateful and [(field["name"], field["type"]) for field in key] == [("shard", "integer")]:
+                raise ConfigError(
+                    f"the windows of {self.operator.config.name!r} ran on an older Aion in a session with "
+                    f"spark.aion.stateful.enabled=true, and their state is inside that of {name!r}, where this "
+                    "Aion does not look. Start the query with a new checkpoint, or go on with the older Aion"
+                )
 
     def _definition(self, query: str, found: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Returns the definition of the state from now on, and what it was before, for tasks."""

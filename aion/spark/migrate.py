@@ -21,7 +21,7 @@ from aion.config.values import location
 from aion.errors import ConfigError
 from aion.spark import starts
 from aion.spark.checkpoint_files import CheckpointFiles
-from aion.spark.group_by import METHODS, keyed, stateful_config
+from aion.spark.group_by import keyed, stateful_config, stock_method
 from aion.spark.root import Root
 from aion.spark.seed import EachShard, Seed, SeedDefinition
 from aion.spark.session import configure
@@ -30,6 +30,7 @@ from aion.spark.shards import shard_ids
 from aion.spark.stateful_child import SCHEMA as CHILD
 from aion.spark.stateful_child import SHARD, StatefulChild
 from aion.spark.stock import StockCheckpoint, StockOperator
+from aion.spark.workers import in_arrow
 from aion.stateful.restore import key_column
 from state_backends.files.storage import local_path
 
@@ -168,13 +169,13 @@ def _seed(
         config = replace(config, event_time="")
     seed = Seed(variables=operator.variables, batch=stock.batch, watermark_ms=stock.watermark_ms)
     once = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
-    result = METHODS["transformWithStateInPandas" if operator.pandas else "transformWithState"](
-        once.withWatermark("timestamp", "0 seconds").mapInArrow(EachShard(ids), CHILD).groupBy(SHARD),
+    seeds = in_arrow(once.withWatermark("timestamp", "0 seconds"), EachShard(ids), CHILD).groupBy(SHARD)
+    result = stock_method(seeds, "transformWithStateInPandas" if operator.pandas else "transformWithState")(
         Root(SeedDefinition(config, seed)),
         "nothing int",
         operator.output_mode,
         operator.time_mode,
-        rows.df.mapInArrow(StatefulChild(name, ids), CHILD).groupBy(SHARD),
+        in_arrow(rows.df, StatefulChild(name, ids), CHILD).groupBy(SHARD),
     )
     query = (
         result.writeStream.format("noop")

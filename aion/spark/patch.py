@@ -2,20 +2,22 @@
 
 It replaces two methods of pyspark's ``GroupedData``: ``transformWithStateInPandas`` and ``transformWithState``. They
 call pyspark's own methods unless the session has ``spark.aion.stateful.enabled=true`` and the DataFrame is a stream.
-:func:`unconfigure` puts the methods back.
+:func:`aion.unconfigure` puts the methods back.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 from aion.spark.group_by import METHODS, Grouped
+from aion.spark.plans import ROOT, plan_of
 from aion.spark.settings import REQUIRED
+from aion.spark.touched import note, note_change
 
 ENABLED = "spark.aion.stateful.enabled"
 log = logging.getLogger(__name__)
@@ -26,13 +28,7 @@ def install() -> None:
     for name, stock in METHODS.items():
         if getattr(GroupedData, name) is stock:
             setattr(GroupedData, name, _replacement(name, stock))
-
-
-def unconfigure() -> None:
-    """Puts pyspark's own ``transformWithState*`` back. Queries that run already go on."""
-    for name, stock in METHODS.items():
-        if GroupedData.__dict__.get(name) is not stock:
-            setattr(GroupedData, name, stock)
+            note_change(f"GroupedData.{name}", partial(setattr, GroupedData, name, stock))
 
 
 def _replacement(name: str, stock: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
@@ -41,6 +37,7 @@ def _replacement(name: str, stock: Callable[..., DataFrame]) -> Callable[..., Da
         spark: SparkSession = self._df.sparkSession
         if not self._df.isStreaming or spark.conf.get(ENABLED, "false").lower() != "true":
             return stock(self, *arguments, **named)
+        note(spark, REQUIRED, spark.conf.getAll)
         for key, value in REQUIRED.items():
             spark.conf.set(key, value)
         operator = _name(self._df)
@@ -56,5 +53,5 @@ def _replacement(name: str, stock: Callable[..., DataFrame]) -> Callable[..., Da
 
 def _name(df: DataFrame) -> str:
     """Returns the name of an operator: its number among the stateful processors of the query, from the source on."""
-    before = df._jdf.queryExecution().logical().toString().count("TransformWithStateIn")
+    before = sum(node.name == ROOT for node in plan_of(df))
     return f"stateful-{before}" if before else "stateful"

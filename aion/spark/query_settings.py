@@ -14,6 +14,8 @@ RESCALED = "spark.sql.streaming.aion.rescaled"
 """The first and the last batch before the query's first one that only changed the number of partitions. No sink has
 seen these.
 """
+ENDS = "spark.sql.streaming.aion.ends"
+"""The number of the batch from which on the run shows all late windows: see :mod:`aion.spark.run_ends`. Unset: none."""
 PAST = "spark.sql.streaming.aion.past."
 """What the definition of an operator has been before, as JSON, if it was another one. The name of the operator follows.
 """

@@ -12,14 +12,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-_STARTUP = str(Path(__file__).parent / "startup")
+from aion.spark.touched import note_change
+
 _ERROR = r"(thrown from the Python worker: (?:aion|state_backends)[.]"
 _REST = rf"{_ERROR}[^\n]*\n).*"
 """A regular expression of Java for an error of Aion: its first line, as a group, and what comes after it."""
@@ -31,14 +30,19 @@ _WARNS = "org.apache.spark.sql.execution.python.streaming.TransformWithStateInPy
 def quiet(session: SparkSession) -> None:
     """Makes the queries of a session's context quiet. A log level that the user has set stays."""
     context = session.sparkContext
-    folders = context.environment.get("PYTHONPATH", "")
-    if _STARTUP not in folders.split(os.pathsep):
-        context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_STARTUP, folders)))
     with contextlib.suppress(Py4JError, TypeError):  # Spark logs with something else than log4j
         log4j = context._jvm.org.apache.logging.log4j
-        _shorten_errors(log4j.core, log4j.LogManager.getContext(False).getConfiguration())
-        if not log4j.LogManager.getContext(False).getConfiguration().getLoggers().containsKey(_WARNS):
+        logs = log4j.LogManager.getContext(False)
+        _shorten_errors(log4j.core, logs.getConfiguration())
+        if not logs.getConfiguration().getLoggers().containsKey(_WARNS):
             log4j.core.config.Configurator.setLevel(_WARNS, log4j.Level.ERROR)
+
+            def warn_again() -> None:
+                with contextlib.suppress(Py4JError, OSError):  # the JVM has ended
+                    logs.getConfiguration().removeLogger(_WARNS)
+                    logs.updateLoggers()
+
+            note_change("the log's level", warn_again)
 
 
 def _replacing(what: str, error: str) -> str:
@@ -60,5 +64,11 @@ def _shorten_errors(core: Any, configuration: Any) -> None:
     shorter = core.appender.ConsoleAppender.newBuilder().setName(name).setTarget(console.getTarget())
     shorter = shorter.setLayout(layout).setFilter(console.getFilter()).build()
     shorter.start()
-    root.removeAppender(name)
-    root.addAppender(shorter, None, None)
+
+    def use(appender: Any) -> None:
+        with contextlib.suppress(Py4JError, OSError):  # the JVM has ended
+            root.removeAppender(name)
+            root.addAppender(appender, None, None)
+
+    use(shorter)
+    note_change("the log's pattern", lambda: use(console))

@@ -13,23 +13,27 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from aion import errors
 from aion.errors import AionError, ConfigError, WatermarkError
-from aion.spark import upstream
+from aion.spark import downstream, upstream
 from aion.spark.checkpoint_files import RemoteFiles
 from aion.spark.look import Look, Operator, Seen, check_names, settings_of
 from aion.spark.partitions import NOTE, rescaled
-from aion.spark.query_settings import CHECKPOINT, RESCALED, TEMPORARY
+from aion.spark.plans import plan_of
+from aion.spark.query_settings import CHECKPOINT, ENDS, RESCALED, TEMPORARY
 from aion.spark.remote_batches import Batches
-from aion.spark.sessions import analyzed, master
-from aion.spark.settings import CHECKPOINTS
+from aion.spark.sessions import master
+from aion.spark.settings import CHECKPOINTS, of_queries
+from aion.spark.touched import note_change
+from aion.spark.workers import in_arrow
 
 _METHODS = ("start", "toTable")
 _LOCATION = "checkpointLocation"
@@ -52,9 +56,10 @@ def watch(spark: SparkSession) -> None:
 
     _watched.add(spark)
     if not hasattr(DataStreamWriter.start, "__wrapped__"):
-        for name in _METHODS:
-            setattr(DataStreamWriter, name, _looking(getattr(DataStreamWriter, name)))
-        DataStreamWriter.foreachBatch = _saying(DataStreamWriter.foreachBatch)
+        for name, around in [*((name, _looking) for name in _METHODS), ("foreachBatch", _saying)]:
+            stock = getattr(DataStreamWriter, name)
+            setattr(DataStreamWriter, name, around(stock))
+            note_change(f"remote {name}", partial(setattr, DataStreamWriter, name, stock))
 
 
 def _saying(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,12 +94,18 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
     """Returns what a query's own session needs. Raises AionError if the query cannot run."""
     plan = writer._write_stream._child
     there = [_operators[node] for node in _nodes(plan) if node in _operators]
-    if there and spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy") == "min":
+    if there:
         from pyspark.sql.connect.dataframe import DataFrame as Remote
 
-        if upstream.waits_for_itself(analyzed(Remote(plan, spark))):
+        printed = plan_of(Remote(plan, spark))
+        if spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy") == "min" and upstream.waits_for_itself(
+            printed
+        ):
             raise WatermarkError(upstream.WAITS)
+        # As the server prints a plan, it does not say which operator a root is.
+        downstream.check(printed, lambda _: there[0].config if len(there) == 1 else None)
     check_names(there)
+    own = of_queries(spark) if there else {}
     location = _location(spark, writer, given)
     if location is None:
         found, query, checkpoint, batch = {CHECKPOINT: TEMPORARY}, None, TEMPORARY, None
@@ -107,10 +118,13 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
         batch = max(batches, default=None)
         if there:
             found |= _rescaled(files, batches, writer, given)
+    names = tuple(operator.config.name for operator in there)
+    if writer._write_proto.available_now or writer._write_proto.once:
+        found[ENDS] = "0"  # each batch may be the last one
     for operator in there:
-        look = Look(operator, query, checkpoint, master(spark).startswith("local"), batch)
+        look = Look(operator, query, checkpoint, master(spark).startswith("local"), batch, names)
         found |= settings_of(operator.config.name, _in_a_task(spark, look))
-    return found
+    return own | found
 
 
 def _location(spark: SparkSession, writer: Any, given: dict[str, Any]) -> str | None:
@@ -148,7 +162,7 @@ def _rescaled(files: RemoteFiles, batches: list[int], writer: Any, given: dict[s
 
 def _in_a_task(spark: SparkSession, look: Look) -> Seen:
     """Returns what a look returns on a host of the executors. Raises the AionError that it raises there."""
-    rows = spark.range(0, 1, 1, 1).mapInArrow(_Task(look), _Task.SCHEMA).collect()
+    rows = in_arrow(spark.range(0, 1, 1, 1), _Task(look), from_arrow_schema(_Task.ARROW)).collect()
     name, text, shards, past = rows[0]
     if name is not None:
         raise getattr(errors, name, AionError)(text)
@@ -158,7 +172,7 @@ def _in_a_task(spark: SparkSession, look: Look) -> Seen:
 class _Task:
     """Spark's side of a look."""
 
-    SCHEMA = "error string, text string, shards int, past string"
+    ARROW = pa.schema([("error", pa.string()), ("text", pa.string()), ("shards", pa.int32()), ("past", pa.string())])
 
     def __init__(self, look: Look) -> None:
         self._look = look
@@ -172,9 +186,7 @@ class _Task:
             except AionError as error:
                 name, text = type(error).__name__, str(error)
             columns = {"error": name, "text": text, "shards": seen.shards, "past": seen.past}
-            types = [pa.string(), pa.string(), pa.int32(), pa.string()]
-            arrays = [pa.array([value], type_) for value, type_ in zip(columns.values(), types, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, [*columns])
+            yield pa.RecordBatch.from_pylist([columns], schema=self.ARROW)
 
 
 def _nodes(plan: Any) -> Iterator[Any]:

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,31 +28,11 @@ from aion.config.layers import Source
 from aion.config.model import leaves
 from aion.errors import ConfigError, MissingJava
 from aion.installation import require_extra
-from aion.spark import NEWEST, numbers, starts
+from aion.spark import NEWEST, numbers, starts, touched
 from aion.spark.quiet import quiet
-from aion.spark.sessions import is_remote, master
+from aion.spark.sessions import is_remote
 from aion.spark.settings import REQUIRED
 
-# Settings that suit Aion better than Spark's defaults. The user's own values are kept.
-PREFERRED = {
-    "spark.sql.session.timeZone": "UTC",
-}
-# The same, only for a local master. On a local disk, Spark's default starts processes (chmod, readlink) whenever it
-# writes a file of a checkpoint, which takes a quarter of the time of a small batch. This writer starts fewer. On a
-# cluster the default stays: there it uses the file system's atomic rename where there is one.
-PREFERRED_IF_LOCAL = {
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
-}
-# Only for a local master, too: elsewhere, the daemon may start before it can find an Aion that the job brings along.
-# And only on Linux: libraries of macOS may not be used in a fork of a process that has loaded them.
-_DAEMON, _LOADED_DAEMON = "spark.python.daemon.module", "aion.spark.daemon"
-_ROWS, _BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
-_PYTHON = "PYSPARK_PYTHON"
-_NO_LIMIT = 2**31 - 1
-# Spark's default number of rows per batch.
-_MOST_ROWS = 10_000
 _OF_HOSTS = (
     "destage.", "io.rate_limit", "io.threads", "memory.moderate", "memory.scarce", "memory.victim",
     "prestage.arguments", "prestage.class",
@@ -82,8 +61,8 @@ def configure(
     ``standard`` if that is unset). ``overrides``: single keys, ``memory_budget="1GiB"`` or
     ``memory={"budget": "1GiB"}``.
 
-    Returns a builder with the same methods. When it makes the session, it also sets the preferred settings that are
-    set neither in the builder nor in Spark's own configuration. Spark has no public way to read a builder, so
+    Returns a builder with the same methods. Of Spark's own settings, it changes only those without which Aion does not
+    work (docs/settings.md). Spark has no public way to read a builder, so
     ``spark.aion.*`` settings in the builder are only checked by :func:`aion.windowed`. Raises PolicyError, MissingJava.
     """
     if not callable(getattr(builder, "config", None)):
@@ -108,26 +87,37 @@ def configure(
         from aion.spark import patch
 
         patch.install()
-    for key, value in {**REQUIRED, **_settings(policy, overrides)}.items():
+    own = {**REQUIRED, **_settings(policy, overrides)}
+    for key, value in own.items():
         builder.config(key, value)
-    return _Builder(builder)
+    log.info(
+        "configure: Spark keeps the state of all stateful queries of this session in RocksDB, with a changelog, which "
+        "Aion needs; no other setting of Spark changes (docs/settings.md). In a session that is there already, "
+        "aion.unconfigure() undoes it"
+    )
+    return _Builder(builder, own)
 
 
 class _Builder(SparkSession.Builder):
-    """Wraps the user's builder. Adds the preferred settings that are not set in the session that it makes."""
+    """Wraps the user's builder. Notes what a session had before, for :func:`aion.unconfigure`."""
 
-    def __init__(self, builder: SparkSession.Builder) -> None:
+    def __init__(self, builder: SparkSession.Builder, own: Mapping[str, str]) -> None:
         super().__init__()
         self._builder = builder
+        self._own = own
 
     def config(self, *arguments: Any, **named: Any) -> SparkSession.Builder:
         self._builder.config(*arguments, **named)
         return self
 
     def getOrCreate(self) -> SparkSession:
-        live = SparkSession.getActiveSession()
+        live = SparkSession.getActiveSession() or getattr(SparkSession, "_instantiatedSession", None)
         before = _of_hosts(live) if live is not None and starts.watches(live) else {}
-        session = _prepared(self._builder.getOrCreate())
+        had = {} if live is None else live.conf.getAll
+        session = self._builder.getOrCreate()
+        if session is live:
+            touched.note(session, self._own, had)
+        self._prepared(session)
         if before and (kept := [key for key, value in _of_hosts(session).items() if value != before[key]]):
             log.warning(
                 "this session has had queries, so %s cannot change until the application ends: its state servers keep "
@@ -138,7 +128,12 @@ class _Builder(SparkSession.Builder):
         return session
 
     def create(self) -> SparkSession:
-        return _prepared(self._builder.create())
+        return self._prepared(self._builder.create())
+
+    def _prepared(self, session: SparkSession) -> SparkSession:
+        if not is_remote(session):  # a server has its own log
+            quiet(session)
+        return session
 
 
 def _connects(builder: Any) -> bool:
@@ -156,38 +151,6 @@ def _of_hosts(session: SparkSession) -> dict[str, Any]:
     values = policy_to_json(resolve(None, keyword={}, spark_conf=settings))
     keys = {f"{section}.{name}": value for section, names in values.items() for name, value in names.items()}
     return {key: value for key, value in keys.items() if key.startswith(_OF_HOSTS)}
-
-
-def _prepared(session: SparkSession) -> SparkSession:
-    existing = session.conf.getAll
-    local = PREFERRED_IF_LOCAL if master(session).startswith("local") else {}
-    for key, value in {**PREFERRED, **local, **_batches(existing)}.items():
-        if key not in existing:
-            session.conf.set(key, value)
-    if is_remote(session):  # the server has its workers and its log
-        return session
-    quiet(session)
-    if _PYTHON not in os.environ:
-        # The interpreter of the workers, and of the process in which the driver looks at the stateful operator. It must
-        # find the same packages as this one. Spark reads the environment variable when a context starts, and this
-        # attribute when a function is sent. Setting the variable would affect every other program that we start.
-        session.sparkContext.pythonExec = sys.executable
-    # Spark's runtime settings do not include those of its workers, which are read when a task starts.
-    settings, here = session.sparkContext._conf, session.sparkContext.pythonExec == sys.executable
-    if local and here and sys.platform == "linux" and not settings.contains(_DAEMON):
-        settings.set(_DAEMON, _LOADED_DAEMON)
-    return session
-
-
-def _batches(existing: Mapping[str, str]) -> dict[str, str]:
-    """Returns the size of batches for Python: limited by rows. The limit in bytes stays only if the user allows many
-    rows.
-
-    With a limit in bytes, Spark adds up the sizes of all columns after each row, which is most of the cost of a row.
-    """
-    rows = existing.get(_ROWS, "4096")
-    few = rows.isdecimal() and 0 < int(rows) <= _MOST_ROWS
-    return {_ROWS: rows, _BYTES: str(_NO_LIMIT)} if few else {}
 
 
 def _settings(policy: Source | None, overrides: Mapping[str, Any]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from aion.errors import ConfigError
 _CONNECT = "pyspark.sql.connect."
 _ANALYZED = re.compile(r"== Analyzed Logical Plan ==\n.*\n(?s:(.*?))\n== Optimized Logical Plan ==")
 _SPLITS = re.compile(r"splits=Some\((\d+)\)")
+_LONGEST, _WHOLE = "spark.sql.maxPlanStringLength", str(2**31 - 16)
 _NEVER = "aion-never"
 
 
@@ -69,17 +70,21 @@ def parallelism(session: SparkSession) -> int:
     """Returns how many tasks Spark makes where nothing says how many: the number of cores, unless it is set."""
     if not is_remote(session):
         return int(session.sparkContext.defaultParallelism)
-    found = _SPLITS.search(analyzed(session.range(1)))
+    found = _SPLITS.search(analyzed_text(session.range(1)))
     assert found is not None, "a range says how many partitions it has"
     return int(found[1])
 
 
-def analyzed(df: DataFrame) -> str:
-    """Returns the analyzed plan of a DataFrame, as Spark prints it."""
-    if not is_remote(df.sparkSession):
-        return str(df._jdf.queryExecution().analyzed().toString())
-    connected: Any = df
-    found = _ANALYZED.search(connected._explain_string(extended=True))
+def analyzed_text(df: DataFrame) -> str:
+    """Returns the analyzed plan of a DataFrame of Spark Connect, as the server prints it, whole."""
+    conf: Any = df.sparkSession.conf
+    before = conf.get(_LONGEST, None)
+    conf.set(_LONGEST, _WHOLE)
+    try:
+        connected: Any = df
+        found = _ANALYZED.search(connected._explain_string(extended=True))
+    finally:
+        conf.unset(_LONGEST) if before is None else conf.set(_LONGEST, before)
     assert found is not None, "the plan of a DataFrame has a part that is analyzed"
     return found[1]
 

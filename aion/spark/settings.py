@@ -24,10 +24,46 @@ REQUIRED = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
 }
+_ROWS, _BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
+_USUAL_ROWS, _MOST_ROWS, _NO_LIMIT = 4096, 10_000, 2**31 - 1
+"""Rows of a batch for Python; Spark's own number; and a limit in bytes that is none."""
+_OF_LOCAL = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+"""On a local disk, Spark's default starts processes (chmod, readlink) whenever it writes a file of a checkpoint, which
+takes a quarter of the time of a small batch. This writer starts fewer. On a cluster the default stays: there it uses
+the file system's atomic rename where there is one."""
 CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 FOLDER = "aion-state"
 """The folder for state if none is set: in CHECKPOINTS if that is set, otherwise in the driver's working folder."""
 _WORKER_LIMIT = "spark.executor.pyspark.memory"
+
+
+def of_queries(spark: SparkSession) -> dict[str, str]:
+    """Returns the settings that each query with operators of Aion gets in a session of its own, which Spark makes for
+    it. Those that the user has set are not among them.
+    """
+    existing = spark.conf.getAll
+    local = _OF_LOCAL if master(spark).startswith("local") else {}
+    return {key: value for key, value in {**local, **_batches(existing)}.items() if key not in existing}
+
+
+def rows_at_once(spark: SparkSession) -> int:
+    """Returns how many rows a batch for Python has at most. Zero or less: there is no limit."""
+    return int(of_queries(spark).get(_ROWS) or conf(spark, _ROWS))
+
+
+def _batches(existing: Mapping[str, str]) -> dict[str, str]:
+    """Returns the size of batches for Python: limited by rows. The limit in bytes stays only if the user allows many
+    rows.
+
+    With a limit in bytes, Spark adds up the sizes of all columns after each row, which is most of the cost of a row.
+    """
+    rows = existing.get(_ROWS, str(_USUAL_ROWS))
+    few = rows.isdecimal() and 0 < int(rows) <= _MOST_ROWS
+    return {_ROWS: rows, _BYTES: str(_NO_LIMIT)} if few else {}
 
 
 def check_name(name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType, FloatType, StringType, StructType
+from pyspark.sql.types import DoubleType, FloatType, StringType
 
 from aion.base.hashing import ShardOfKeys
 from aion.config import Policy
@@ -17,10 +17,11 @@ from aion.core.query.spec import Spec
 from aion.errors import SchemaError, WatermarkError
 from aion.spark import upstream
 from aion.spark.blocks import row_type
-from aion.spark.child import NO_EVENT, Child, ChildWork, sent_columns
+from aion.spark.child import NO_EVENT, Child, ChildWork
+from aion.spark.names import Names
 from aion.spark.shards import hash_column
-from aion.spark.types import arrow_schema, quoted
 from aion.spark.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
+from aion.spark.workers import in_arrow
 
 
 class Source(Protocol):
@@ -82,15 +83,13 @@ class Rows:
         self._rules = Rules.of(df.schema)
         if self._rules is not None:
             check_behind(df, self._rules)
-        names = df.columns
-        twice = sorted({n for n in names if names.count(n) > 1})
-        if twice:
-            raise SchemaError(f"windowed: the DataFrame has two columns named {twice[0]!r}; rename one")
         self._df = df
         self.session = df.sparkSession
-        self.schema = arrow_schema(StructType([field for field in df.schema if field.name not in (HELPER, FLAG)]))
+        self._names = Names(df, hidden=(HELPER, FLAG))
+        self.schema = self._names.schema
 
     def plan(self, spec: Spec) -> Plan:
+        spec, self.schema = self._names.resolved(spec)
         return spec.plan(self.schema)
 
     def policy(self, spec: Spec, policy: Policy) -> Policy:
@@ -102,7 +101,8 @@ class Rows:
 
     def delay_us(self, time: str) -> int | None:
         on_helper = self._rules is not None and self._rules.time == time
-        delay_ms = self._df.schema[HELPER if on_helper else time].metadata.get(WATERMARK)
+        marked = self._df.schema[HELPER] if on_helper else self._names.field(time)
+        delay_ms = marked.metadata.get(WATERMARK)
         return None if delay_ms is None else int(delay_ms) * 1000
 
     def reading(self, plan: Plan) -> None:
@@ -121,29 +121,28 @@ class Rows:
 
     def children(self, work: ChildWork) -> DataFrame:
         """Only the columns that are needed are sent to Python, under names that pyspark need not quote."""
-        types: StructType = self._df.schema
-        columns = {name: self._column(name, work.plan) for name in sent_columns(work.plan)}
+        columns = {name: self._column(name, work.plan) for name in work.plan.schema.names}
         needed = [column.alias(f"column{number}") for number, column in enumerate(columns.values())]
         if not ShardOfKeys.covers(work.key_types):
-            keys = [(columns[name], types[name].dataType) for name in work.plan.key]
+            keys = [(columns[name], self._names.field(name).dataType) for name in work.plan.key]
             needed.append(hash_column(keys).alias("__aion_hash"))
         flag = self._flag(work.plan)
         if flag is not None:
             needed.append(flag.cast("tinyint").alias(FLAG))
         child = Child(work, has_flags=flag is not None)
-        return self._df.select(*needed).mapInArrow(child, row_type(work.tree, level=0))
+        return in_arrow(self._df.select(*needed), child, row_type(work.tree, level=0))
 
     def _flag(self, plan: Plan) -> Column | None:
         """Which rows no window takes, or are no events. None: all are events, and windows may take them."""
         if self._rules is None:
             return None
         # What has the time of these windows is an event of theirs, though it may have none for the watermark.
-        is_event = ((flag := self._df[FLAG]) == NO_EVENT) & self._df[quoted(plan.time)].isNotNull()
+        is_event = ((flag := self._df[FLAG]) == NO_EVENT) & self._names.column(plan.time).isNotNull()
         return F.when(is_event, F.lit(0)).otherwise(flag)
 
     def _column(self, name: str, plan: Plan) -> Column:
-        column = self._df[quoted(name)]
-        type_ = self._df.schema[name].dataType
+        column = self._names.column(name)
+        type_ = self._names.field(name).dataType
         if isinstance(type_, StringType) and not type_.isUTF8BinaryCollation() and (name in plan.key or not plan.apply):
             # Python compares bytes. So values that Spark takes for equal would be two.
             raise SchemaError(

@@ -8,31 +8,32 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections import OrderedDict
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
 from aion.errors import AionError
-from aion.spark import remote_starts
+from aion.spark import downstream, remote_starts
 from aion.spark.checkpoint_files import CheckpointFiles
 from aion.spark.look import Look, Operator, check_names, settings_of
 from aion.spark.partitions import rescaled, take_back
+from aion.spark.plans import ROOT, Node, plan_of
 from aion.spark.query_settings import REFUSED, RESCALED
-from aion.spark.sessions import analyzed, is_remote, master
+from aion.spark.sessions import is_remote, master
+from aion.spark.settings import of_queries
+from aion.spark.touched import note_change
 
-_ROOT = re.compile(r"TransformWithStateInPySpark (\S+\(.*?\)#\d+)")
 _METHODS = ("start", "toTable")
 _MOST = 1000
 log = logging.getLogger(__name__)
 
 
-_operators: OrderedDict[str, Operator] = OrderedDict()
-"""By how Spark's plans call their roots, which is another name for each call."""
+_operators: OrderedDict[tuple[str, int], Operator] = OrderedDict()
+"""By the calls of their roots."""
 _refused: dict[str, AionError] = {}
 """Why queries cannot run, by their runs."""
 
@@ -42,20 +43,26 @@ def remember(result: DataFrame, operator: Operator) -> None:
     if is_remote(result.sparkSession):
         remote_starts.remember(result, operator)
         return
-    found = _ROOT.search(analyzed(result))
-    assert found is not None, "the result of a root has it in its plan"
-    _operators[found[1]] = operator
+    root = next(_roots(plan_of(result)))
+    _operators[root] = operator
     if len(_operators) > _MOST:
         _operators.popitem(last=False)
 
 
-def look(spark: SparkSession, execution: Any, plan: str, run: str, checkpoint: str, conf: Any) -> None:
-    """Looks at the operators of a query that starts. ``execution``: Spark's, and its ``plan`` as text. ``conf``: of the
+def _roots(plan: Node) -> Iterator[tuple[str, int]]:
+    """Yields the calls of all roots in a plan, the last one first."""
+    return (node.function for node in plan if node.name == ROOT and node.function is not None)
+
+
+def look(spark: SparkSession, execution: Any, plan: Node, run: str, checkpoint: str, conf: Any) -> None:
+    """Looks at the operators of a query that starts. ``execution``: Spark's, and its ``plan``. ``conf``: of the
     query's own session.
     """
-    there = [_operators[name] for name in _ROOT.findall(plan) if name in _operators]
+    there = [_operators[root] for root in _roots(plan) if root in _operators]
     if not there:
         return
+    for key, value in of_queries(spark).items():
+        conf.set(key, value)
     files = CheckpointFiles(spark, checkpoint)
     take_back(files)
     batches = files.batches("commits")
@@ -66,8 +73,10 @@ def look(spark: SparkSession, execution: Any, plan: str, run: str, checkpoint: s
     is_here = master(spark).startswith("local")
     try:
         check_names(there)
+        downstream.check(plan, lambda call: _operators[call].config if call in _operators else None)
+        last, names = max(batches, default=None), tuple(operator.config.name for operator in there)
         for operator in there:
-            seen = Look(operator, query, checkpoint, is_here, max(batches, default=None))()
+            seen = Look(operator, query, checkpoint, is_here, last, names)()
             for key, value in settings_of(operator.config.name, seen).items():
                 conf.set(key, value)
     except AionError as error:
@@ -97,6 +106,7 @@ def install() -> None:
         stock = getattr(DataStreamWriter, name)
         if not hasattr(stock, "__wrapped_by_aion__"):
             setattr(DataStreamWriter, name, _raising(stock))
+            note_change(f"DataStreamWriter.{name}", partial(setattr, DataStreamWriter, name, stock))
 
 
 def _raising(stock: Callable[..., Any]) -> Callable[..., Any]:

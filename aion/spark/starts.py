@@ -27,8 +27,8 @@ from pyspark.sql.streaming import StreamingQueryListener
 from aion import errors
 from aion.core.heartbeat import RUN
 from aion.errors import AionError, ConfigError, StateError, WatermarkError
-from aion.spark import positions, progress, upstream
-from aion.spark.query_settings import CHECKPOINT, REFUSED, TEMPORARY
+from aion.spark import positions, progress, run_ends, upstream
+from aion.spark.query_settings import CHECKPOINT, ENDS, REFUSED, TEMPORARY
 from aion.spark.sessions import application, is_remote
 from state_backends.server.server_folder import note_end, runtime_dir
 
@@ -57,19 +57,22 @@ class _Starts(StreamingQueryListener):
 
     def onQueryStarted(self, event: Any) -> None:
         from aion.spark import starting  # only here: workers import this module, too
+        from aion.spark.plans import node_of
 
         try:
             query = self._session.streams.get(event.id().toString())
             execution = query._jsq.streamingQuery()
             conf = execution.sparkSessionForStream().conf()
-            plan = execution.analyzedPlan().toString()
+            plan = node_of(execution.analyzedPlan())
             smallest = conf.get("spark.sql.streaming.multipleWatermarkPolicy") == "min"
             if smallest and upstream.waits_for_itself(plan):
                 starting.refuse(event.runId().toString(), WatermarkError(upstream.WAITS), conf)
             checkpoint = execution.resolvedCheckpointRoot()
             conf.set(CHECKPOINT, checkpoint)
+            if (last := run_ends.shows_all_from(execution)) is not None:
+                conf.set(ENDS, str(last))
             starting.look(self._session, execution, plan, event.runId().toString(), checkpoint, conf)
-            if RUN in plan:
+            if any(node.source == RUN for node in plan):
                 positions.add(execution)
         except Exception:
             log.exception("the location of a query's checkpoint could not be found; the tasks of the query will fail")
@@ -108,9 +111,10 @@ def watch(spark: SparkSession) -> None:
 
     if is_remote(spark):
         remote_starts.watch(spark)
-    elif spark not in _watched:
-        starting.install()
-        failures.install()
+        return
+    starting.install()
+    failures.install()
+    if spark not in _watched:
         _watched[spark] = listener = _Starts(spark)
         spark.streams.addListener(listener)
         atexit.register(listener.leave)

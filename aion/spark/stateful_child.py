@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from aion.base.hashing import ShardOfKeys
 from aion.config import policy_from_text
@@ -36,7 +36,8 @@ from state_backends.thresholds import threshold
 log = logging.getLogger("aion")
 
 SHARD, ROWS = "__aion_shard", "__aion_rows"
-SCHEMA = f"{SHARD} int, {ROWS} binary"
+SCHEMA = StructType([StructField(SHARD, IntegerType()), StructField(ROWS, BinaryType())])
+"""Not as text, here and elsewhere: what a word of it means is a setting of the session."""
 PACKED_BYTES = threshold(1 << 20, 256)
 _BATCH_BYTES = threshold(4 << 20, 512)
 _ARROW = pa.schema([(SHARD, pa.int32()), (ROWS, pa.binary())])

@@ -18,7 +18,7 @@ from aion.base.time import format_duration
 from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.operator.actions import PaneKind
-from aion.core.query.columns import COMPLETENESS_COLUMNS, DROPPED_COLUMNS, OLD
+from aion.core.query.columns import COMPLETENESS_COLUMNS, DROPPED_COLUMNS, OLD, PANE_SEQ
 from aion.core.query.plan import Plan
 from aion.core.query.spec import Spec, of_spec
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
@@ -31,6 +31,7 @@ from aion.spark.chained import described, source_of
 from aion.spark.child import ChildWork
 from aion.spark.explain import explain_plan
 from aion.spark.files import Files
+from aion.spark.group_by import stock_method
 from aion.spark.hand_over import HandOverConfig
 from aion.spark.levels import merged
 from aion.spark.look import Operator
@@ -43,6 +44,7 @@ from aion.spark.settings import (
     conf,
     place_of_state,
     resolved_policy,
+    rows_at_once,
     shard_count,
     task_failures,
 )
@@ -71,8 +73,8 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     can also pass a ``spec``; keywords override it. :func:`explain` describes what runs where.
 
     The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``, ``kind``
-    (early, on_time, late, final, retracted, dropped), ``events``, ``late_events`` and ``closes_at``, the watermark from
-    which on the row cannot change. Dropped rows also have ``event_time``,
+    (early, on_time, late, final, retracted, dropped), ``events``, ``late_events``, ``closes_at``, the watermark from
+    which on the row cannot change, and ``pane_seq``, which orders panes. Dropped rows also have ``event_time``,
     ``lateness_us``, ``reason`` and ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
     earlier ones. Spark's progress of a batch has their numbers in ``observedMetrics`` (docs/progress.md). Raises
     WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
@@ -81,7 +83,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     spark = source.session
     query = _resolve(source, spec)
     plan, resolved, tree = query.plan, query.policy, query.tree
-    limit_bytes = fragment_bytes(int(conf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch")))
+    limit_bytes = fragment_bytes(rows_at_once(spark))
     state_dir = place_of_state(spark, resolved)
     starts.watch(spark)
     hand_over = _hand_over(plan, resolved, state_dir, spec.name)
@@ -110,7 +112,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
         spec.name, state_dir, len(tree.shards), policy if isinstance(policy, str | Path) else "of its own",
         format_duration(resolved.lateness.initial_bound_us), learns,
     )  # fmt: skip
-    result = blocks.groupBy("shard").transformWithStateInPandas(
+    result = stock_method(blocks.groupBy("shard"), "transformWithStateInPandas")(
         Root(WindowsDefinition(config)), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
     starting.remember(result, Operator(config, plan.definition, resolved.state.shards == "auto"))
@@ -218,7 +220,7 @@ def dropped(df: DataFrame) -> DataFrame:
     Raises SchemaError for any other DataFrame.
     """
     _check_result("dropped", df)
-    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane", "closes_at", *COMPLETENESS_COLUMNS)
+    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane", "closes_at", PANE_SEQ, *COMPLETENESS_COLUMNS)
 
 
 def changes(df: DataFrame) -> DataFrame:

@@ -6,47 +6,30 @@ it. So late events would be gone before Aion sees them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 
 from aion.errors import WatermarkError
 from aion.spark.counting import COUNTED
-from aion.spark.sessions import analyzed
+from aion.spark.plans import ROOT, Node, plan_of
 
-_LINE = re.compile(r"^((?:[:| ]  )*(?:[+:]- )?)(~?)(.*)$")
-_EVENT_TIME = re.compile(r", EventTime(?:Timeout)?\b")
-_WINDOWED = re.compile(r"MapInArrow (?:Child|FileChild)\(")
-_WATERMARK = "EventTimeWatermark "
-
-
-class _Node(NamedTuple):
-    """An operator of a plan. ``streaming``: whether its rows come from a stream. ``below``: what is before it."""
-
-    depth: int
-    text: str
-    streaming: bool
-    below: list[_Node]
-
-    def has(self, what: str) -> bool:
-        return any(node.text.startswith(what) or node.has(what) for node in self.below)
+_CHILDREN = ("Child", "FileChild")
+_WATERMARK = "EventTimeWatermark"
 
 
 def has_windows(df: DataFrame) -> bool:
     """Returns whether rows of a DataFrame come from :func:`aion.windowed`."""
-    return any(map(_is_root, _nodes(analyzed(df))))
+    return any(map(_is_root, plan_of(df)))
 
 
-def waits_for_itself(plan: str) -> bool:
+def waits_for_itself(plan: Node) -> bool:
     """Returns whether a plan of Spark has a watermark behind :func:`aion.windowed`.
 
     Spark uses the smallest watermark of a query. So the windows wait for the watermark behind them, which waits for
     their panes.
     """
-    behind = (node for node in _nodes(plan) if node.text.startswith(_WATERMARK))
-    return any(any(map(_is_root, _all_below(node))) for node in behind)
+    return any(_is_root(before) for node in plan if node.name == _WATERMARK for before in node)
 
 
 WAITS = (
@@ -60,8 +43,12 @@ WAITS = (
 
 def lossy(df: DataFrame) -> list[str]:
     """Returns what drops late rows before they are in a DataFrame, as its users call it."""
-    found = (_lossy(node) for node in _nodes(analyzed(df)) if node.streaming and node.has(_WATERMARK))
+    found = (_lossy(node) for node in plan_of(df) if node.streaming and _has_watermark(node))
     return sorted({name for name in found if name is not None})
+
+
+def _has_watermark(node: Node) -> bool:
+    return any(before.name == _WATERMARK for before in node if before is not node)
 
 
 def check(caller: str, df: DataFrame) -> None:
@@ -76,96 +63,65 @@ def check(caller: str, df: DataFrame) -> None:
         )
 
 
-_DROPPED, _OWN = (re.compile(rf"Filter NOT \(kind#\d+ = {kind}\)") for kind in ("dropped", COUNTED))
-_KEEPING = re.compile(r"(?:Project|SubqueryAlias|CollectMetrics)\b")
+_OWN = (("kind", "dropped"), ("kind", COUNTED))
+_KEEPING = ("Project", "SubqueryAlias", "CollectMetrics")
 
 
-def before_windows(df: DataFrame) -> list[str] | None:
+def before_windows(df: DataFrame) -> list[Node] | None:
     """Returns the operators between a DataFrame and the windows whose panes it has. None: other rows come in there."""
-    between: list[str] = []
-    for node in (all_ := _nodes(analyzed(df))):
-        if _is_root(node):
-            return between
+    between: list[Node] = []
+    node = plan_of(df)
+    while not _is_root(node):
         if len(node.below) != 1:
             return None
-        between.append(node.text)
-    raise AssertionError(f"there are no windows in {all_}")
+        between.append(node)
+        (node,) = node.below
+    return between
 
 
-def operators(df: DataFrame) -> list[str]:
-    """Returns the operators of the plan of a DataFrame, each as a line of text, the last one first."""
-    return [node.text for node in _nodes(analyzed(df))]
+def leaves_out_dropped(node: Node) -> bool:
+    """Returns whether an operator leaves out the dropped rows of a result, as :func:`aion.panes` does."""
+    return node.without == _OWN[0]
 
 
-def leaves_out_dropped(operator: str) -> bool:
-    """Returns whether an operator of a plan leaves out the dropped rows of a result, as :func:`aion.panes` does."""
-    return _DROPPED.match(operator) is not None
+def keeps_each_row(node: Node) -> bool:
+    """Returns whether each pane comes through an operator, in its order."""
+    return node.without in _OWN or node.name in _KEEPING
 
 
-def keeps_each_row(operator: str) -> bool:
-    """Returns whether each pane comes through an operator of a plan, in its order."""
-    return any(known.match(operator) for known in (_DROPPED, _OWN, _KEEPING))
-
-
-def _nodes(plan: str) -> list[_Node]:
-    """Returns all operators of a plan as Spark prints it, the last one first."""
-    nodes: list[_Node] = []
-    above: list[_Node] = []
-    for line in plan.splitlines():
-        found = _LINE.match(line)
-        assert found is not None, "the expression matches any line"
-        indent, streaming, text = found.groups()
-        depth = len(indent) // 3
-        if not text or (nodes and not indent):
-            continue  # a line of an operator that has a text with line breaks in it
-        node = _Node(depth, text, bool(streaming), [])
-        del above[depth:]
-        if above:
-            above[-1].below.append(node)
-        above.append(node)
-        nodes.append(node)
-    return nodes
-
-
-def _lossy(node: _Node) -> str | None:
+def _lossy(node: Node) -> str | None:
     """Returns what an operator is called that drops late rows. None: it does not."""
-    name = node.text.partition(" ")[0]
-    match name:
+    match node.name:
         case "Deduplicate":
             return "dropDuplicates"
         case "DeduplicateWithinWatermark":
             return "dropDuplicatesWithinWatermark"
         case "Aggregate":
             return "an aggregation"
+        case "Distinct":
+            return "distinct"
         case "Join":
             return "a join of two streams" if all(side.streaming for side in node.below) else None
         case "TransformWithStateInPySpark" | "TransformWithState":
             # The root of windows takes late rows: its child hides the event time from Spark.
-            return "transformWithState" if not _is_root(node) and _EVENT_TIME.search(node.text) else None
+            return "transformWithState" if node.by_event_time and not _is_root(node) else None
         case "FlatMapGroupsInPandasWithState" | "FlatMapGroupsWithState":
-            return "applyInPandasWithState" if _EVENT_TIME.search(node.text) else None
+            return "applyInPandasWithState" if node.by_event_time else None
     return None
 
 
-def _is_root(node: _Node) -> bool:
+def _is_root(node: Node) -> bool:
     """Whether it is the root of windows: behind their child, perhaps with the watermark and merging in between."""
-    is_root = node.text.startswith("TransformWithStateInPySpark ")
-    return is_root and any(_WINDOWED.match(below.text) for below in _nearest(node))
+    return node.name == ROOT and any(
+        before.function is not None and before.function[0] in _CHILDREN for before in _nearest(node)
+    )
 
 
-def _all_below(node: _Node) -> Iterator[_Node]:
-    for below in node.below:
-        yield below
-        yield from _all_below(below)
-
-
-def _nearest(node: _Node) -> list[_Node]:
+def _nearest(node: Node) -> Iterator[Node]:
     """The operators before a root of windows, as far as there is only one way."""
-    found: list[_Node] = []
     at = node
     while at.below:
         at = at.below[0]
-        found.append(at)
+        yield at
         if len(at.below) > 1:
             break
-    return found

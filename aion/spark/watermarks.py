@@ -15,11 +15,13 @@ from pyspark.sql.types import DataType, StructType, TimestampType
 from aion.base.time import duration_us, format_duration, format_instant, instant_us
 from aion.core.heartbeat import RUN
 from aion.errors import ConfigError, SchemaError, WatermarkError
-from aion.spark import positions, upstream
+from aion.spark import positions
 from aion.spark.child import AHEAD, NO_EVENT
 from aion.spark.heartbeat import AT, HeartbeatSource
+from aion.spark.plans import plan_of
 from aion.spark.sessions import refuse
 from aion.spark.types import quoted
+from aion.spark.workers import of_aion
 
 WATERMARK = "spark.watermarkDelayMs"
 """The key of a column's metadata under which Spark keeps the delay of its watermark."""
@@ -175,8 +177,8 @@ def check_behind(df: DataFrame, rules: Rules) -> None:
     """
     if rules.idle_us is None and rules.until is None:
         return
-    for operator in upstream.operators(df):
-        if (name := operator.partition(" ")[0]) == "EventTimeWatermark":
+    for name in (node.name for node in plan_of(df)):
+        if name == "EventTimeWatermark":
             return
         if name not in _PASSED:
             raise WatermarkError(
@@ -231,7 +233,7 @@ def _until(df: DataFrame, given: object) -> int | str:
     if when.tzinfo is not None:
         return instant_us(when)
     # As Spark reads it, in the session's zone.
-    row = df.sparkSession.sql("SELECT unix_micros(CAST(? AS timestamp))", [when.isoformat()]).first()
+    row = df.sparkSession.sql("SELECT unix_micros(CAST(? AS timestamp_ltz))", [when.isoformat()]).first()
     assert row is not None
     return int(row[0])
 
@@ -245,7 +247,8 @@ def _with_heartbeat(df: DataFrame, rules: Rules, delay_us: int) -> DataFrame:
     spark = df.sparkSession
     refuse(spark, "idle_after, complete_until", "leave out idle_after, and give complete_until the name of a column")
     if spark not in _registered:
-        spark.dataSource.register(HeartbeatSource)
+        with of_aion(spark):
+            spark.dataSource.register(HeartbeatSource)
         _registered.add(spark)
     options = {"socket": str(positions.address()), "delay_us": delay_us}
     if rules.idle_us is not None:
@@ -254,5 +257,5 @@ def _with_heartbeat(df: DataFrame, rules: Rules, delay_us: int) -> DataFrame:
         options["until_us"] = rules.until // 1000 * 1000 + delay_us  # Spark's watermark has milliseconds
     beats = spark.readStream.format(RUN).options(**options).load()
     nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in df.schema]
-    rows = df.select("*", F.lit(None).cast("timestamp").alias(_BEAT))
+    rows = df.select("*", F.lit(None).cast(TimestampType()).alias(_BEAT))
     return rows.unionAll(beats.select(*nothing, F.col(AT).alias(_BEAT)))

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from pyspark import TaskContext
 
 from aion.config import Policy
 from aion.core.ingest.builder import Flagged, ShardBlock
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.fragments import Defragmenter
 from aion.core.operator.lifecycle import EXECUTED
-from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
+from aion.core.slicing.grid import FLAGGED_SLICES
 from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
 from aion.execute.recorder import Recorder
 from aion.execute.trace import Definition
@@ -24,6 +25,7 @@ from aion.execute.windows import Windows
 from aion.spark.counting import COUNTED, COUNTS
 from aion.spark.frames import to_frame
 from aion.spark.hand_over import BatchFolder
+from aion.spark.query_settings import ENDS
 from aion.spark.root_config import RootConfig
 from aion.spark.shards import ids_here
 from aion.spark.tenants import Batch, Tenants
@@ -42,14 +44,18 @@ class CountingWindows(Windows):
 
     A stateful processor in Python can only yield rows. :func:`aion.spark.progress.observed` takes these out again. A
     shard in which no number has grown yields none, because a frame with a single row has a cost of its own.
+
+    ``ends``: the batch may be the last one of its run, and so executes the late windows that have events, whatever
+    their triggers wait for (:mod:`aion.spark.run_ends`).
     """
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, ends: bool, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self._ends = ends
         self._before = self._counts()
 
     def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
-        yield from super().end_batch(last=last)
+        yield from super().end_batch(last=last or self._ends)
         before, self._before = self._before, self._counts()
         grown = {name: n - before[name] for name, n in self._before.items() if n > before[name]}
         if grown:
@@ -79,6 +85,8 @@ class WindowsTenants(Tenants):
         self.rows_first = config.rows_first
         record_rules(plan, config.name)
         self._codec = CodecPool(policy.io.codec_threads)
+        context = TaskContext.get()
+        self._ends = None if context is None else context.getLocalProperty(ENDS)
 
     def open(
         self, attempt: RemoteAttempt, batch: Batch
@@ -95,6 +103,7 @@ class WindowsTenants(Tenants):
             others=attempt.others,
             learnt=attempt.learnt,
             delay_us=config.watermark_delay_us,
+            ends=self._ends is not None and batch.number >= int(self._ends),
         )
         if config.record is not None:
             recorder = Recorder(Path(config.record), Definition.of(plan, commits=True), batch.shard)
@@ -153,7 +162,7 @@ class WindowsTenants(Tenants):
 
 def _why(block: Block) -> int:
     """The slice that says why no window takes the events. 0: windows may take them."""
-    return block.header.slice_us if block.header.slice_us in (DROPPED_SLICE, AHEAD_SLICE) else 0
+    return block.header.slice_us if block.header.slice_us in FLAGGED_SLICES else 0
 
 
 def _listed(made: Iterable[ShardBlock]) -> Iterator[list[Block]]:

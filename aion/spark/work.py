@@ -39,6 +39,7 @@ class Task:
         context = TaskContext.get()
         assert context is not None
         self._query, self._run, self.batch = Running.of(context)
+        self._brings = definition.batch is not None  # state from elsewhere, where it may have been before
         if definition.batch is not None:
             self.batch = definition.batch
         self._checkpoint = checkpoint_of(context)
@@ -70,6 +71,7 @@ class Task:
                 place=self._place,
                 state_dir=config.state_dir,
                 store=self._store,
+                committed=-1 if self._brings else self.batch - 1,
                 **self.tenants.asks,
             )
         except MissingState as error:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql.types import DoubleType, FloatType, Row, StructType
+from pyspark.sql.types import DoubleType, FloatType, LongType, Row, StructType
 
 from aion.stateful.encoding import Codec
 from aion.stateful.packing import pack, unpack
@@ -39,16 +39,22 @@ class Keys:
     def __init__(self, schema: StructType) -> None:
         self._codec = Codec(schema)
         self._floating = [isinstance(field.dataType, FloatType | DoubleType) for field in schema]
+        self._long = [isinstance(field.dataType, LongType) for field in schema]
 
     def values(self, values: Iterable[Any]) -> tuple[Any, ...]:
-        """Returns a key as the processor sees it. pandas has turned integers into doubles where one of them is null.
+        """Returns a key as the processor sees it. pandas has turned integers into doubles where one of them is null;
+        those that a double cannot hold come as text.
 
         Since pandas 3, a null among texts is a NaN as well. With every version of pandas it is None here, and so the
         same key.
         """
         return tuple(
-            _whole(value) if not floating and isinstance(value, float) else value
-            for value, floating in zip(values, self._floating, strict=True)
+            int(value)
+            if long and isinstance(value, str)
+            else _whole(value)
+            if not floating and isinstance(value, float)
+            else value
+            for value, floating, long in zip(values, self._floating, self._long, strict=True)
         )
 
     def to_bytes(self, values: tuple[Any, ...]) -> bytes:

@@ -140,6 +140,7 @@ def panes(rows: int, first: int) -> pa.Table:
         "events": numbers,
         "late_events": np.zeros(rows, np.int64),
         "closes_at": starts + 60 * MINUTE_US,
+        "pane_seq": np.arange(rows),
     }
     return pa.table([pa.array(columns[field.name]).cast(field.type) for field in kept], schema=pa.schema(kept))
 
@@ -148,13 +149,13 @@ def panes(rows: int, first: int) -> pa.Table:
 def table_in(uri: str, rows: pa.Table) -> Iterator[None]:
     """An empty table with the index that a sink makes."""
     from aion.sinks.database import TableName, prepare
-    from aion.sinks.rows import change_of, identity_of
+    from aion.sinks.rows import Panes
     from aion.sinks.uris import kind_of
 
     name = TableName.of(TABLE)
     _drop(uri)
     with kind_of(uri).open(uri) as database:
-        prepare(database, name, change_of(rows, identity_of(rows.column_names, None)))
+        prepare(database, name, Panes.of([(name, {}) for name in rows.column_names], ["k"]).change(rows))
     try:
         yield
     finally:
@@ -173,7 +174,7 @@ def upserting(uri: str) -> Write:
     from aion.sinks import upsert
     from aion.sinks.marks import History, Mark
 
-    sink, history = upsert(uri, TABLE), History("experiment", "")
+    sink, history = upsert(uri, TABLE, key="k"), History("experiment", "")
     return lambda rows, batch: sink.write(rows, Mark(history, batch))
 
 
@@ -183,7 +184,7 @@ def loading(kind: str, uri: str) -> Write:
 
     def load(rows: pa.Table, batch: int) -> None:
         with kind_of(uri).open(uri) as database:
-            LOADS[kind](database, rows)
+            LOADS[kind](database, rows.drop(["pane_seq"]))
 
     return load
 

@@ -222,12 +222,13 @@ class StateClient:
         store: StoreConfig,
         others: bool = False,
         moved: bool = False,
+        committed: int = -1,
     ) -> RemoteAttempt:
         """Starts an attempt on the version ``token``; None: there is none yet. The new version will be ``makes``.
 
         ``place``: Spark's stage and the partition in it, where the task is. None: the attempt only reads.
         ``others``: whether the answer contains what the operator's other shards have learnt. ``moved``: whether it
-        contains how long the disk took to stage and to write.
+        contains how long the disk took to stage and to write. ``committed``: see OpenRequest.
         """
         opening = {
             "identity": asdict(identity),
@@ -240,6 +241,7 @@ class StateClient:
             "store": store.to_json(),
             "others": others,
             "moved": moved,
+            "committed": committed,
         }
         return RemoteAttempt(self, opening)
 

@@ -45,6 +45,7 @@ from state_backends.store.p_bucket import PBucket
 from state_backends.store.pressure import PressureManager, Sampler
 from state_backends.store.protocol import StoreStats
 from state_backends.versions.manifest import Identity
+from state_backends.versions.opening import check_begins
 from state_backends.versions.shard import Shard
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,8 @@ class Host:
             rebuilds = shard.rebuilds
             try:
                 snapshot = shard.open(request.token, request.attempt, identity, makes=request.makes)
+                if request.token is None:
+                    check_begins(shard.storage, identity, request.committed)
             except BaseException:
                 self.attempts.end(request.attempt)
                 raise

@@ -167,7 +167,8 @@ class OpenRequest(ServerRequest):
     one: under another name, and with the same ``makes``. ``place``: the number of Spark's stage, and of the partition
     in it, where the task is. None: the attempt only reads. ``others``: whether the answer contains what the operator's
     other shards have learnt. ``moved``: whether it contains how long the disk took to stage and to write, since a
-    client last asked for that.
+    client last asked for that. ``committed``: the last batch that Spark has committed, if a shard that had versions by
+    then must have a token. -1: nothing is known of that, or this attempt brings the first version.
     """
 
     identity: IdentityFields
@@ -181,6 +182,7 @@ class OpenRequest(ServerRequest):
     store: StoreFields
     others: bool
     moved: bool = False
+    committed: int = -1
 
 
 class AttemptRequest(ServerRequest):

@@ -336,6 +336,22 @@ class StateFolder:
                 listed = [token for token in listed if parent is not None and token <= parent]
         return found[::-1]
 
+    def newest(self, shard: tuple[str, str, str]) -> Manifest | None:
+        """Returns the newest version of a shard that can be read. None if the shard has no version.
+
+        A damaged manifest may be that of an attempt that Spark gave up, so it hides none. Raises CorruptState if all
+        are damaged.
+        """
+        folder = f"{self._base}/{'/'.join(shard)}"
+        listed = [n.removesuffix(MANIFEST) for n, _ in self._list(f"{folder}/manifests") if n.endswith(MANIFEST)]
+        for token in reversed(listed):
+            version = self._version(shard, folder, token)
+            if version.manifest is not None:
+                return version.manifest
+        if listed:
+            raise CorruptState(f"{folder}: none of its {len(listed)} manifests can be read")
+        return None
+
     def _exists(self, path: str) -> bool:
         return bool(self._fs.get_file_info(path).type is pafs.FileType.File)
 

@@ -175,17 +175,23 @@ def newest_versions(shards: Iterable[Storage], batch: int) -> list[Manifest]:
     """Returns the versions of the last batch before ``batch`` that any of these shards has a version of.
 
     Spark has decided about all batches before the one at work, so what none of these versions has was never committed.
-    ``batch``: -1 for all of them. Raises CorruptState, FormatError, StorageError, DiskError.
+    ``batch``: -1 for all of them. A damaged version may be that of an attempt that Spark gave up, so it is left out.
+    Raises CorruptState if all are damaged, FormatError, StorageError, DiskError.
     """
     found: dict[int, list[tuple[Storage, str]]] = {}
     for shard in shards:
         for token in _tokens(shard.listing()[0]):
             found.setdefault(batch_of(token), []).append((shard, token))
-    versions = []
+    versions, damaged = [], []
     earlier = [its for its in found if its < batch or batch < 0]
     for shard, token in found[max(earlier)] if earlier else ():
-        with contextlib.suppress(FileNotFoundError):  # it has just been deleted
-            versions.append(read_version(shard, token))
+        try:
+            with contextlib.suppress(FileNotFoundError):  # it has just been deleted
+                versions.append(read_version(shard, token))
+        except CorruptState as error:
+            damaged.append(error)
+    if damaged and not versions:
+        raise damaged[0]
     return versions
 
 

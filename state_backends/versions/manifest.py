@@ -308,7 +308,7 @@ def check_operator(found: Mapping[str, Any], wanted: Identity, state: str) -> No
     """
     for what in ("query", "operator", "shard", "shards"):
         if what in found and found[what] != getattr(wanted, what):
-            hint = f"; set state.shards to {found[what]}" if what == "shards" else ""
+            hint = f"; set state.shards to {found[what]}, its number of shards" if what == "shards" else ""
             raise ForeignState(f"{state} belongs to {what} {found[what]!r}, not {getattr(wanted, what)!r}{hint}")
     if differ := changes(found["definition"], wanted.definition):
         raise ForeignState(

@@ -50,6 +50,34 @@ def claim(
     storage.claim(own, first=False)
 
 
+def check_begins(storage: Storage, identity: Identity, committed: int) -> None:
+    """Checks that a shard that is opened without a version has never had one. Raises CorruptState.
+
+    ``committed``: the last batch that Spark has committed. A version up to it with a history proves that Spark has kept
+    a token of the shard: whoever made it was handed the token of the version before. A version without a history proves
+    nothing: it may be what a failed attempt left when its batch ran again without rows for the shard, or what the
+    copy of a checkpoint has taken from the original. Versions of later batches prove nothing either: the checkpoint may
+    have been set back to an older batch.
+    """
+    for name in sorted(storage.listing()[0]) if committed >= 0 else ():
+        token = name.removesuffix(MANIFEST)
+        if not name.endswith(MANIFEST) or not 0 <= batch_of(token) <= committed:
+            continue
+        try:
+            manifest = read_version(storage, token)
+        except (CorruptState, FormatError, FileNotFoundError):
+            continue
+        if manifest.history:
+            raise CorruptState(
+                f"Spark's checkpoint names no version of shard {identity.shard} of operator {identity.operator!r}, but "
+                f"it has named one: batch {batch_of(token)} made {storage.where(token)} from version "
+                f"{manifest.history[-1].token}. The shard would begin again with nothing. Was the operator changed by "
+                "something that keeps state of its own around it? Start the query as it ran before, or with a new "
+                "checkpoint. If you have set the checkpoint back to a batch before the shard had events, move the "
+                "manifests in that folder elsewhere"
+            )
+
+
 def older(storage: Storage, manifest: Manifest | None, keep: int) -> tuple[list[Past], int]:
     """Returns the kept versions before a version, oldest first, and a floor: see :func:`floor_of`.
 

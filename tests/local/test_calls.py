@@ -41,7 +41,7 @@ def test_the_columns_of_a_result() -> None:
     assert row == {
         "k": "a", "window": "tumbling 10 seconds", "window_start": epoch, "window_end": epoch + timedelta(seconds=10),
         "n": 1, "pane": 0, "kind": "on_time", "events": 1, "late_events": 0,
-        "closes_at": epoch + timedelta(seconds=610),
+        "closes_at": epoch + timedelta(seconds=610), "pane_seq": 0,
         "event_time": None, "lateness_us": None, "reason": None, "event": None,
     }  # fmt: skip
 

@@ -98,7 +98,7 @@ def test_what_is_learned_is_said(what: dict[str, Any]) -> None:
 def test_columns_come_only_if_asked_for() -> None:
     with operator(input_schema="ts timestamp, k string") as local:
         names = local.advance(0).schema.names
-    assert names[names.index("late_events") + 1 :][:3] == ["closes_at", *COLUMNS]
+    assert names[names.index("late_events") + 1 :][:4] == ["closes_at", "pane_seq", *COLUMNS]
     with aion.LocalOperator(windows=aion.Tumbling("1 s"), time="ts", **COUNTED) as local:
         local.process(pa.table({"ts": at(0.5)}))
         assert not set(COLUMNS) & set(local.advance(0).schema.names)

@@ -45,3 +45,21 @@ def test_a_version_that_is_damaged_itself_is_named(connect: Connect, tmp_path: P
         values(attempt, 0)
     assert attempt.servers == 2, "it tried once more"
     attempt.abort()
+
+
+def test_a_shard_whose_token_is_lost_does_not_begin_again(connect: Connect, tmp_path: Path) -> None:
+    """Spark has kept a token of it once, since a second version was made from a first one."""
+    client = connect()
+    first = open_shard(client, tmp_path, None, "a0")
+    first.commit(snapshot(1))
+    again = open_shard(client, tmp_path, None, "a0b", committed=0)
+    again.commit(snapshot(1))  # what may be left of a failed attempt proves nothing
+    second = open_shard(client, tmp_path, again.makes, "a1", committed=0)
+    second.commit(snapshot(2))
+    with pytest.raises(
+        CorruptState, match=r"no version of shard 0.*'windowed'.*batch 1 made.*begin again with nothing"
+    ):
+        open_shard(client, tmp_path, None, "a2", committed=1)
+    open_shard(client, tmp_path, None, "b1", committed=0).abort()  # the checkpoint was set back
+    open_shard(client, tmp_path, None, "c2").abort()  # the state comes from elsewhere
+    open_shard(client, tmp_path, None, "d2", shard=0, committed=1, state_dir=str(tmp_path / "other")).abort()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -167,7 +165,7 @@ def test_an_alias_that_is_a_column_already(spark: SparkSession) -> None:
 def test_a_column_that_python_cannot_get(stream: FileStream) -> None:
     events = stream.read(EVENTS_DDL).withWatermark("ts", "1 minute").withColumn("z", F.expr("make_interval(0, 1)"))
     with pytest.raises(errors.SchemaError, match="column 'z' is of type interval, which Spark cannot send to Python"):
-        aion.windowed(events, **GOOD)
+        aion.windowed(events, **{**GOOD, "key": "z"})
 
 
 @pytest.mark.parametrize(
@@ -193,31 +191,6 @@ def test_an_old_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(errors.MissingJava, match=r"is Java 8, which is too old"):
         aion.configure(SparkSession.Builder())
-
-
-@pytest.mark.parametrize(
-    ("given", "rows", "size"),
-    [
-        ({}, "4096", str(2**31 - 1)),
-        ({"maxRecordsPerBatch": "10000"}, "10000", str(2**31 - 1)),
-        ({"maxBytesPerBatch": "1048576"}, "4096", "1048576"),
-        # Neither is what the user said to be, nor is there to be no limit at all.
-        ({"maxRecordsPerBatch": "100000"}, "100000", None),
-        ({"maxRecordsPerBatch": "0"}, "0", None),
-        ({"maxRecordsPerBatch": "-1"}, "-1", None),
-    ],
-)
-def test_batches_are_bounded_in_rows_or_in_bytes(
-    settings: RuntimeConfig, given: dict[str, str], rows: str, size: str | None
-) -> None:
-    limits = ("maxRecordsPerBatch", "maxBytesPerBatch")
-    for name in limits:
-        settings.unset(f"spark.sql.execution.arrow.{name}")
-    builder = SparkSession.builder
-    for name, value in given.items():
-        builder = builder.config(f"spark.sql.execution.arrow.{name}", value)
-    conf = aion.configure(builder).getOrCreate().conf.getAll
-    assert [conf.get(f"spark.sql.execution.arrow.{name}") for name in limits] == [rows, size]
 
 
 def test_a_limit_that_the_state_server_would_inherit_is_told(
@@ -279,44 +252,3 @@ def test_configure_uses_what_a_builder_says_in_public(spark: SparkSession, setti
     assert returned.appName("again").getOrCreate() is spark
     assert settings.get("spark.aion.memory.budget") == "1GiB"
     assert builder.told["spark.app.name"] == "again"
-
-
-def test_configure_leaves_the_environment_and_what_others_set(
-    spark: SparkSession, settings: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", "python3")
-    settings.set("spark.sql.session.timeZone", "Europe/Paris")
-    before = dict(os.environ)
-    aion.configure(SparkSession.builder).getOrCreate()
-    assert dict(os.environ) == before
-    assert settings.get("spark.sql.session.timeZone") == "Europe/Paris"
-    assert spark.sparkContext.pythonExec == sys.executable
-    settings.unset("spark.sql.session.timeZone")
-    aion.configure(SparkSession.builder).getOrCreate()
-    assert settings.get("spark.sql.session.timeZone") == "UTC"
-
-
-def test_only_a_local_session_gets_the_other_writer_of_checkpoint_files(
-    spark: SparkSession, settings: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = "spark.sql.streaming.checkpointFileManagerClass"
-    settings.set(key, "mine")
-    aion.configure(SparkSession.builder).getOrCreate()
-    assert settings.get(key) == "mine"
-    settings.unset(key)
-    with monkeypatch.context() as cluster:
-        cluster.setattr(spark.sparkContext, "master", "yarn")
-        aion.configure(SparkSession.builder).getOrCreate()
-        assert settings.get(key, None) is None
-    aion.configure(SparkSession.builder).getOrCreate()
-    assert settings.get(key).endswith(".FileSystemBasedCheckpointFileManager")
-
-
-def test_an_interpreter_that_the_user_chose_stays(
-    spark: SparkSession, settings: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/opt/python")
-    aion.configure(SparkSession.builder).getOrCreate()
-    assert spark.sparkContext.pythonExec == "/opt/python"

@@ -100,13 +100,13 @@ def test_a_function_sees_the_newest_panes(stream: FileStream, sink: Sink) -> Non
         stream.put(batch)
     sessions = inner(stream, windows=aion.Session("25 seconds"))
     at, key = F.col("window_end").alias("at"), F.col("k").alias("whose")
-    panes = aion.panes(sessions).select(key, "window_start", at, "kind", "total")
+    panes = aion.panes(sessions).select(key, "window_start", at, "kind", "pane_seq", "total")
     definition = {"key": "whose", "time": "at", "windows": aion.Tumbling("5 minutes"), "name": "outer"}
     rows = sink.run(aion.windowed(panes, apply=sums, schema="panes long, middle double, columns string", **definition))
     last = {(row["whose"], int(row["window_start"].timestamp())): row for row in sorted(rows, key=lambda r: r["pane"])}
     first = last["a", 0]  # from 10 to 40, 70, 71, then 130 and 250
     assert (first["panes"], first["middle"]) == (4, median([113.0, 24.0, 3.0, 7.0]))
-    assert first["columns"] == "whose,window_start,at,kind,total"
+    assert first["columns"] == "whose,window_start,at,kind,pane_seq,total"
     assert all(row["kind"] != "dropped" for row in rows)
 
 
@@ -131,6 +131,19 @@ def test_three_in_a_row(stream: FileStream, sink: Sink) -> None:
     fives = [value for key, value in expected(BATCHES).items() if key[1] < 1200]
     [first] = [row for row in rows if row["kind"] == "on_time" and row["window_start"].timestamp() == 0]
     assert (first["fives"], first["sum"]) == (len(fives), sum(total for *_, total in fives))
+
+
+def test_a_shorter_bound_does_not_end_windows_whose_panes_still_come(stream: FileStream, sink: Sink) -> None:
+    """A window that began before the restart keeps its bound, so its late panes come long after the new bound."""
+    for batch in [[("a", 10, 1.0)], [("a", 310, 2.0)]]:
+        stream.put(batch)
+    sink.run(outer(inner(stream)))
+    for batch in [[("a", 1000, 1.0)], [("a", 320, 5.0)], [("a", 1001, 1.0)]]:
+        stream.put(batch)
+    rows = sink.run(outer(inner(stream, lateness="1 minute")))
+    assert not [row for row in rows if row["kind"] == "dropped"]
+    of_window = [row for row in rows if row["k"] == "a" and row["window_start"].timestamp() == 300]
+    assert max(of_window, key=lambda row: row["pane"])["sum"] == 7.0
 
 
 def test_what_would_be_wrong_is_refused(stream: FileStream) -> None:

@@ -12,16 +12,16 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-import aion
+from aion.spark.workers import LOADS, in_arrow, of_aion
 
 DAEMON = "spark.python.daemon.module"
 FORKS = """
 import os, sys
-from aion.spark import daemon
+from aion.spark import preload
 
 print("ready")
 before = set(sys.modules)
-daemon.load()
+preload.load()
 assert "aion.spark.root" in set(sys.modules) - before
 sys.stdout.flush()
 for _ in range(3):
@@ -38,13 +38,13 @@ for _ in range(3):
 """
 NEW_MEMBER = """
 import importlib, sys, zipfile
-from aion.spark import daemon
+from aion.spark import preload
 
 with zipfile.ZipFile(sys.argv[1], "w") as archive:
     archive.writestr("of_the_archive.py", "value = 1")
 sys.path.insert(1, sys.argv[1])
 import of_the_archive
-daemon.load()
+preload.load()
 del sys.modules["of_the_archive"]
 with open(sys.argv[2] + "/added_later.py", "w") as module:
     module.write("value = 2")
@@ -72,43 +72,75 @@ def test_what_is_on_the_path_is_still_found(tmp_path: object) -> None:
     assert run(NEW_MEMBER, f"{tmp_path}/a.zip", str(tmp_path)) == ["1 2"]
 
 
-def command_of_the_forker(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def environment(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What the daemon has loaded that has forked the worker, and the interpreter."""
     for _ in batches:
         parent = psutil.Process().parent()
         assert parent is not None
-        yield pa.record_batch({"words": [parent.cmdline()]})
+        loads = "AION_LOADS" in parent.environ()
+        yield pa.record_batch({"words": [parent.cmdline()], "loads": [loads], "python": [sys.executable]})
 
 
-def test_workers_of_a_local_session_are_forked_by_it(spark: SparkSession) -> None:
-    (row,) = spark.range(1).mapInArrow(command_of_the_forker, "words array<string>").collect()
-    assert row.words[-2:] == ["aion.spark.daemon", "pyspark.worker"]
+SEEN = "words array<string>, loads boolean, python string"
+
+
+def test_workers_for_aion_are_forked_by_a_daemon_that_has_loaded_it(spark: SparkSession) -> None:
+    """Those of other functions are not, and nothing of the context has changed afterwards."""
+    before = dict(spark.sparkContext.environment)
+    (own,) = in_arrow(spark.range(1), environment, SEEN).collect()
+    (other,) = spark.range(1).mapInArrow(environment, SEEN).collect()
+    assert (own.words[-2:], own.loads) == (["pyspark.daemon", "pyspark.worker"], True)
+    assert not other.loads
+    assert own.words[0] != other.words[0] or own.python == other.python
+    assert spark.sparkContext.environment == before
+
+
+def modules(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        yield pa.record_batch({"there": ["aion.spark.root" in sys.modules]})
+
+
+def test_a_worker_begins_with_everything_loaded(spark: SparkSession) -> None:
+    (own,) = in_arrow(spark.range(1), modules, "there boolean").collect()
+    assert own.there
 
 
 @pytest.fixture
 def unset(spark: SparkSession) -> Iterator[SparkContext]:
-    """A context for which nobody has chosen a daemon yet."""
+    """A context for which a test may choose a daemon."""
     context = spark.sparkContext
-    java = context._conf._jconf
-    java.remove(DAEMON)
     yield context
-    java.set(DAEMON, "aion.spark.daemon")
+    context._conf._jconf.remove(DAEMON)
 
 
-def test_a_daemon_that_the_user_chose_stays(unset: SparkContext) -> None:
+def test_a_daemon_that_the_user_chose_stays(spark: SparkSession, unset: SparkContext) -> None:
     unset._conf.set(DAEMON, "pyspark.daemon")
-    aion.configure(SparkSession.builder).getOrCreate()
-    assert unset.getConf().get(DAEMON) == "pyspark.daemon"
+    with of_aion(spark):
+        assert LOADS not in unset.environment
 
 
 @pytest.mark.parametrize(("what", "value"), [("master", "yarn"), ("pythonExec", "/opt/python"), ("platform", "darwin")])
 def test_it_needs_an_aion_that_is_there_from_the_start_and_linux(
-    unset: SparkContext, monkeypatch: pytest.MonkeyPatch, what: str, value: str
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, what: str, value: str
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "python3")  # so that the context's interpreter stays
     with monkeypatch.context() as other:
-        other.setattr(sys if what == "platform" else unset, what, value)
-        aion.configure(SparkSession.builder).getOrCreate()
-        assert unset.getConf().get(DAEMON, None) is None
-    monkeypatch.delenv("PYSPARK_PYTHON")
-    aion.configure(SparkSession.builder).getOrCreate()
-    assert unset.getConf().get(DAEMON) == "aion.spark.daemon"
+        other.setattr(sys if what == "platform" else spark.sparkContext, what, value)
+        with of_aion(spark):
+            assert LOADS not in spark.sparkContext.environment
+    with of_aion(spark):
+        assert LOADS in spark.sparkContext.environment
+
+
+def test_functions_of_aion_run_in_the_interpreter_that_has_its_packages(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "python3")
+    with of_aion(spark):
+        assert spark.sparkContext.pythonExec == sys.executable
+    assert spark.sparkContext.pythonExec == "python3"
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/opt/python")
+    with of_aion(spark):
+        assert spark.sparkContext.pythonExec == "/opt/python"

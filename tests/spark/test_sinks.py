@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import aion
 from aion import aggregates as A
@@ -46,6 +47,11 @@ def run(panes: DataFrame, checkpoint: Path, sink: Any) -> None:
     query.awaitTermination()
 
 
+def mixed(panes: DataFrame) -> DataFrame:
+    """The same rows in other places, behind a column that is not of the key."""
+    return panes.repartition(3).select(F.lit("x").alias("first"), *reversed(panes.columns)).drop("first")
+
+
 FIRST = [[("a", 0, 1.0), ("a", 5, 1.5), ("a", 20, 2.0), (None, 1, 3.0), ("end", 40, 0.0)]]
 LATE = [[("a", 12, 4.0), (None, 2, 5.0), ("end", 41, 0.0)], [("a", -9_000, 6.0), ("end", 42, 0.0)]]
 
@@ -70,11 +76,11 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
         stream.put(rows)
     for _ in range(2):  # the windows end in the second batch, which has no events
         with pytest.raises(StreamingQueryException, match="after the sinks"):
-            run(sessions(stream), tmp_path / "checkpoint", write)
+            run(mixed(sessions(stream)), tmp_path / "checkpoint", write)
     failed |= set(range(10))
     for rows in LATE:
         stream.put(rows)
-    run(sessions(stream), tmp_path / "checkpoint", write)
+    run(mixed(sessions(stream)), tmp_path / "checkpoint", write)
     for each in places:
         assert each.rows("visits", "k", "n") == [("a", "4"), (None, "2")], each.kind
         json = {"sqlite": "\"values\" ->> '$[3]'", "postgresql": '"values" -> 3', "duckdb": '"values"[4]'}
@@ -122,12 +128,12 @@ def test_tables_of_a_lake_follow_a_query(stream: FileStream, tmp_path: Path) -> 
 
 
 def test_spark_reads_the_merge_that_it_is_to_run(spark: SparkSession) -> None:
-    columns = ["k", "odd `name`", "window", "window_start", "window_end", "n", "kind", "reason"]
-    text = aion.sinks.merge_sql("lake.traffic.tolls", "batch", columns)
+    columns = ["k", "odd `name`", "window", "window_start", "window_end", "n", "kind", "pane_seq", "reason"]
+    text = aion.sinks.merge_sql("lake.traffic.tolls", "batch", columns, key=["k", "odd `name`"])
     plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
     actions = [*seen(plan.matchedActions()), *seen(plan.notMatchedActions())]
-    assert [action.getClass().getSimpleName() for action in actions] == ["DeleteAction", "UpdateAction", "InsertAction"]
-    assert [len(seen(action.assignments())) for action in actions[1:]] == [len(columns) - 1] * 2  # without the reason
+    assert [action.getClass().getSimpleName() for action in actions] == ["DeleteAction", "InsertAction"]
+    assert len(seen(actions[1].assignments())) == len(columns) - 2  # without the number of the pane and the reason
 
 
 def seen(sequence: Any) -> list[Any]:
@@ -136,25 +142,31 @@ def seen(sequence: Any) -> list[Any]:
 
 
 def test_the_rows_that_a_merge_gets_are_the_newest(spark: SparkSession) -> None:
-    """The part of the text that Spark can run without a table of a lake."""
-    columns = ["k", "window", "window_start", "window_end", "n", "kind"]
-    rows = [("a", "w", 0, 1, n, "late") for n in range(9)] + [
-        (None, "w", 0, 1, 1, "late"),
-        ("a", "w", 0, 1, 7, "dropped"),
+    """The part of the text that Spark can run without a table of a lake. A row of each pane says what to delete."""
+    rows = [("a", "w", 0, 1, n, "late", n) for n in range(9)] + [
+        ("a", "w", 0, 1, 10, "late", 8),  # the pane has two rows
+        (None, "w", 0, 1, 1, "late", 0),
+        ("b", "w", 0, 1, 1, "on_time", 0),
+        ("b", "w", 0, 1, None, "retracted", 1),
+        ("a", "w", 0, 1, 7, "dropped", None),
     ]
-    batch = spark.createDataFrame(rows, "k string, window string, window_start int, window_end int, n int, kind string")
-    batch.coalesce(1).createOrReplaceTempView("merged")
-    text = aion.sinks.merge_sql("lake.tolls", "merged", columns)
+    schema = "k string, window string, window_start int, window_end int, n int, kind string, pane_seq long"
+    batch = spark.createDataFrame(rows, schema).repartition(3)
+    batch.createOrReplaceTempView("merged")
+    text = aion.sinks.merge_sql("lake.tolls", "merged", batch.columns, key="k")
     source = text[text.index("USING (") + 7 : text.index(") AS new")]
-    assert sorted(((row.k, row.n) for row in spark.sql(source).collect()), key=repr) == [("a", 8), (None, 1)]
+    found = [(row.k, row.n, row.aion_deletes) for row in spark.sql(source).collect()]
+    written = [(k, n) for k, n, deletes in found if not deletes and n is not None]
+    assert sorted(written, key=repr) == [("a", 10), ("a", 8), (None, 1)]
+    assert sorted((k for k, _, deletes in found if deletes), key=repr) == ["a", "b", None]
 
 
 def test_a_sink_outside_a_query_says_where_it_belongs(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame(
-        [], "k string, window string, window_start timestamp, window_end timestamp, kind string"
+        [], "k string, window string, window_start timestamp, window_end timestamp, kind string, pane_seq long"
     )
     with pytest.raises(aion.errors.ConfigError, match="foreachBatch"):
-        aion.sinks.upsert(f"sqlite:///{tmp_path / 'db'}", "visits")(rows, 0)
+        aion.sinks.upsert(f"sqlite:///{tmp_path / 'db'}", "visits", key="k")(rows, 0)
 
 
 def test_a_split_batch_is_computed_once_and_all_of_it(stream: FileStream, tmp_path: Path) -> None:

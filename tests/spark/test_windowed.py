@@ -148,7 +148,7 @@ def test_panes_and_dropped_split_the_result(stream: FileStream, spark: SparkSess
     events = stream.read(EVENTS_DDL).withWatermark("ts", "5 seconds")
     result = aion.windowed(events, key="k", time="ts", windows=aion.Tumbling("10 seconds"), aggregates=ALL)
     common = ["k", "window", "window_start", "window_end", *ALL]
-    assert aion.panes(result).columns == [*common, "pane", "kind", "events", "late_events", "closes_at"]
+    assert aion.panes(result).columns == [*common, "pane", "kind", "events", "late_events", "closes_at", "pane_seq"]
     extra = ["kind", "events", "late_events", "event_time", "lateness_us", "reason", "event"]
     assert aion.dropped(result).columns == [*common, *extra]
 

@@ -22,9 +22,10 @@ from aion.base.numbers import EARLIEST_US, LATEST_US, sum_of
 from aion.core.ingest.encoding import BlockSettings, decode, encode, is_quick
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.ingest.sorting import codes_of, ranks_of, sorted_by
+from aion.core.ingest.texts import settled
 from aion.core.query.plan import SLICE, Plan
 from aion.core.slicing.edges import EdgeSet
-from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, is_timed
+from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, TEXT_SLICE, is_timed
 from state_backends.format.block import Block, BlockKind, Codec, Compacted, Compression
 from state_backends.thresholds import threshold
 
@@ -79,7 +80,8 @@ class BlockBuilder:
     ``add`` takes a RecordBatch of ``plan.schema`` and yields blocks that are full. ``finish`` yields the rest. The
     shard id of each row (int32) comes with the batch, or ``shard_of`` computes it. ``target_bytes``: the size that
     blocks are filled to. ``buffer_bytes``: how much input is held until blocks are made. With a ``pool``, its threads
-    encode blocks, some of them before the caller asks for them.
+    encode blocks, some of them before the caller asks for them. ``drops_bad_texts``: no window takes an event with a
+    text that is not UTF-8. Without it, U+FFFD stands for the bytes that are none.
 
     If some windows distinguish single events and others do not (``plan.event_rows``), an inner builder makes the
     blocks for those that do.
@@ -95,8 +97,10 @@ class BlockBuilder:
         codec: Codec = Codec.ARROW,
         pool: Pool | None = None,
         shard_of: ShardOfKeys | None = None,
+        drops_bad_texts: bool = False,
     ) -> None:
         self.plan = plan
+        self._drops_bad_texts = drops_bad_texts
         self.target_bytes = target_bytes
         self.buffer_bytes = buffer_bytes
         self.compression = compression
@@ -125,6 +129,7 @@ class BlockBuilder:
         """A builder with the settings of a query."""
         return cls(
             plan,
+            drops_bad_texts=settings.drops_bad_texts,
             target_bytes=settings.target_bytes,
             compression=settings.compression,
             codec=settings.codec,
@@ -135,6 +140,17 @@ class BlockBuilder:
     def add(
         self, batch: pa.RecordBatch, shards: pa.Array | None = None, flagged: Flagged | None = None
     ) -> Iterator[ShardBlock]:
+        batch, bad = settled(batch)
+        others = () if flagged is None else (flagged,)
+        if bad is not None and self._drops_bad_texts:
+            # Each event has one reason.
+            which = bad if flagged is None else bad & ~flagged.which
+            others = (*others, Flagged(which, TEXT_SLICE))
+        yield from self._add(batch, shards, others)
+
+    def _add(
+        self, batch: pa.RecordBatch, shards: pa.Array | None, flagged: tuple[Flagged, ...]
+    ) -> Iterator[ShardBlock]:
         if batch.num_rows == 0:
             return
         if batch.num_rows > 1 and batch.get_total_buffer_size() > self.buffer_bytes < batch.nbytes:
@@ -142,28 +158,29 @@ class BlockBuilder:
             step = max(batch.num_rows * self.buffer_bytes // batch.nbytes, 1)
             for begin in range(0, batch.num_rows, step):
                 some = slice(begin, begin + step)
-                flags = None if flagged is None else flagged._replace(which=flagged.which[some])
-                yield from self.add(batch[some], None if shards is None else shards[some], flags)
+                flags = tuple(each._replace(which=each.which[some]) for each in flagged)
+                yield from self._add(batch[some], None if shards is None else shards[some], flags)
             return
         if self._event_rows is not None:
             # An event without a time in range is dropped and counted once, with the partials. Leave it out here.
             timed = pc.and_kleene(*_within(batch.column(self.plan.time))).fill_null(False)
-            if flagged is not None:
-                timed = pc.and_not(timed, pa.array(flagged.which))
+            for each in flagged:
+                timed = pc.and_not(timed, pa.array(each.which))
             if timed.true_count == batch.num_rows:  # a filter copies
-                yield from self._event_rows.add(batch, shards)
+                yield from self._event_rows._add(batch, shards, ())
             else:
-                yield from self._event_rows.add(batch.filter(timed), None if shards is None else shards.filter(timed))
+                of_them = None if shards is None else shards.filter(timed)
+                yield from self._event_rows._add(batch.filter(timed), of_them, ())
         batch = self.plan.computed(self._one_zero(batch))
         times = batch.column(self.plan.time)
         if self.plan.layout is None:
-            slices = coded(self.plan.grid.edges, times, flagged)
+            slices = coded(self.plan.grid.edges, times, *flagged)
             if shards is None:
                 shards = self._shards([batch.column(name) for name in self.plan.key], batch.num_rows)
             names = [_SHARD, _SLICE, *batch.schema.names]
             yield from self._keep(pa.table([shards, slices.values.take(pa.array(slices.codes)), *batch.columns], names))
         else:
-            slices = coded(self.plan.cell_edges, times, flagged)
+            slices = coded(self.plan.cell_edges, times, *flagged)
             for rows in self._stretches(batch):
                 part = None if shards is None else shards[rows]
                 yield from self._collect(self._lift(batch[rows], part, slices[rows]))
@@ -435,7 +452,7 @@ def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.
     return parts
 
 
-def coded(edges: EdgeSet, times: pa.Array, flagged: Flagged | None = None) -> Coded:
+def coded(edges: EdgeSet, times: pa.Array, *flagged: Flagged) -> Coded:
     """The slice of each event, as codes: it starts at the last edge at or before the event.
 
     Events without a time get NO_SLICE, those with a time out of range get BEYOND_SLICE, and flagged ones their own.
@@ -447,7 +464,7 @@ def coded(edges: EdgeSet, times: pa.Array, flagged: Flagged | None = None) -> Co
     extent = (int(micros.min()), int(micros.max())) if len(micros) else (0, 0)
     if extent[0] < EARLIEST_US or extent[1] > LATEST_US:
         is_beyond = (micros < EARLIEST_US) | (micros > LATEST_US)
-    named = (is_beyond, BEYOND_SLICE), (is_null, NO_SLICE), flagged or (None, NO_SLICE)
+    named = (is_beyond, BEYOND_SLICE), (is_null, NO_SLICE), *flagged
     outside = [(flags, name) for flags, name in named if flags is not None]
     if outside:
         inside = ~np.logical_or.reduce([flags for flags, _ in outside])

@@ -18,6 +18,7 @@ _ARROW_NAMES = {Compression.LZ4: "lz4", Compression.ZSTD: "zstd"}
 @dataclass(frozen=True)
 class BlockSettings:
     """How the blocks of a query are made. ``threads``: how many encode blocks, beside the thread that builds them.
+    ``drops_bad_texts``: events with a text that is not UTF-8 are dropped.
 
     Plain values: a worker that only makes blocks need not load the policy.
     """
@@ -26,6 +27,7 @@ class BlockSettings:
     compression: Compression
     codec: Codec
     threads: int
+    drops_bad_texts: bool = False
 
 
 def encode(

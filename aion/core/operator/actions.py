@@ -208,4 +208,17 @@ class Purge:
     slices: tuple[int, ...]
 
 
-Action = Append | EmitUntimed | EmitDropped | Execute | Prestage | Destage | Purge | Compact
+@dataclass(frozen=True, slots=True, eq=False)
+class Forget:
+    """Nothing of these windows of a definition will be shown or taken back any more.
+
+    ``keys``: a column for each key column, with a row for each window. None if the windows are those of all keys.
+    """
+
+    definition: int
+    start_us: Ints
+    end_us: Ints
+    keys: Sequence[Any] | None = None
+
+
+Action = Forget | Append | EmitUntimed | EmitDropped | Execute | Prestage | Destage | Purge | Compact

@@ -13,13 +13,21 @@ from aion.core.compaction import BlockFact
 from aion.core.operator.actions import EmitUntimed, Ints, SliceFacts
 from aion.core.operator.keyed.shard import Verdict
 from aion.core.operator.lifecycle import Counters
-from aion.core.slicing.grid import AHEAD_SLICE, BEYOND_SLICE, DROPPED_SLICE, NO_SLICE, has_event_rows
+from aion.core.slicing.grid import (
+    AHEAD_SLICE,
+    BEYOND_SLICE,
+    DROPPED_SLICE,
+    NO_SLICE,
+    TEXT_SLICE,
+    has_event_rows,
+)
 
 Flags = npt.NDArray[np.bool_]
 
 
 UNTIMED = {
     NO_SLICE: "the event time is null",
+    TEXT_SLICE: "a text is not UTF-8",
     DROPPED_SLICE: "the windows before dropped it",
     AHEAD_SLICE: "the event time is ahead of the clock",
     BEYOND_SLICE: "the event time is out of range",
@@ -65,7 +73,7 @@ class Arrival:
         if facts is None:
             columns = [(i, b.slice_us, b.events) for i, b in enumerate(blocks) if not has_event_rows(b.slice_us)]
             facts = SliceFacts(*np.array(columns, np.int64).reshape(-1, 3).T)
-        timed = (facts.slice_us > NO_SLICE) & (facts.slice_us < DROPPED_SLICE)
+        timed = (facts.slice_us > NO_SLICE) & (facts.slice_us < TEXT_SLICE)
         return cls(facts if timed.all() else SliceFacts(*(column[timed] for column in facts)))
 
     def events_of(self, begins: Ints, ends: Ints) -> Ints:

@@ -31,6 +31,7 @@ from aion.core.operator.actions import (
     EmitDropped,
     Event,
     Execute,
+    Forget,
     PaneKind,
     Prestage,
     Purge,
@@ -38,6 +39,7 @@ from aion.core.operator.actions import (
     WatermarkAdvanced,
 )
 from aion.core.operator.arrival import Arrival, Tally, untimed
+from aion.core.operator.due import Due
 from aion.core.operator.gone import Gone
 from aion.core.operator.invariants import check
 from aion.core.operator.keyed.in_memory import Orders
@@ -53,14 +55,11 @@ from aion.core.operator.window_table import WindowTable
 from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.grid import SliceGrid, has_event_rows, slices_to_json
 from aion.core.trigger.triggers import Trigger
-from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 SNAPSHOT_VERSION, WITHOUT_PAGES = 7, 6  # the two only differ in how windows of keys are kept
-FEW_PENDING = threshold(16, 2)
-"""If less than one in this many of a window's events are pending, they likely have few keys, and lie in few blocks."""
 
 
 class Operator:
@@ -96,20 +95,21 @@ class Operator:
         definitions = max(grid.aligned, default=0) + 1
         self._rules = rules or Rules(bound, trigger, {}, definitions=definitions, staleness_bound=staleness_bound)
         self._late_work = LateWork() if late_work is None else late_work
-        self._prestages_late = prestages_late
-        # If due executions are predicted, plan() stages the blocks for the later ones.
-        self._prestages_due = prestages_due
         self._compaction = compaction
         self.completeness = completeness
         self.watermark = Watermark()
         self.windows = WindowTable(definitions)
         self._gone = Gone(grid.aligned, snapshot)
         self.next_seq = 0
+        self.next_pane_seq = 0
+        self.reached_us: int | None = None  # no event that ever came is as late as this instant. It only grows
         self.counters = Counters()
         self._tally = Tally()
         if snapshot is not None:
             self.watermark = Watermark(snapshot["watermark_us"], snapshot["watermark_step_us"])
             self.next_seq = snapshot["next_seq"]
+            self.next_pane_seq = snapshot["next_pane_seq"]
+            self.reached_us = snapshot["reached_us"]
             self.windows = WindowTable.from_json(snapshot["windows"], definitions, grid.aligned)
             self.counters = Counters.from_json(snapshot["counters"])
         grids = [grid] if event_grid is None else [grid, event_grid]
@@ -117,6 +117,18 @@ class Operator:
         self._shared = self._parts[0]
         self._part_of_definition = {w.definition: part for part in self._parts for w in part.keyed.windows}
         self.keyed.count_in(self.counters.staleness)
+        self._due = Due(
+            self.windows,
+            self._rules,
+            self.watermark,
+            grid,
+            self._parts,
+            self.keyed,
+            seeks=compaction is not None,
+            prestages_late=prestages_late,
+            # If due executions are predicted, plan() stages the blocks for the later ones.
+            prestages_due=prestages_due,
+        )
 
     # -- what the shell asks ------------------------------------------------------------------------------
 
@@ -139,81 +151,33 @@ class Operator:
         self.next_seq += blocks
         return first
 
+    def number_panes(self) -> int:
+        """Returns the number of the next panes of this shard, which no earlier ones have."""
+        self.next_pane_seq += 1
+        return self.next_pane_seq - 1
+
     def plan(self, watermark_us: int) -> Prestage | None:
-        """The slices to stage in the gap before the watermark gets there. None: there are none.
+        """Returns what to stage in the gap before the watermark gets there. See :meth:`Due.plan`."""
+        return self._due.plan(watermark_us)
 
-        If blocks are compacted, windows that read only a few keys are left out (:meth:`_are_read_whole`).
-        """
-        windows, late = self.windows, self._late()
-        until = max(windows.ended_by(watermark_us), late)
-        rows = np.arange(until)
-        dies = windows["end_us"][:until] + windows["bound_us"][:until] <= watermark_us
-        soon = dies & (windows["pending"][:until] > 0)
-        if not self._rules.final_only:
-            soon |= rows >= late
-        waiting = self._waiting()
-        soon[waiting[self._dues_us(waiting) <= watermark_us]] = True
-        early = self._rules.early_by(windows, until, watermark_us)
-        read = np.concatenate((np.flatnonzero(soon), early))
-        shared = set(self._segments_of(read[self._are_read_whole(read)]))
-        slices = sorted(shared.union(*(part.due_by(self.watermark.at_us, watermark_us) for part in self._parts)))
-        return Prestage(tuple(slices)) if slices else None
+    def active_slices(self) -> tuple[int, ...]:
+        """Returns the segments of windows that have not ended. The segments that are needed soonest come first."""
+        return self._due.active_slices()
 
-    def _are_read_whole(self, rows: Ints) -> Flags:
-        """A mask of the windows whose next execution reads nearly all blocks: the first, or one with many events.
-
-        For the others, the blocks of the changed keys are staged when the events arrive. More would be in vain.
-        """
-        if self._compaction is None:
-            return np.ones(len(rows), np.bool_)
-        pending, events, executed = (self.windows[name][rows] for name in ("pending", "events", "executed_seq"))
-        return np.asarray((pending >= -(-events // FEW_PENDING)) | (executed < 0))
+    @property
+    def next_due_us(self) -> int | None:
+        """The next watermark at which something happens even if no event comes. None if there is none."""
+        return self._due.next_due_us
 
     @property
     def lateness(self) -> Lateness:
         """What has been learnt about how late events come."""
         return self._bound.lateness
 
-    def active_slices(self) -> tuple[int, ...]:
-        """The segments of windows that have not ended. The segments that are needed soonest come first."""
-        order = np.array(list(self._shared.live), np.int64)
-        soonest = self.windows.first_ends(order, self.grid.ends(order), self._late())
-        first = order[np.argsort(soonest, kind="stable")][: int((soonest < NEVER).sum())].tolist()
-        known = set(first)
-        return (*first, *(name for part in self._parts for name in part.active(self.watermark.at_us, but=known)))
-
     @property
     def segments(self) -> list[int]:
         """All segments with kept blocks, in order."""
         return [name for part in self._parts for name in part]
-
-    @property
-    def next_due_us(self) -> int | None:
-        """The next watermark at which something happens even if no event comes. None if there is none."""
-        windows, late = self.windows, self._late()
-        dues = [int(self._dues_us(self._waiting()).min(initial=NEVER)), *windows["end_us"][late : late + 1].tolist()]
-        dues.append(self._rules.next_early_us(windows, late))
-        if self.watermark.at_us is not None and (self.keyed.waits or (windows["owed"] > 0).any()):
-            dues.append(self.watermark.at_us + 1)
-        dues.append(int((windows["end_us"][:late] + windows["bound_us"][:late]).min(initial=NEVER)))
-        keyed = self.keyed.next_due_us(self.watermark.at_us, self.watermark.step_us)
-        dues += [keyed] if keyed is not None else []
-        return soonest if (soonest := min(dues)) < NEVER else None
-
-    def _late(self) -> int:
-        """The number of late windows. They are at the front of the table."""
-        return 0 if self.watermark.at_us is None else self.windows.ended_by(self.watermark.at_us)
-
-    def _waiting(self) -> Ints:
-        """The rows of late windows that got events since their last execution. They wait for the trigger."""
-        if self._rules.final_only:
-            return np.empty(0, np.int64)
-        return np.flatnonzero(self.windows["pending"][: self._late()] > 0)
-
-    def _dues_us(self, waiting: Ints) -> Ints:
-        """The watermarks at which the trigger checks these windows again even if no event comes. NEVER: none."""
-        now = self.watermark.at_us
-        return waiting if now is None else self._rules.dues_us(self.windows, waiting, now, self.watermark.step_us)
 
     # -- arrivals -----------------------------------------------------------------------------------------
 
@@ -225,6 +189,7 @@ class Operator:
         verdict = self.keyed.judge(rows, self.watermark.at_us)
         actions: list[Action | Order] = [*untimed(blocks, self.counters)]
         arrival = Arrival.of(blocks, facts)
+        self._reach(arrival.slices_us[-1:])
         taken, too_late = self._windows_for(arrival)
         actions += too_late
         arrival.count(self._tally, verdict)
@@ -234,8 +199,13 @@ class Operator:
             self._came(arrival, *taken)
         actions += verdict.dropped
         self.keyed.add(verdict, {a.index: a.seq for a in appends})
-        announced = self._announced(taken[0][self.windows["pending"][taken[0]] == taken[1]], taken[0])
+        announced = self._due.announced(taken[0][self.windows["pending"][taken[0]] == taken[1]], taken[0])
         return [*actions, Prestage(announced)] if announced else actions
+
+    def _reach(self, last_us: Ints) -> None:
+        """Notes that events came up to the end of a slice, whether they are taken or left out."""
+        for end_us in self.grid.ends(last_us).tolist():
+            self.reached_us = end_us if self.reached_us is None else max(self.reached_us, end_us)
 
     def _windows_for(self, arrival: Arrival) -> tuple[tuple[Ints, Ints], list[EmitDropped]]:
         """Finds or creates the windows that take the arrival. Returns their rows and new events, and orders to drop.
@@ -306,26 +276,12 @@ class Operator:
         if now is not None and late.any():
             observe_late(self._bound, self.windows["end_us"][rows[late]], events[late], now)
 
-    def _announced(self, first: Ints, rows: Ints) -> tuple[int, ...]:
-        """The segments to stage for late windows: their first event since an execution announces the next one.
-
-        ``first``: the rows of windows that got such an event now. ``rows``: of all windows that got events now.
-        """
-        if not self._prestages_late or self.watermark.at_us is None or self._rules.final_only:
-            return ()
-        rows = rows if self._prestages_due else first
-        rows = rows[(rows < self._late()) & (self.windows["pending"][rows] > 0)]
-        if self._prestages_due and len(rows):
-            due = self._rules.due(self.windows, rows, self.watermark.at_us, self.watermark.step_us)
-            rows = rows[due | ~self._are_read_whole(rows)]
-        return self._segments_of(rows)
-
     # -- executions ---------------------------------------------------------------------------------------
 
     def _advanced(self, to_us: int) -> list[Action | Order]:
         self._all_arrived()
         before_us, to_us = self.watermark.at_us, within(to_us)
-        windows, once, first = self.windows, self._rules.final_only, self._late()
+        windows, once, first = self.windows, self._rules.final_only, self._due.late()
         if not self.watermark.advance(to_us):
             return []
         if self.completeness is not None:
@@ -337,7 +293,7 @@ class Operator:
         actions: list[Action | Order] = []
         # They come last: to compact blocks is cheaper while they are in memory.
         releases: list[Action] = []
-        late = self._late()
+        late = self._due.late()
         if late > first:
             rows = np.arange(first, late)
             windows["late_from_seq"][first:late] = self.next_seq
@@ -366,13 +322,13 @@ class Operator:
         actions: list[Action | Order] = []
         releases: list[Action] = []
         if now is not None:
-            waiting = self._waiting()
+            waiting = self._due.waiting()
             due = np.ones(len(waiting), np.bool_) if last else self._rules.due(windows, waiting, now, step_us)
             due |= windows["owed"][waiting] > 0
             windows.look(waiting[~due], now)
             windows.owe(waiting[due])
-            windows.owe(self._rules.take_early(windows, self._late()))
-            runs = self._late_work.runs(windows, self._late(), now, all_=last)
+            windows.owe(self._rules.take_early(windows, self._due.late()))
+            runs = self._late_work.runs(windows, self._due.late(), now, all_=last)
             actions += [self._execute(rows, kind) for kind, rows in runs.items()]
             # Blocks that were staged for a late execution leave memory after it (paper 3.2).
             ended = [rows for kind, rows in runs.items() if kind is not PaneKind.EARLY]
@@ -387,7 +343,7 @@ class Operator:
     def _execute(self, rows: Ints, kind: PaneKind) -> Execute:
         now = self.watermark.at_us
         assert now is not None
-        order = self.windows.execution(rows, kind, self._segments_of(rows), now)
+        order = self.windows.execution(rows, kind, self._due.segments_of(rows), now)
         # A window that only runs once does not become stale.
         shown = PaneKind.ON_TIME if self._rules.final_only else kind
         self.windows.executed(rows, now, self.next_seq - 1, kind=shown)
@@ -396,13 +352,10 @@ class Operator:
             self._late_work.on_time(self._late_work.read(order.definition, order.events))
         return order
 
-    def _segments_of(self, rows: Any) -> tuple[int, ...]:
-        return self._shared.live.within_any(self.windows["start_us"][rows], self.windows["end_us"][rows])
-
     def _destage(self, rows: Ints) -> list[Action]:
         """Destages the segments of these windows that no active window needs."""
-        segments = self._segments_of(rows)
-        active = self._are_needed(segments, self._late())
+        segments = self._due.segments_of(rows)
+        active = self._are_needed(segments, self._due.late())
         free = [s for s, needed in zip(segments, active, strict=True) if not needed and self._shared.is_settled(s)]
         return [Destage(tuple(free))] if free else []
 
@@ -413,13 +366,16 @@ class Operator:
         return needed
 
     def _purge(self, rows: Flags) -> list[Action]:
-        touched = self._segments_of(np.flatnonzero(rows))
+        touched = self._due.segments_of(np.flatnonzero(rows))
         gone = self.windows.drop(rows)
         if not self._rules.final_only:
             gone.count_in(self.counters.staleness, self._rules.staleness_bound)
-        self._gone.add(gone["definition"], gone["start_us"], gone["end_us"])
+        definitions, starts_us, ends_us = (gone[name] for name in ("definition", "start_us", "end_us"))
+        self._gone.add(definitions, starts_us, ends_us)
         self.counters.purged_windows += len(gone)
-        return [] if self._shared.keyed else self._free(self._shared, touched)
+        which = ((number, definitions == number) for number in np.unique(definitions).tolist())
+        forgotten: list[Action] = [Forget(number, starts_us[own], ends_us[own]) for number, own in which]
+        return forgotten if self._shared.keyed else [*forgotten, *self._free(self._shared, touched)]
 
     def _free(self, part: PartSegments, segments: Iterable[int]) -> list[Action]:
         """Purges the segments, out of these, that no window needs."""
@@ -434,7 +390,7 @@ class Operator:
         if self._compaction is None:
             return []
         actions: list[Action] = []
-        late = self._late()
+        late = self._due.late()
         live = self._shared.live
         for s in dict.fromkeys(s for s in segments if s in live and self._compaction.may_compact(s)):
             rows = self.windows.overlapping(s, self.grid.end(s))
@@ -448,9 +404,9 @@ class Operator:
 
     # -- windows of single keys ---------------------------------------------------------------------------
 
-    def _placed(self, orders: Orders) -> list[Order]:
+    def _placed(self, orders: Orders) -> list[Action | Order]:
         """Counts orders for windows of single keys. Adds to each execution the segments that hold its rows."""
-        placed: list[Order] = []
+        placed: list[Action | Order] = []
         for order in orders:
             if isinstance(order, ExecuteKeyed):
                 self.counters.executions[order.kind.value] += len(order.windows)
@@ -458,13 +414,13 @@ class Operator:
             else:
                 self.counters.retracted += len(order.windows)
             placed.append(order)
-        return placed
+        return [*placed, *self.keyed.take_forgotten()]
 
     def _settle(self) -> list[Action]:
         """Purges the segments that no window needs, and destages those that only late windows need."""
         actions: list[Action] = []
         for part in self._parts:
-            ended = part.settle(self.watermark.at_us, self._late()) if part.keyed else []
+            ended = part.settle(self.watermark.at_us, self._due.late()) if part.keyed else []
             actions += [Destage(tuple(ended))] if ended else []
             if part.keyed or part.grid.has_changed:
                 actions += self._free(part, list(part))
@@ -479,6 +435,8 @@ class Operator:
             "watermark_us": self.watermark.at_us,
             "watermark_step_us": self.watermark.step_us,
             "next_seq": self.next_seq,
+            "next_pane_seq": self.next_pane_seq,
+            "reached_us": self.reached_us,
             "windows": self.windows.to_json(),
             "slices": slices_to_json(self.segments),
             "settled_us": [part.settled_us for part in self._parts],
@@ -494,7 +452,7 @@ class Operator:
 
     def validate(self) -> None:
         """Checks every invariant that spans collections. Raises AssertionError that says which window breaks it."""
-        check(self.windows, self.watermark.at_us, self.next_seq, self._segments_of)
+        check(self.windows, self.watermark.at_us, self.next_seq, self._due.segments_of)
         shared = list(self._shared)
         for s, is_needed in zip(shared, self._are_needed(shared), strict=True):
             assert is_needed or self._shared.keyed, f"segment {s} is kept for nobody"

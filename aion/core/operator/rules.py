@@ -242,6 +242,9 @@ class Rules:
             "own_bounds_us": {
                 str(number): rules.bound_us for number, rules in self._own.items() if rules.bound_us is not None
             },
+            "early_every_us": {
+                str(number): rules.early_us for number, rules in self._own.items() if rules.early_us is not None
+            },
             "early": {
                 str(number): clock.last_us for number, clock in self._clocks.items() if clock.last_us is not None
             },

@@ -1,7 +1,7 @@
 """Which events have come before, by the columns that identify an event. Pure.
 
-A source that delivers at least once repeats an event with its time. So what is known of an event, a hash of 128 bits,
-lies in a bin of event time, and goes when no window needs that time any more. The bins are in a map, in pages of
+A source that delivers at least once repeats an event with its time. So what is known of an event, its identity, lies in
+a bin of event time, and goes when no window needs that time any more. The bins are in a map, in pages of
 hashes: a batch reads the pages that its own events fall into, and writes those that got new ones.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from aion.base.hashing import hashed_as, xxhash64
+from aion.base.identity import Identities, identify
 from aion.base.numbers import EARLIEST_US, LATEST_US
 from aion.core.operator.keyed.values import Change, Values
 from state_backends.thresholds import threshold
@@ -29,9 +29,13 @@ _ODD = -7046029254386353131  # any odd number with many bits
 
 
 class Unique:
-    """Leaves out events that have come before. ``columns``: identify an event, together with its time."""
+    """Leaves out events that have come before. ``columns``: identify an event, together with its time.
 
-    def __init__(self, columns: Sequence[str], time: str) -> None:
+    ``secret``: the key of identities (:func:`aion.base.identity.identify`).
+    """
+
+    def __init__(self, columns: Sequence[str], time: str, secret: bytes) -> None:
+        self._secret = secret
         self._columns = tuple(dict.fromkeys((*columns, time)))
         self._time = time
 
@@ -43,9 +47,7 @@ class Unique:
         timed = np.flatnonzero((at >= EARLIEST_US) & (at <= LATEST_US))
         if not len(timed):
             return events
-        columns = [column.cast(hashed_as(column.type)) for column in map(events.column, self._columns)]
-        other = pa.array(np.zeros(events.num_rows, np.int8))
-        ids = np.column_stack((xxhash64(columns), xxhash64([other, *columns])))[timed]
+        ids = Identities(identify([*map(events.column, self._columns)], self._secret)[timed])
         fresh = np.ones(events.num_rows, np.bool_)
         fresh[timed] = _Bins(values).add(at[timed] // BIN_US, ids)
         return events if fresh.all() else events.filter(pa.array(fresh))
@@ -61,8 +63,9 @@ class _Bins:
     def __init__(self, values: Values) -> None:
         self._values = values
 
-    def add(self, bins: Ints, ids: Ints) -> Flags:
-        """Returns a mask of the events that are new, each once, and adds these. ``ids``: two hashes for each."""
+    def add(self, bins: Ints, identities: Identities) -> Flags:
+        """Returns a mask of the events that are new, each once, and adds these."""
+        ids: Ints = identities
         rows = len(bins)
         first, mixed = _distinct(bins, ids)
         bins, ids = bins[first], ids[first]

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from aion.base.hashing import can_hash, hashed_as
+from aion.base.identity import can_identify
 from aion.base.schema import instead_of_nested
 from aion.core.windows import Calendar, Definition
 from aion.errors import SchemaError
 
 # Columns that every result has besides the user's own.
 WINDOW_COLUMNS = ("window", "window_start", "window_end")
-PANE_COLUMNS = ("pane", "kind", "events", "late_events", "closes_at")
+PANE_SEQ = "pane_seq"
+"""The column that orders panes: a later pane of a shard has a larger number. All rows of one pane share it."""
+PANE_COLUMNS = ("pane", "kind", "events", "late_events", "closes_at", PANE_SEQ)
 # Columns that results with completeness=True have, too.
 COMPLETENESS_COLUMNS = ("completeness", "completeness_low")
 OLD = "old_"
@@ -43,6 +45,7 @@ def result_schema(
             pa.field("events", pa.int64()),
             pa.field("late_events", pa.int64()),
             pa.field("closes_at", timestamp),
+            pa.field(PANE_SEQ, pa.int64()),
             *((pa.field(name, pa.float64()) for name in COMPLETENESS_COLUMNS) if completeness else ()),
             pa.field("event_time", timestamp),
             pa.field("lateness_us", pa.int64()),
@@ -82,7 +85,7 @@ def identity(unique: str | Sequence[str] | None, keys: Sequence[str], schema: pa
     for name in (*names, *keys):
         if name not in schema.names:
             raise SchemaError(f"unique: there is no column {name!r}; the columns are {', '.join(schema.names)}")
-        if not can_hash(hashed_as(schema.field(name).type)):
+        if not can_identify(schema.field(name).type):
             raise SchemaError(
                 f"unique: column {name!r} is of type {schema.field(name).type}; events are recognised by numbers, "
                 "texts, bytes, dates and times; make a text of it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -49,6 +49,13 @@ def deciding(definitions: Mapping[str, Definition], schema: pa.Schema) -> list[s
                 raise SchemaError(f"windows: {name!r}: there is no boolean column {predicate!r}")
             columns.append(predicate)
     return columns
+
+
+def columns_of(definitions: Iterable[Definition]) -> list[str]:
+    """Returns the columns that definitions name."""
+    found = [window.gap_column for window in definitions if isinstance(window, Session)]
+    found += [w.predicate for w in definitions if isinstance(w, Punctuated) and isinstance(w.predicate, str)]
+    return [name for name in found if name is not None]
 
 
 def says(window: Punctuated, events: pa.RecordBatch) -> Any:

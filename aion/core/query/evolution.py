@@ -26,7 +26,6 @@ from aion.core.calendars import Steps, ZoneRules
 from aion.core.packing import untable
 from aion.core.query.history import EVOLUTION, Evolution, Kept, Part, Step
 from aion.core.query.plan import DROP, FINISH, SLICE, Plan
-from aion.core.slicing.grid import slices_from_json, start_of
 from aion.core.windows import ALIGNED, Aligned
 from aion.errors import AionError, ForeignState
 from state_backends.format.definitions import BEFORE, FOLLOWS, NOT_COMPARED, WORDS, digest
@@ -58,6 +57,8 @@ def settled(found: dict[str, Any], batch: int | None) -> dict[str, Any]:
 
 def same(found: Mapping[str, Any], plan: Plan) -> bool:
     """Returns whether a stored definition is what the plan asks for."""
+    if EVOLUTION not in found and [name for name, _ in found["windows"]] != list(plan.windows):
+        return False  # what is kept calls them by their numbers
     return _asked(found) == _asked(plan.definition)
 
 
@@ -98,10 +99,6 @@ def change(
     before = Evolution.of(found)
     windows, added, removed = _windows(before, plan, at_us, finished, drops=on_removed == DROP)
     since, columns = _since(before, found, plan, at_us)
-    if plan.changes and columns:
-        raise ForeignState(
-            f"the columns {', '.join(columns)} are new, and emit='changes' keeps rows as it has shown them; {_BESIDE}"
-        )
     _check_columns(found, plan)
     for part in _parts(found):
         part.widths()  # raises ForeignState if it is unclear which columns belong to which partial
@@ -133,7 +130,7 @@ def _check_key(found: Mapping[str, Any], plan: Plan) -> None:
     narrow = [arrow_type(type_) for _, type_ in found["key"]]
     wide = [plan.schema.field(name).type for name in plan.key]
     why = "each key has its shard and its rows by its columns, so they stay"
-    if names == list(plan.key) and all(map(_widens_or_is, narrow, wide)):
+    if names == list(plan.key) and all(map(widens_or_is, narrow, wide)):
         in_pages = {
             "windows of keys": any(not isinstance(window, Aligned) for window in plan.windows.values()),
             "unique=": bool(plan.unique),
@@ -146,7 +143,8 @@ def _check_key(found: Mapping[str, Any], plan: Plan) -> None:
     raise ForeignState(f"key was {_shown(found['key'])} and is {_shown(now)}; {why}; {_BESIDE}")
 
 
-def _widens_or_is(old: pa.DataType, new: pa.DataType) -> bool:
+def widens_or_is(old: pa.DataType, new: pa.DataType) -> bool:
+    """Returns whether a column of a type can hold all values of another one."""
     return bool(old == new or _widens(old, new))
 
 
@@ -307,28 +305,20 @@ def nothing(plan: Plan, rows: int, known: Container[str]) -> dict[str, pa.Array]
     return found
 
 
-def reached_us(snapshot: Mapping[str, Any], definition: Mapping[str, Any], plan: Plan) -> int | None:
-    """Returns an instant after all events that a shard keeps, and not before its watermark. None: it keeps nothing.
+def reached_us(snapshot: Mapping[str, Any]) -> int | None:
+    """Returns an instant after all events that a shard has ever seen, and not before its watermark.
 
-    ``plan``: of the new definition. Windows of keys are the same in both.
+    None: it has seen nothing.
     """
-    lengths = [length_us(spec) for _, spec in _edges(Evolution.of(definition))]
-    longest_us = min(lengths) if lengths else plan.grid.longest_us
-    names = slices_from_json(snapshot["slices"])
-    ends = [start_of(name) + longest_us for name in names]
-    ends += [end_us for _, end_us in snapshot.get(EVOLUTION, _NO_ENDS)["ends"]]
-    at_us = snapshot["watermark_us"]
-    return max([*ends, *([] if at_us is None else [at_us])], default=None)
-
-
-_NO_ENDS: Mapping[str, list[Any]] = {"ends": []}
+    return max((us for us in (snapshot["reached_us"], snapshot["watermark_us"]) if us is not None), default=None)
 
 
 def finished(snapshots: Sequence[Mapping[str, Any]], definition: Mapping[str, Any], bound_us: int) -> set[int]:
     """Returns the numbers of the definitions that have no window any more. ``snapshots``: of all shards.
 
-    ``bound_us``: how long a window is kept at most.
+    ``bound_us``: how long a window is kept at most, if its definition does not say so itself.
     """
+    own_us = {int(n): us for s in snapshots for n, us in s["own_bounds_us"].items()}
     watermarks = [s["watermark_us"] for s in snapshots if s["watermark_us"] is not None]
     live = {n for s in snapshots for n in untable(s["windows"])["definition"]}
     return {
@@ -337,7 +327,8 @@ def finished(snapshots: Sequence[Mapping[str, Any]], definition: Mapping[str, An
         if kept.until_us is not None
         and not kept.over
         and number not in live
-        and kept.until_us + length_us(kept.spec) + bound_us <= max(watermarks, default=-NEVER)
+        and kept.until_us + length_us(kept.spec) + max(bound_us, own_us.get(number, 0))
+        <= max(watermarks, default=-NEVER)
     }
 
 

@@ -94,6 +94,11 @@ class Evolution:
     batch: int | None = None
     before: dict[str, Any] | None = None
 
+    @property
+    def finishing(self) -> set[int]:
+        """The numbers of definitions whose windows finish, and of those that are over."""
+        return {number for number, kept in enumerate(self.windows) if not kept.is_current}
+
     def to_json(self) -> dict[str, Any]:
         return {
             "windows": [list(kept) for kept in self.windows],

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from aion import aggregates as agg
 from aion.aggregates.partial import Extreme, Partial
 from aion.aggregates.values import combined
+from aion.base.numbers import NEVER
 from aion.base.schema import parse_schema
 from aion.core.gaps import gaps_us
 from aion.core.query.columns import (
@@ -103,7 +105,8 @@ class Plan:
     it counts once (:mod:`aion.core.operator.unique`); empty: all events count. ``updates``: how events replace earlier
     ones. None: they do not. ``changes``: a batch yields what it changed, with the values before
     (:mod:`aion.execute.changing`). ``history``: what the plan knows of definitions before it
-    (:mod:`aion.core.query.evolution`). None: the definition has never changed.
+    (:mod:`aion.core.query.evolution`). None: the definition has never changed. ``of_panes``: the events are panes of
+    other windows.
     """
 
     key: tuple[str, ...]
@@ -123,6 +126,7 @@ class Plan:
     updates: Updates | None = None
     changes: bool = False
     history: History | None = None
+    of_panes: bool = False
 
     def with_windows(self, changed: Mapping[int, Definition]) -> Plan:
         """Returns the same plan, but these definitions, by number, are others of the same kind."""
@@ -258,6 +262,24 @@ class Plan:
     def names(self) -> tuple[str, ...]:
         """The names of the definitions, by number. One that finishes may have the name of another."""
         return tuple(name.partition("\0")[0] for name in self.windows)
+
+    def numbers_of(self, names: Any, starts_us: Any) -> Any:
+        """Returns the number of the definition of each window, int64. ``names``: an array with the definitions' names.
+
+        One that finishes may have the name of another, which begins where it ends.
+        """
+        numbers = pc.index_in(names, pa.array(self.names, pa.string())).to_numpy(zero_copy_only=False).astype(np.int64)
+        for number, name in enumerate(self.names):
+            first = self.names.index(name)
+            if number > first:
+                low, high = (
+                    (-NEVER, NEVER) if self.history is None else self.history.limits.get(number, (-NEVER, NEVER))
+                )
+                numbers[(self._same_name(numbers, first)) & (starts_us >= low) & (starts_us < high)] = number
+        return numbers
+
+    def _same_name(self, numbers: Any, first: int) -> Any:
+        return np.isin(numbers, [n for n, name in enumerate(self.names) if name == self.names[first]])
 
     @cached_property
     def key_fields(self) -> list[pa.Field]:

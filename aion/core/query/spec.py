@@ -14,6 +14,7 @@ import pyarrow as pa
 from aion.aggregates import Aggregate
 from aion.base.time import format_early
 from aion.core.query.columns import column_names, key_names, result_schema
+from aion.core.query.deciding import columns_of
 from aion.core.query.plan import CHANGES, EMITS, FINAL, ON_REMOVED, ApplyFunction, Plan, make_plan, output_fields
 from aion.core.timing import DurationOrZero
 from aion.core.windows import Definition, Definitions, PerRecord, named
@@ -163,6 +164,23 @@ class Spec:
     def definitions(self) -> dict[str, Definition]:
         """The definitions of windows, by their names."""
         return named(self.windows)
+
+    @property
+    def used_columns(self) -> tuple[str, ...]:
+        """The names of columns in this definition, some twice. ``"*"`` may be among them."""
+        named_by = [value for value in (self.unique, self.columns) if value is not None]
+        return (
+            *key_names(self.key),
+            self.time,
+            *(name for value in named_by for name in column_names(value, "columns", "'speed'")),
+            *(
+                name
+                for aggregate in (self.aggregates or {}).values()
+                if isinstance(aggregate, Aggregate)
+                for name in aggregate.columns
+            ),
+            *columns_of(self.definitions.values()),
+        )
 
     @property
     def policy_overrides(self) -> dict[str, object]:

@@ -16,8 +16,8 @@ from aion.core.windows import Aligned
 from aion.errors import ConfigError, SchemaError, WindowError
 
 ORDER, RETRACTED, DROPPED = "__aion_order", "__aion_retracted", "__aion_dropped"
-"""Columns of the events that the user does not see: the order of arrival; whether the event only takes an earlier one
-away; and, if earlier windows dropped it, what they said, as JSON.
+"""Columns of the events that the user does not see: the number of the pane, which all of its rows share and later panes
+exceed; whether the event only takes an earlier one away; and, if earlier windows dropped it, what they said, as JSON.
 """
 _HIDDEN = pa.schema([(RETRACTED, pa.bool_()), (DROPPED, pa.string()), (ORDER, pa.int64())])
 

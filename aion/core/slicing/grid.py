@@ -27,12 +27,16 @@ Micros = npt.NDArray[np.int64]
 LEAST_KEYED_US = 60_000_000
 """The shortest slice for windows of single keys: a minute."""
 
-# The slices of events without a time, of those that earlier windows dropped, of events whose time is ahead of the clock
-# (:func:`aion.watermark`), and of those with a time out of range. No window covers them.
+# The slices of events without a time, of those with a text that is not UTF-8, of those that earlier windows dropped, of
+# events whose time is ahead of the clock (:func:`aion.watermark`), and of those with a time out of range. No window
+# covers them.
 NO_SLICE = -(2**63)
+TEXT_SLICE = 2**63 - 4
 DROPPED_SLICE = 2**63 - 3
 AHEAD_SLICE = 2**63 - 2
 BEYOND_SLICE = 2**63 - 1
+FLAGGED_SLICES = (TEXT_SLICE, DROPPED_SLICE, AHEAD_SLICE)
+"""Those of events that may have a time in range."""
 
 
 EVENT_ROWS_US = 5 << 60
@@ -45,12 +49,12 @@ stands for both.
 
 def is_timed(slice_us: int) -> bool:
     """Returns whether the events of a slice have a time, and one in range."""
-    return NO_SLICE < slice_us < DROPPED_SLICE
+    return NO_SLICE < slice_us < TEXT_SLICE
 
 
 def has_event_rows(slice_us: int) -> bool:
     """Returns whether a segment holds rows of single events beside the partials of others."""
-    return EVENT_ROWS_US // 5 * 3 <= slice_us < DROPPED_SLICE
+    return EVENT_ROWS_US // 5 * 3 <= slice_us < TEXT_SLICE
 
 
 def start_of(slice_us: int) -> int:
@@ -134,7 +138,7 @@ class SliceGrid:
 
     def starts_of(self, instants_us: Micros) -> Micros:
         """:meth:`starts`, but slices without a usable time are allowed and stay as they are."""
-        timed = (instants_us > NO_SLICE) & (instants_us < DROPPED_SLICE)
+        timed = (instants_us > NO_SLICE) & (instants_us < TEXT_SLICE)
         if timed.all():
             return self.starts(instants_us)
         found = instants_us.copy()
@@ -145,7 +149,7 @@ class SliceGrid:
         """Returns the segment of each slice. Those without a usable time stay as they are."""
         if self._segment is None:
             return slices_us
-        timed = (slices_us > NO_SLICE) & (slices_us < DROPPED_SLICE)
+        timed = (slices_us > NO_SLICE) & (slices_us < TEXT_SLICE)
         if timed.all():
             return self._segment.floors(slices_us)
         found = slices_us.copy()

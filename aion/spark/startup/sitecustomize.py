@@ -1,4 +1,4 @@
-"""Python imports this module when a Python process of Spark begins: see :mod:`aion.spark.quiet`."""
+"""Python imports this module when a process of Spark for functions of Aion begins: see :mod:`aion.spark.workers`."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ except ModuleNotFoundError as error:
     if error.name != "sitecustomize":
         raise
     sys.modules[__name__] = _own
+
+if "AION_LOADS" in os.environ and sys.orig_argv[-3:-1] == ["-m", "pyspark.daemon"]:
+    from aion.spark.preload import load
+
+    load()

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aion.base.numbers import NEVER, sum_of
+from aion.core.operator.actions import Forget
 from aion.core.operator.keyed.in_memory import Orders
 from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, gap_name
 from aion.core.operator.keyed.shapes import Flags
 from aion.core.operator.keyed.summary import summary
-from aion.core.operator.keyed.table import Ints, Table, hashes_of
+from aion.core.operator.keyed.table import Ints, Table, hashes_of, stacked
 from aion.core.operator.keyed.values import Values
 from aion.core.operator.keyed.windows import KeyedWindows, overlapping
 from aion.core.operator.late_work import LateWork
@@ -206,6 +207,15 @@ class KeyedShard:
 
     def batch_ended(self, now_us: int | None, step_us: int, late_work: LateWork, *, last: bool) -> Orders:
         return [o for windows in self.windows for o in windows.batch_ended(now_us, step_us, late_work, last=last)]
+
+    def take_forgotten(self) -> list[Forget]:
+        """Returns orders to forget the windows that were let go since the last call."""
+        orders = []
+        for windows in self.windows:
+            if windows.forgotten:
+                gone, windows.forgotten = stacked(windows.forgotten), []
+                orders.append(Forget(windows.definition, gone["start"], gone["end"], gone.keys))
+        return orders
 
     @property
     def waits(self) -> bool:

@@ -86,6 +86,7 @@ class KeyedWindows(WindowsInMemory):
         self.settled_us = BEFORE_ALL - self.reach_us
         self.next_id = 0
         self.staleness = StalenessKept()
+        self.forgotten: list[Table] = []  # windows that were shown, and let go since the last orders
         # The first and last events of the rows removed up to the last watermark, and of those removed since then.
         self.gone: tuple[Ints, Ints] = _NOTHING
         self._gone_since: tuple[Ints, Ints] = _NOTHING
@@ -386,6 +387,8 @@ class KeyedWindows(WindowsInMemory):
                 np.concatenate((firsts, self.index["first"][~needed])),
                 np.concatenate((lasts, self.index["last"][~needed])),
             )
+            if not kept.all():
+                self.forgotten.append(self.yielded.take(~kept))
             self.yielded, self.index = self.yielded.take(kept), self.index.take(needed)
             self._known = None
 

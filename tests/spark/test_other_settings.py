@@ -1,0 +1,99 @@
+"""Settings of a session that belong to others change nothing for Aion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import DoubleType, StringType, StructField, StructType, TimestampType
+
+import aion
+from aion import aggregates as A
+from aion.errors import SchemaError, WatermarkError
+from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
+
+TYPES = StructType([StructField("k", StringType()), StructField("ts", TimestampType()), StructField("v", DoubleType())])
+COUNT: dict[str, Any] = {"time": "ts", "windows": aion.Tumbling("10 seconds"), "aggregates": {"n": A.count()}}
+
+
+@pytest.fixture
+def setting(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
+    before: dict[str, str | None] = {}
+
+    def change(name: str, value: str) -> None:
+        before.setdefault(name, spark.conf.get(name, None))
+        spark.conf.set(name, value)
+
+    yield change
+    for name, value in before.items():
+        if value is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, value)
+
+
+class Count(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self._n = handle.getValueState("n", "n bigint")
+
+    def handleInputRows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Iterator[Row]:
+        n = (self._n.get() or (0,))[0] + sum(1 for _ in rows)
+        self._n.update((n,))
+        yield Row(n=n)
+
+
+def test_times_without_a_zone_as_the_default(
+    spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path, setting: Callable[[str, str], None]
+) -> None:
+    stream.put([("a", 1, 1.0), ("a", 2, 1.0), ("a", 25, 1.0)])
+    setting("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    files = aion.read_files(spark, str(stream.folder), schema=TYPES, watermark=("ts", "1 second"))
+    assert [row["n"] for row in sink.run(aion.windowed(files, **COUNT))] == [2]
+    rows = spark.readStream.schema(TYPES).parquet(str(stream.folder))
+    counted = aion.group_by(rows.withWatermark("ts", "1 second"), "k").transformWithState(
+        Count(), "n bigint", "Update", "EventTime"
+    )
+    assert [row["n"] for row in Sink(tmp_path / "counted").run(counted)] == [3]
+    until = aion.watermark(rows, "ts", "1 second", complete_until="1970-01-01T00:00:40")
+    assert sorted(row["n"] for row in Sink(tmp_path / "until").run(aion.windowed(until, **COUNT))) == [1, 2]
+
+
+@pytest.mark.parametrize("length", ["40", "0"])
+def test_the_length_of_plans_as_text(
+    stream: FileStream, sink: Sink, setting: Callable[[str, str], None], length: str
+) -> None:
+    stream.put([("a", 1, 1.0), ("a", 2, 1.0), ("a", 25, 1.0)])
+    setting("spark.sql.maxPlanStringLength", length)
+    rows = stream.read(EVENTS_DDL).withWatermark("ts", "1 second")
+    with pytest.raises(WatermarkError, match="dropDuplicates comes first"):
+        aion.windowed(rows.dropDuplicates(["k", "ts"]), **COUNT)
+    twice = aion.windowed(rows, key="k", **COUNT).withWatermark("window_end", "1 second")
+    with pytest.raises(WatermarkError, match="second withWatermark"):
+        twice.groupBy(F.window("window_end", "1 minute")).count().writeStream.format("noop").start()
+    assert [row["n"] for row in sink.run(aion.windowed(rows, key="k", **COUNT))] == [2]
+
+
+def test_a_column_that_is_not_used_may_have_any_type(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
+    stream.put([("a", 1, 1.0), ("a", 25, 1.0)])
+    rows = stream.read(EVENTS_DDL).withWatermark("ts", "1 second")
+    rows = rows.withColumn("other", F.parse_json(F.lit("1"))).withColumn("months", F.expr("make_interval(0, 1)"))
+    rows = rows.select("*", F.lit(1).alias("twice"), F.lit(2).alias("twice"))
+    assert [row["n"] for row in sink.run(aion.windowed(rows, key="k", **COUNT))] == [1]
+    for key, said in [("months", "Spark cannot send to Python"), ("twice", "two columns named 'twice'")]:
+        with pytest.raises(SchemaError, match=said):
+            aion.windowed(rows, key=key, **COUNT)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"), [("K", "K"), ("s.x", "x"), ("S.X", "X")], ids=["another case", "a field", "a field, another case"]
+)
+def test_names_mean_what_they_mean_for_spark(stream: FileStream, sink: Sink, key: str, name: str) -> None:
+    stream.put([("a", 1, 1.0), ("b", 2, 1.0), ("a", 25, 1.0)])
+    rows: DataFrame = stream.read(EVENTS_DDL).withColumn("s", F.struct(F.col("k").alias("x")))
+    panes = aion.windowed(rows.withWatermark("ts", "1 second"), key=key, **{**COUNT, "time": "TS"})
+    assert sorted((row[name], row["n"]) for row in sink.run(panes)) == [("a", 1), ("b", 1)]

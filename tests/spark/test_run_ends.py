@@ -1,0 +1,63 @@
+"""A run that ends has shown what it has read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import aion
+from aion import aggregates as A
+from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
+
+
+def windows(stream: FileStream, **definition: Any) -> Any:
+    return aion.windowed(
+        stream.read(EVENTS_DDL).withWatermark("ts", "1 second"),
+        key="k", time="ts", windows=aion.Tumbling("10 seconds"), aggregates={"n": A.count()}, lateness="1 hour",
+        **definition,
+    )  # fmt: skip
+
+
+def first(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    """The panes of the first window."""
+    panes = [row for row in rows if row["kind"] != "dropped" and row["window_start"].timestamp() == 0]
+    return [(row["kind"], row["n"]) for row in sorted(panes, key=lambda row: row["pane"])]
+
+
+def put(stream: FileStream) -> None:
+    stream.put([("a", second, 1.0) for second in (1, 2, 3)])
+    stream.put([("a", 25, 1.0)])
+    stream.put([("a", 4, 1.0)] * 10)
+
+
+def test_late_events_of_the_last_batch_are_in_the_table(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
+    put(stream)
+    assert first(sink.run(windows(stream))) == [("on_time", 3), ("late", 13)]
+
+
+def test_a_window_that_is_shown_once_is_not_shown_earlier(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
+    put(stream)
+    assert first(sink.run(windows(stream, emit="final"))) == []
+    stream.put([("a", 8000, 1.0)])
+    assert first(sink.run(windows(stream, emit="final"))) == [("final", 13)]
+
+
+@pytest.mark.proof
+def test_a_query_without_an_end_waits_for_its_trigger(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
+    put(stream)
+    query = sink.start(windows(stream), processingTime="0 seconds")
+    query.processAllAvailable()
+    query.stop()
+    assert first(sink.rows()) == [("on_time", 3)]
+
+
+def test_a_trigger_waits_until_the_last_batch(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
+    """Also in the next run, which has read some of the files already."""
+    put(stream)
+    stream.put([("a", 5, 1.0)] * 10)
+    assert first(sink.run(windows(stream))) == [("on_time", 3), ("late", 23)]
+    for second in (6, 7):
+        stream.put([("a", second, 1.0)] * 10)
+    assert first(sink.run(windows(stream))) == [("on_time", 3), ("late", 23), ("late", 43)]
