@@ -45,7 +45,10 @@ class KeptCopies:
         self.limit_bytes = limit_bytes
 
     def opens(self, place: str) -> None:
-        """A shard is opened. If nothing is kept any more, removes the copies of all shards of its operator."""
+        """A shard is opened. If this server keeps nothing, removes the copies of all shards of the shard's operator.
+
+        Other queries may have a server that keeps copies, so theirs stay.
+        """
         if self.limit_bytes:
             return
         for folder in self._folder.glob(f"{_digest(place.rpartition('/shard-')[0])}-*"):
