@@ -110,7 +110,7 @@ def test_what_died_while_it_wrote_operator_json_leaves_nothing(make: Callable[..
         if isinstance(host.storage, RemoteStorage):
             host.storage.settle()
         assert left[0].exists() == (not i), "another attempt of its batch may still write it"
-    assert [path for path in host.folder.rglob("*.part")] == left[1:], "a batch that no attempt works on yet"
+    assert list(host.folder.rglob("*.part")) == left[1:], "a batch that no attempt works on yet"
 
 
 def test_what_an_attempt_wrote_before_its_commit_is_seen_by_nobody(make: Callable[..., Host]) -> None:
