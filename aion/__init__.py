@@ -12,7 +12,6 @@ check_packages("state_backends", "policies")
 import state_backends  # noqa: E402, F401 (before the rest, because it refuses a platform that cannot work)
 from aion import aggregates, errors  # noqa: E402
 from aion.core.query.plan import Window  # noqa: E402
-from aion.core.query.spec import Spec  # noqa: E402
 from aion.core.windows import (  # noqa: E402
     Count,
     PerRecord,
@@ -21,14 +20,16 @@ from aion.core.windows import (  # noqa: E402
     Sliding,
     Tumbling,
 )
+from aion.spec import Spec  # noqa: E402
 from aion.zones import Calendar  # noqa: E402
 
 if TYPE_CHECKING:
-    from aion import metrics, sinks
+    from aion import metrics, plot, sinks
     from aion.local import LocalOperator
     from aion.spark.files import read_files
     from aion.spark.group_by import group_by
     from aion.spark.migrate import migrate
+    from aion.spark.newest import table
     from aion.spark.progress import progress
     from aion.spark.read_state import read_state, restoring
     from aion.spark.session import configure
@@ -58,11 +59,13 @@ __all__ = [
     "metrics",
     "migrate",
     "panes",
+    "plot",
     "progress",
     "read_files",
     "read_state",
     "restoring",
     "sinks",
+    "table",
     "unconfigure",
     "watermark",
     "windowed",
@@ -82,6 +85,7 @@ _LAZY = {
     "read_files": "aion.spark.files",
     "read_state": "aion.spark.read_state",
     "restoring": "aion.spark.read_state",
+    "table": "aion.spark.newest",
     "unconfigure": "aion.spark.touched",
     "watermark": "aion.spark.watermarks",
     "windowed": "aion.spark.stream",
@@ -91,8 +95,13 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("metrics", "sinks"):
+    if name in ("metrics", "plot", "sinks"):
         return importlib.import_module(f"aion.{name}")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'aion' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Returns what users write, also what is imported on first use."""
+    return [*__all__, "__version__"]

@@ -58,6 +58,12 @@ __all__ = [
     "needs_extra",
 ]
 
+
+def __dir__() -> list[str]:
+    """Returns the errors."""
+    return __all__
+
+
 DISTRIBUTION = "aion"
 """The name to give to pip."""
 
@@ -71,7 +77,7 @@ EXTRAS = {
     "postgresql": ("adbc_driver_manager", "adbc_driver_postgresql"),
     "duckdb": ("duckdb",),
     "delta": ("deltalake",),
-    "iceberg": ("pyiceberg",),
+    "iceberg": ("pyiceberg", "pyiceberg_core"),
     "connect": ("grpc", "grpc_status", "zstandard"),
 }
 """The modules that each extra installs. A test compares them with pyproject.toml."""
@@ -137,7 +143,10 @@ class BadFile(AionError):
 
 
 class SinkError(AionError):
-    """A sink refuses a batch, because it does not follow the batch that the table has; the message says what to do."""
+    """A sink refuses a batch: it does not follow the one that the table has, or has a value that the table cannot hold.
+
+    The message says what to do.
+    """
 
 
 class IntegerOverflow(AionError, ArithmeticError):

@@ -15,18 +15,19 @@ from typing import Any, Unpack, overload
 import pyarrow as pa
 
 from aion.base.hashing import ShardOfKeys
+from aion.base.html import html_of
 from aion.base.schema import parse_schema
-from aion.base.time import instant_us
+from aion.base.time import format_instant, instant_us
 from aion.config import load_policy
 from aion.core.query.pane_parts import metadata_of, with_metadata
 from aion.core.query.plan import Plan
-from aion.core.query.spec import Changes, Keywords, Spec, shows_fields, spec_of
 from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError
-from aion.execute.assembly import check_triggers, longest_bound_us, make_builder, make_contents, store_config
+from aion.execute.assembly import check_overlap, longest_bound_us, make_builder, make_contents, store_config
 from aion.execute.recorder import Recorder
 from aion.execute.trace import Definition
 from aion.execute.windows import Windows
+from aion.spec import Changes, Keywords, Spec, shows_fields, spec_of
 from policies.sizing import processing_bytes_per_s
 from state_backends.backends import make_cache
 from state_backends.server.machine import memory_limit_bytes, memory_share_used
@@ -82,8 +83,8 @@ class LocalOperator:
         self._spec = spec
         self._recorder: Recorder | None = None
         self._batches = 0
-        check_triggers(spec)
         self.policy = load_policy("standard" if spec.policy is None else spec.policy, spec.policy_overrides)
+        check_overlap(spec.windows, self.policy)
         self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
         config = store_config(
             self.policy, windows=named(spec.windows).values(), blocking=spec.blocking and spec.apply is not None
@@ -162,6 +163,12 @@ class LocalOperator:
     def io(self) -> IoStats:
         """The I/O so far, by priority."""
         return self._io.stats
+
+    def _repr_html_(self) -> str:
+        at_us = self._windows.operator.watermark.at_us if self._windows else self._watermark
+        watermark = "none" if at_us is None else format_instant(at_us)
+        state = {"watermark": watermark, "closed": self._closed, **self.counters}
+        return self._spec._repr_html_() + html_of("aion.LocalOperator", state)
 
     def __enter__(self) -> LocalOperator:
         return self

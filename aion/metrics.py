@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from aion.base.html import html_of
 from aion.errors import ServerError
 from state_backends.server.client import StateClient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["StateMetrics", "state"]
+
+
+def __dir__() -> list[str]:
+    """Returns what users call."""
+    return __all__
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,9 @@ class StateMetrics:
     ``value_hits``: keys that were looked up without the disk; ``value_misses``: others. ``runs``: the files of keyed
     values, with ``run_bytes``.
     """
+
+    def _repr_html_(self) -> str:
+        return html_of("aion.metrics.state", {f.name: getattr(self, f.name) for f in fields(self)})
 
     m_bucket_bytes: int
     p_bucket_bytes: int

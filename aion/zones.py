@@ -15,11 +15,13 @@ from aion.errors import WindowError
 
 
 class Calendar(_Calendar):
-    """Windows from local midnight to local midnight: days, weeks, months, quarters or years of a time zone.
+    """Windows from local midnight to local midnight: days, weeks, months, quarters or years of a time zone; or hours.
 
     ``Calendar("1 day", zone="Europe/Berlin")``. A day has 23 or 25 hours where the clocks change. Where they skip
     midnight, the day begins at its first instant. Several units are counted from 1970: ``"2 months"`` from January
-    1970, ``"2 weeks"`` from Monday, 1970-01-05, ``"3 days"`` from 1970-01-01. ``zone``: a name of the IANA time zone
+    1970, ``"2 weeks"`` from Monday, 1970-01-05, ``"3 days"`` from 1970-01-01. Hours begin when the clocks show a full
+    hour, also where these are half an hour or less from UTC's. The hour that the clocks skip has no window, and the one
+    that they show twice has one window for both. ``zone``: a name of the IANA time zone
     database, as Python's zoneinfo finds it when the definition is made.
 
     ``start``: the local time at which windows begin, in place of midnight, e.g. ``"05:00"``, and the day on which weeks

@@ -26,6 +26,20 @@ def window_of(
     return _day_start(first, zone, time), _day_start(_next(first, count, unit), zone, time)
 
 
+def hours_of(us: int, count: int, zone: ZoneInfo) -> tuple[int, int]:
+    """The start and end of the window of hours that the instant is in, in µs. Hours are counted from 1970-01-01."""
+    local = _instant(us).astimezone(zone).replace(tzinfo=None)
+    number = ((local - datetime(1970, 1, 1)) // timedelta(hours=1) + 48) // count
+    while _hour_start(number * count, zone) > us:
+        number -= 1
+    return _hour_start(number * count, zone), _hour_start((number + 1) * count, zone)
+
+
+def _hour_start(hour: int, zone: ZoneInfo) -> int:
+    days, hours = divmod(hour, 24)
+    return _day_start(date(1970, 1, 1) + timedelta(days=days), zone, timedelta(hours=hours))
+
+
 def _first_day(day: date, count: int, unit: str, weekday: int) -> date:
     """The first day of the window that a day is in."""
     if unit in MONTHS:

@@ -57,7 +57,9 @@ def is_nan(value: Any) -> bool:
 
 
 def rank(value: Any) -> tuple[bool, Any]:
-    """NaN is larger than every other number."""
+    """NaN is larger than every other number. Structs are ordered by their fields, here by name; null is first."""
+    if isinstance(value, dict):
+        return False, [(v is not None, (False, 0) if v is None else rank(v)) for _, v in sorted(value.items())]
     return (True, 0.0) if is_nan(value) else (False, value)
 
 

@@ -17,6 +17,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aion import aggregates as A
+from aion.aggregates.binding import bind
+from aion.aggregates.layout import Layout
 from aion.errors import ApplyError, ConfigError, SchemaError
 from tests import aggregate_oracle as o
 from tests import oracle
@@ -48,6 +50,16 @@ ORDERED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "date": (pa.date32(), st.dates(date(1960, 1, 1), date(2030, 1, 1))),
     "timestamp": (TIME, st.integers(-5, 5).map(lambda s: EPOCH + timedelta(seconds=s))),
 }
+PAIR = pa.struct([("x", pa.float64()), ("y", pa.struct([("s", pa.string()), ("t", pa.int64())]))])
+PAIRS = st.fixed_dictionaries(
+    {
+        "x": st.none() | st.sampled_from([0.0, -0.0, -2.0, math.inf]),
+        "y": st.none()
+        | st.fixed_dictionaries(
+            {"s": st.none() | st.sampled_from(["", "a", "b"]), "t": st.none() | st.integers(-2, 2)}
+        ),
+    }
+)
 ANY = {
     **ORDERED,
     "array": (pa.list_(pa.int32()), st.lists(st.none() | st.integers(0, 3), max_size=2)),
@@ -72,12 +84,12 @@ def tables(draw: st.DrawFn, kinds: dict[str, Any], most: int = 25) -> tuple[pa.S
     return schema, draw(st.lists(rows, min_size=1, max_size=most))
 
 
-def lifted(layout: A.Layout, rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
+def lifted(layout: Layout, rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
     arrays = {f.name: pa.array([r[f.name] for r in rows], f.type, from_pandas=False) for f in schema}
     return layout.lift({"k": arrays["k"]}, arrays)
 
 
-def merged(layout: A.Layout, parts: Sequence[pa.Table], draw: st.DataObject) -> pa.Table:
+def merged(layout: Layout, parts: Sequence[pa.Table], draw: st.DataObject) -> pa.Table:
     """Merges neighbours until one is left: any tree, but the order of arrival is kept."""
     parts = list(parts)
     while len(parts) > 1:
@@ -92,7 +104,7 @@ def cut(rows: list[Row], draw: st.DataObject) -> list[list[Row]]:
     return [rows[a:b] for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
 
 
-def lowered(layout: A.Layout, table: pa.Table) -> dict[Any, Any]:
+def lowered(layout: Layout, table: pa.Table) -> dict[Any, Any]:
     table = layout.combine(["k"], table)
     results = layout.lower(layout.states(table))
     for bound in layout.bound:
@@ -105,7 +117,7 @@ Case = tuple[A.Aggregate, o.Function, Callable[[Any, Any], bool]]
 
 
 def check(schema: pa.Schema, rows: list[Row], cases: Sequence[Case], draw: st.DataObject) -> None:
-    layout = A.Layout([A.bind(f"r{i}", a, schema, "ts") for i, (a, _, _) in enumerate(cases)])
+    layout = Layout([bind(f"r{i}", a, schema, "ts") for i, (a, _, _) in enumerate(cases)])
     found = lowered(layout, merged(layout, [lifted(layout, part, schema) for part in cut(rows, draw)], draw))
     assert found.keys() == {r["k"] for r in rows}
     for key, results in found.items():
@@ -154,6 +166,21 @@ def test_counts_and_extremes(data: tuple[pa.Schema, list[Row]], draw: st.DataObj
         (A.max("v"), of_values(oracle.spark_max), o.same),
     ]
     check(*data, cases, draw)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.none() | PAIRS), min_size=1, max_size=12), st.data())
+def test_structs_are_ordered_by_their_fields(given_: list[tuple[str, Any]], draw: st.DataObject) -> None:
+    schema = pa.schema([("k", pa.string()), ("ts", TIME), ("v", pa.int64()), ("w", PAIR)])
+    rows: list[Row] = [{"k": k, "ts": EPOCH, "v": number, "w": w} for number, (k, w) in enumerate(given_)]
+    cases: list[Case] = [
+        (A.min("w"), partial(o.smallest, column="w"), o.same),
+        (A.max("w"), partial(o.largest, column="w"), o.same),
+        (A.min_by("v", "w"), partial(o.by, column="v", order="w", least=True), o.same),
+        (A.max_by("v", "w"), partial(o.by, column="v", order="w", least=False), o.same),
+        (A.max_by("v", "w", 2), partial(o.best, column="v", order="w", k=2, least=False), o.same),
+        (A.top_k("w", 2), partial(o.best, column="w", order="w", k=2, least=False), o.same),
+    ]
+    check(schema, rows, cases, draw)
 
 
 @given(tables(INTEGERS) | tables(FLOATS), st.data())
@@ -331,7 +358,7 @@ DECLARED: dict[str, tuple[A.Aggregate, str]] = {
 def test_properties_are_declared(name: str) -> None:
     aggregate, properties = DECLARED[name]
     schema = SCHEMA if name != "aggregate" else SCHEMA.set(3, pa.field("w", pa.string()))
-    bound = A.bind(name, aggregate, schema, "ts")
+    bound = bind(name, aggregate, schema, "ts")
     found = {"d": bound.decomposable, "c": bound.commutative, "i": bound.invertible}
     assert found == {p: p in properties for p in "dci"}
 
@@ -344,7 +371,7 @@ def test_what_commutes_does(data: tuple[pa.Schema, list[Row]], random: Any) -> N
     schema = schema.set(3, pa.field("w", pa.int64()))
     rows = [{**r, "w": i} for i, r in enumerate(rows)]
     some = [name for name, (_, properties) in DECLARED.items() if "c" in properties]
-    layout = A.Layout([A.bind(name, DECLARED[name][0], schema, "ts") for name in some])
+    layout = Layout([bind(name, DECLARED[name][0], schema, "ts") for name in some])
     at_once = lowered(layout, lifted(layout, rows, schema))
     random.shuffle(rows)
     size = random.randint(1, len(rows))
@@ -362,24 +389,24 @@ def test_what_commutes_does(data: tuple[pa.Schema, list[Row]], random: Any) -> N
 
 def test_holistic_aggregates_of_a_column_share_its_values() -> None:
     asked = [A.median("v"), A.percentile("v", 0.9), A.collect_list("v"), A.count_distinct("v"), A.collect_set("v")]
-    layout = A.Layout([A.bind(f"r{i}", a, SCHEMA, "ts") for i, a in enumerate(asked)])
+    layout = Layout([bind(f"r{i}", a, SCHEMA, "ts") for i, a in enumerate(asked)])
     assert [str(f.type) for f in layout.fields] == ["int64", "list<item: double>"], "the values once, and nothing else"
     assert layout.holistic and layout.columns == ["v"]
-    mixed = A.Layout([A.bind("m", A.median("v"), SCHEMA, "ts"), A.bind("s", A.sum("w"), SCHEMA, "ts")])
+    mixed = Layout([bind("m", A.median("v"), SCHEMA, "ts"), bind("s", A.sum("w"), SCHEMA, "ts")])
     assert [str(f.type) for f in mixed.fields] == ["int64", "list<item: double>", "int64"], "of w only the sum"
 
 
 def test_zeros_and_nan_are_collected_once() -> None:
     schema = pa.schema([("k", pa.string()), ("v", pa.float64())])
     values = np.array([-0.0, 0.0, np.nan, np.inf - np.inf, np.copysign(np.nan, -1), 1.0])
-    layout = A.Layout([A.bind("r", A.collect_set("v"), schema)])
+    layout = Layout([bind("r", A.collect_set("v"), schema)])
     lists = lowered(layout, layout.lift({"k": pa.array(["a"] * 6)}, {"v": pa.array(values, from_pandas=False)}))
     assert sorted(map(str, lists["a"][0])) == ["0.0", "1.0", "nan"], "as Spark has it, without a sign"
 
 
 def test_moments_share_their_sums() -> None:
     asked = [A.stddev("v"), A.var_pop("v"), A.mean("v"), A.sum("v"), A.count("v")]
-    layout = A.Layout([A.bind(f"r{i}", a, SCHEMA, "ts") for i, a in enumerate(asked)])
+    layout = Layout([bind(f"r{i}", a, SCHEMA, "ts") for i, a in enumerate(asked)])
     assert len(layout.fields) == 5, "events, sum in two, count, squares"
 
 
@@ -444,7 +471,7 @@ def test_options_that_cannot_be(make: Callable[[], A.Aggregate], said: str) -> N
 def test_columns_that_cannot_serve(aggregate: A.Aggregate, said: str) -> None:
     schema = pa.schema([("s", pa.string()), ("d", pa.decimal256(50, 2)), ("t", TIME), ("l", pa.list_(pa.int64()))])
     with pytest.raises(SchemaError, match=said):
-        A.bind("r", aggregate, schema, "t")
+        bind("r", aggregate, schema, "t")
 
 
 @pytest.mark.parametrize(
@@ -458,6 +485,6 @@ def test_columns_that_cannot_serve(aggregate: A.Aggregate, said: str) -> None:
 )
 def test_functions_that_fail_are_named(wrong: dict[str, Any], said: str) -> None:
     schema = pa.schema([("k", pa.string()), ("v", pa.float64())])
-    layout = A.Layout([A.bind("r", A.aggregate("v", **wrong), schema)])
+    layout = Layout([bind("r", A.aggregate("v", **wrong), schema)])
     with pytest.raises(ApplyError, match=said):
         lowered(layout, lifted(layout, [{"k": "a", "v": 1.5}, {"k": "a", "v": 2.5}], schema))

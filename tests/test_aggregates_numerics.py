@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aion import aggregates as A
+from aion.aggregates.binding import bind
 from aion.aggregates.doubled import add_double, add_pairs, divided, sum_by_group
 from aion.aggregates.groups import Groups, Part, number, pack, stable_order
+from aion.aggregates.layout import Layout
 from aion.errors import IntegerOverflow
 from tests import aggregate_oracle as o
 
@@ -30,7 +32,7 @@ cancelling = st.sampled_from([1e16, -1e16, 1.0, -1.0, 1e-16, 1e300, -1e300, 5e-3
 doubles = st.one_of(scattered, together, cancelling)
 
 
-def merged_in_any_order(layout: A.Layout, parts: list[pa.Table], draw: st.DataObject) -> pa.Table:
+def merged_in_any_order(layout: Layout, parts: list[pa.Table], draw: st.DataObject) -> pa.Table:
     """Any tree over the parts in any order."""
     parts = draw.draw(st.permutations(parts))
     while len(parts) > 1:
@@ -47,7 +49,7 @@ def split(values: Sequence[Any], draw: st.DataObject) -> list[Sequence[Any]]:
 def computed(
     asked: dict[str, A.Aggregate], rows: Sequence[tuple[str, float]], draw: st.DataObject
 ) -> dict[str, dict[str, float]]:
-    layout = A.Layout([A.bind(name, aggregate, SCHEMA) for name, aggregate in asked.items()])
+    layout = Layout([bind(name, aggregate, SCHEMA) for name, aggregate in asked.items()])
     parts = []
     for part in split(rows, draw):
         keys, values = zip(*part, strict=True)
@@ -109,7 +111,7 @@ def test_what_plain_addition_gets_wrong() -> None:
     """Named, so that no change of the strategies above loses them."""
 
     def one(aggregate: A.Aggregate, parts: list[list[float]]) -> Any:
-        layout = A.Layout([A.bind("r", aggregate, SCHEMA)])
+        layout = Layout([bind("r", aggregate, SCHEMA)])
         lifted = [layout.lift({"k": pa.array([0] * len(p))}, {"v": pa.array(p), "i": None}) for p in parts]
         table = layout.combine(["k"], pa.concat_tables(lifted))
         return layout.lower(layout.states(table))["r"][0].as_py()
@@ -224,7 +226,7 @@ def test_ids_of_any_size_are_sorted_stably(count: int) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=30))
 def test_integers_of_any_size_sum_exactly_or_not_at_all(rows: list[tuple[str, int]]) -> None:
-    layout = A.Layout([A.bind("total", A.sum("i"), SCHEMA)])
+    layout = Layout([bind("total", A.sum("i"), SCHEMA)])
     exact = {k: sum(v for key, v in rows if key == k) for k, _ in rows}
     keys, values = zip(*rows, strict=True)
     try:
@@ -239,6 +241,6 @@ def test_integers_of_any_size_sum_exactly_or_not_at_all(rows: list[tuple[str, in
 
 def test_unsigned_integers_beyond_64_bits_are_an_error() -> None:
     schema = pa.schema([("u", pa.uint64())])
-    layout = A.Layout([A.bind("total", A.sum("u"), schema)])
+    layout = Layout([bind("total", A.sum("u"), schema)])
     with pytest.raises(IntegerOverflow, match=r"'total' = sum\(u\): .*18446744073709551615.*cast the column to double"):
         layout.lift({"k": pa.array([1])}, {"u": pa.array([2**64 - 1], pa.uint64())})

@@ -14,22 +14,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aion import aggregates as A
+from aion.aggregates.binding import bind
 from aion.aggregates.cardinality import Registers
 from aion.aggregates.groups import Groups
+from aion.aggregates.layout import Layout
 from aion.aggregates.partial import Rows
 
 
-def layout_of(aggregate: A.Aggregate, type_: pa.DataType) -> A.Layout:
-    return A.Layout([A.bind("r", aggregate, pa.schema([("v", type_)]))])
+def layout_of(aggregate: A.Aggregate, type_: pa.DataType) -> Layout:
+    return Layout([bind("r", aggregate, pa.schema([("v", type_)]))])
 
 
-def lifted(layout: A.Layout, values: Any, keys: Any = None) -> pa.Table:
+def lifted(layout: Layout, values: Any, keys: Any = None) -> pa.Table:
     keys = np.zeros(len(values), np.int64) if keys is None else keys
     values = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=False)
     return layout.lift({"k": pa.array(keys)}, {"v": values})
 
 
-def result(layout: A.Layout, parts: Sequence[pa.Table]) -> dict[int, Any]:
+def result(layout: Layout, parts: Sequence[pa.Table]) -> dict[int, Any]:
     table = layout.combine(["k"], pa.concat_tables(parts))
     lowered = layout.lower(layout.states(table))["r"].to_pylist()
     return dict(zip(table["k"].to_pylist(), lowered, strict=True))

@@ -44,10 +44,12 @@ LAYERS = (
     "aion.core.ingest",
     "aion.execute",
     "aion.metrics",
+    "aion.spec",
     "aion.local",
     "aion.stateful",
     "aion.spark",
     "aion.sinks",
+    "aion.plot",
     "aion.zones",
     "aion",
     "aion.demo",
@@ -73,7 +75,7 @@ HARMLESS = {
     "__future__", "abc", "array", "base64", "bisect", "collections", "collections.abc", "dataclasses", "datetime",
     "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json", "math",
     "numbers", "operator", "re", "contextlib", "datasketches", "difflib", "isal.isal_zlib", "statistics", "struct",
-    "typing", "zlib", "numpy", "numpy.typing", "msgspec", "orjson", "pyarrow", "pyarrow.compute", "scipy",
+    "typing", "zlib", "html", "numpy", "numpy.typing", "msgspec", "orjson", "pyarrow", "pyarrow.compute", "scipy",
     "scipy.special", "urllib.parse", "zoneinfo",
 }  # fmt: skip
 

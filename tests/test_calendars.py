@@ -26,7 +26,7 @@ from aion.errors import WindowError
 from aion.execute.trace import Definition, read_trace
 from aion.execute.trace_windows import from_json, to_json
 from aion.spark.explain import explain_plan
-from tests.calendar_oracle import window_of
+from tests.calendar_oracle import hours_of, window_of
 from tests.local.test_calendars import us
 
 ZONES = (
@@ -89,6 +89,39 @@ def test_windows_begin_at_a_local_time_and_weeks_on_a_day(
     assert all(end - start <= window.edges.longest_us for start, end in found)
     steps = window.edges.steps
     assert Steps.of(steps.every, steps.start) == steps
+
+
+HALF = [us(2026, 4, 4, 14, 59), us(2026, 4, 4, 15), us(2026, 10, 3, 15, 29), us(2026, 10, 3, 15, 30)]
+"""The clocks of Lord Howe change by half an hour."""
+
+
+@given(
+    at=st.lists(times, min_size=1, max_size=9),
+    zone=st.sampled_from([*ZONES, "Asia/Kolkata", "Asia/Kathmandu", "Australia/Lord_Howe"]),
+    count=st.sampled_from([1, 2, 6, 5]),
+)
+@example(at=HALF, zone="Australia/Lord_Howe", count=1)
+@example(at=[us(2026, 10, 25, 0, 45), us(2026, 10, 25, 1, 45)], zone="Europe/Berlin", count=1)
+@example(at=[us(2026, 3, 29, 0, 59), us(2026, 3, 29, 1)], zone="Europe/Berlin", count=2)
+def test_hours_begin_when_the_clocks_show_them(at: list[int], zone: str, count: int) -> None:
+    window = aion.Calendar(f"{count} hours", zone)
+    found = bounds(window, at)
+    assert found == [hours_of(t, count, ZoneInfo(zone)) for t in at]
+    assert [next(window.starts_covering(t)) for t in at] == [start for start, _ in found]
+    assert [window.end(start) for start, _ in found] == [end for _, end in found]
+    assert all(end - start <= window.edges.longest_us for start, end in found)
+    assert from_json(to_json(window)).edges == window.edges
+    day = aion.Calendar("1 day", zone).edges
+    assert window.edges.makes_redundant(day) == (24 % count == 0) and not day.makes_redundant(window.edges)
+    if 24 % count == 0:
+        assert set(day.between(min(at), max(at)).tolist()) <= set(window.edges.between(min(at) - DAY, max(at)).tolist())
+
+
+def test_an_hour_of_india_begins_at_half_past_by_utc() -> None:
+    window = aion.Calendar("1 hour", "Asia/Kolkata")
+    assert bounds(window, [us(2026, 7, 1, 12, 29)]) == [(us(2026, 7, 1, 11, 30), us(2026, 7, 1, 12, 30))]
+    with pytest.raises(WindowError, match="hours begin when the clocks show a full hour; leave start='00:30' out"):
+        aion.Calendar("1 hour", "Asia/Kolkata", start="00:30")
 
 
 @pytest.mark.parametrize(
@@ -228,10 +261,10 @@ def test_definitions_are_told_apart_and_travel_to_workers() -> None:
 @pytest.mark.parametrize(
     ("every", "zone", "shown"),
     [
-        ("1.5 days", "UTC", "'1.5 days' is not a step of the calendar; give a whole number of days"),
+        ("1.5 days", "UTC", "'1.5 days' is not a step of the calendar; give a whole number of hours, days"),
         ("0 days", "UTC", "'0 days' has no length"),
         ("-1 day", "UTC", "'-1 day'"),
-        ("6 hours", "UTC", r"'6 hours' is a fixed length.*use aion.Tumbling\('6 hours'\)"),
+        ("30 minutes", "UTC", r"'30 minutes' is a fixed length.*use aion.Tumbling\('30 minutes'\)"),
         ("1 fortnight", "UTC", "'1 fortnight' is not a step"),
         (86_400_000_000, "UTC", "86400000000 is not a step"),
         ("99999999 years", "UTC", "longer than times reach"),

@@ -33,6 +33,7 @@ from aion import aggregates as A
 from aion.cli import app
 from aion.config import Policy, describe, load_policy, resolve
 from aion.sinks.database import MARKS
+from aion.sinks.dropped import BATCH, QUERY
 from aion.tools.tune.disk import Machine
 from state_backends.server.endpoint import LOOPBACK
 from state_backends.server.metrics import METRICS
@@ -441,6 +442,6 @@ def test_keys_of_a_policy_that_are_named_exist(page: str) -> None:
 def test_errors_and_metrics_that_are_named_exist(page: str) -> None:
     prose = documents.read(page)[1]
     names = {series for metric in METRICS for series in metric.series} | {metric.name for metric in METRICS}
-    assert set(re.findall(r"\baion_[a-z_]+[a-z]", prose)) <= {*names, MARKS}
+    assert set(re.findall(r"\baion_[a-z_]+[a-z]", prose)) <= {*names, MARKS, QUERY, BATCH}
     for error in re.findall(rf"`({ERRORS})[`:]", prose):
         assert issubclass(getattr(aion.errors, error), aion.errors.AionError), f"{page}: {error}"

@@ -427,11 +427,15 @@ def test_keyed_windows_have_their_own_bound_and_trigger() -> None:
         (lambda: aion.Count(5, lateness="-1 second"), WindowError, "Count: lateness of '-1 second' is negative"),
         (lambda: aion.Sliding(us(5), us(1), trigger=5), WindowError, "trigger of 5 is neither a kind nor a mapping"),
         (lambda: counted(aion.Tumbling(us(5), trigger="often")), PolicyError, "trigger.kind: 'often' is not possible"),
-        (lambda: counted(aion.Tumbling(us(5)), trigger="often"), PolicyError, "keyword: trigger.kind: 'often' is not"),
+        (
+            lambda: counted(aion.Tumbling(us(5)), trigger="often"),
+            PolicyError,
+            "keyword trigger: trigger.kind: 'often' is not",
+        ),
         (
             lambda: counted(aion.Tumbling(us(5)), trigger={"count": 10}),
             PolicyError,
-            "keyword: trigger.count: 10 says nothing about kind 'staleness'",
+            "keyword trigger: trigger.count: 10 says nothing about kind 'staleness'",
         ),
         (
             lambda: counted(aion.Tumbling(us(5)), trigger={"kind": "count", "early": "1 minute"}),

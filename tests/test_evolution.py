@@ -19,11 +19,11 @@ from aion.base.numbers import NEVER
 from aion.core.query.evolution import Change, Version, change, finished, reached_us, same
 from aion.core.query.evolved import evolved, of_shard
 from aion.core.query.history import EVOLUTION, Evolution
-from aion.core.query.spec import Spec
 from aion.core.windows import Aligned
 from aion.errors import ForeignState
 from aion.execute.assembly import longest_bound_us, make_contents
 from aion.execute.windows import Windows
+from aion.spec import Spec
 from state_backends.format.definitions import FOLLOWS, digest
 from tests.durations import us
 from tests.examples import some
@@ -444,16 +444,18 @@ def values(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str,
     return {"rows": len(rows), "lacking": sum(row["v"] is None for row in rows), "sum": sum(row["n"] for row in rows)}
 
 
-def applied(windows: list[str], *columns: str) -> Spec:
+def applied(windows: list[str], *columns: str, early: str | None = None, **more: Any) -> Spec:
+    found = WINDOWS if early is None else definitions(early=early)
     return Spec(
-        windows={name: WINDOWS[name] for name in windows},
+        windows={name: found[name] for name in windows},
         key="k",
         time="ts",
         apply=values if "v" in columns else without_v,
         schema="rows long, lacking long, sum long",
         columns=columns,
         lateness="60 microseconds",
-        trigger="every_batch",
+        trigger=None if more.get("emit") == "final" else "every_batch",
+        **more,
     )
 
 
@@ -462,34 +464,50 @@ def without_v(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[s
     return {"rows": len(rows), "lacking": len(rows), "sum": sum(row["n"] for row in rows)}
 
 
-def test_a_function_goes_on_with_other_windows_and_columns() -> None:
+@pytest.mark.parametrize("more", MODES, ids=lambda more: "-".join(map(str, more.values())))
+def test_a_function_goes_on_with_other_windows_and_columns(more: dict[str, Any]) -> None:
     """An event that came before its column was asked for has a null there."""
-    with Restarted(applied(["ten", "long"], "n")) as running:
+    with Restarted(applied(["ten", "long"], "n", **more)) as running:
         rows = running.process([("a", 5, 1), ("a", 14, 2), ("b", 8, 3)], 9)
-        running.restart(applied(["ten", "seven"], "n", "v"))
+        running.restart(applied(["ten", "seven"], "n", "v", **more))
         rows += running.process([("a", 6, 4), ("a", 24, 5)], 12)
-        running.restart(applied(["seven"], "n"))
-        rows += running.process([("a", 7, 6), ("a", 38, 7)], 12) + running.process([], 60) + running.close()
+        running.restart(applied(["seven"], "n", **more))
+        rows += running.process([("a", 7, 6), ("a", 38, 7)], 12) + running.process([], 60)
+        rows += running.process([], 200) + running.close()
         found = {key: (row["rows"], row["lacking"], row["sum"]) for key, row in newest(rows).items()}
     assert found["ten", "a", 0] == (3, 3, 11)
     assert found["ten", "b", 0] == (1, 1, 3)
     assert found["long", "a", 0] == (6, 6, 25)
 
 
-@given(phases())
-def test_a_key_gets_a_wider_type(drawn: list[tuple[list[str], list[str], Batches]]) -> None:
+@given(phases(), st.sampled_from(MODES))
+def test_a_key_gets_a_wider_type(drawn: list[tuple[list[str], list[str], Batches]], more: dict[str, Any]) -> None:
     """Blocks that are compacted are found by hashes of keys, also of negative ones, which more bits make other ones."""
     keys = {"a": -7, "b": 9}
     narrow = SCHEMA.set(0, pa.field("k", pa.int32()))
     (windows, aggregates, first), *rest = drawn
-    with Restarted(spec_of(windows, aggregates), narrow) as running:
+    with Restarted(spec_of(windows, aggregates, **more), narrow) as running:
         rows = [row for events, at in first for row in running.process([(keys[k], t, n) for k, t, n in events], at)]
         running.schema = narrow.set(0, pa.field("k", pa.int64()))
         for windows, aggregates, some in rest:
-            running.restart(spec_of(windows, aggregates))
+            if more.get("emit") == "changes":
+                _only(rows, aggregates)
+            running.restart(spec_of(windows, aggregates, **more))
             rows += [row for events, at in some for row in running.process([(keys[k], t, n) for k, t, n in events], at)]
         rows += running.close()
-    _check_rows([{**row, "k": {v: k for k, v in keys.items()}[row["k"]]} for row in rows], drawn, running.definition)
+    _check_rows(
+        [{**row, "k": {v: k for k, v in keys.items()}[row["k"]]} for row in rows], drawn, running.definition, **more
+    )
+
+
+def test_an_event_that_comes_again_is_known_by_a_wider_key() -> None:
+    narrow = SCHEMA.set(0, pa.field("k", pa.int32()))
+    with Restarted(spec_of(["ten"], ["count"], unique=["n"], emit="changes"), narrow) as running:
+        running.process([(7, 1, 1), (-7, 2, 2)], 5)
+        running.schema = narrow.set(0, pa.field("k", pa.int64()))
+        running.restart(spec_of(["ten"], ["count"], unique=["n"], emit="changes"))
+        rows = running.process([(7, 1, 1), (-7, 2, 2), (-7, 2, 3)], 20)
+    assert sorted((row["k"], row["old_count"], row["count"]) for row in rows) == [(-7, None, 2), (7, None, 1)]
 
 
 def test_columns_called_like_types_are_refused_where_the_state_does_not_tell_which_is_which() -> None:

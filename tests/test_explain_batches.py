@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from aion.cli import app
+from aion.core.slicing.grid import NO_SLICE
 from aion.core.windows import Tumbling
+from aion.tools.inspect.tables import called
 from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.store.io_thread import IoThread
@@ -105,9 +107,30 @@ def test_each_batch_has_a_row_and_each_reason_a_sentence(state: Path) -> None:
     assert "tolls of query 5f1d-query: up to batch 2, 2 shards" in said
     assert "ran on time: the watermark passed the window's end" in said
     assert "ran late: a batch brought late events (trigger.kind: every_batch)" in said
-    assert "dropped: events came after the bounds of their windows" in said
+    assert "dropped: 1 events came after the bounds of their windows" in said
     assert "ran at last:" not in said and "ran early:" not in said
     assert "kept now: no windows" in said and "tolls: new windows are kept for " in said
+
+
+def test_events_without_a_time_are_not_called_late(tmp_path: Path, commit: Callable[[int], Commit]) -> None:
+    operator = make(bound=20)
+    arrive(operator, NO_SLICE, events=3)
+    end_batch(operator)
+    commit(0)(0, None, operator.snapshot())
+    said = run(str(tmp_path / "state"))
+    assert "no time: 3 of the dropped events had no time that windows could use" in said
+    assert "after the bounds" not in said and "dropped: events without a time" in said
+    assert rows(said) == [["0", "1", "3", "3", "3"]]
+
+
+def test_a_bound_that_was_asked_for_is_called_so(state: Path) -> None:
+    assert "are kept for 0.02 ms: given by lateness=, or by lateness.initial_bound without coverage" in run(str(state))
+
+
+def test_shards_are_counted_although_their_ids_are_not_in_a_row(tmp_path: Path) -> None:
+    """Ids are chosen so that Spark spreads them evenly; the folders have these names."""
+    assert [called(f"shard-{i:05d}", (0, 2)) for i in (0, 2)] == ["0", "1 (shard-00002)"]
+    assert called("shard-00007", ()) == "7"
 
 
 def test_fewer_batches_and_a_query_by_its_id_or_operator(state: Path) -> None:

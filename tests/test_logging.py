@@ -6,7 +6,13 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SAID = {"aion/spark/group_by.py", "aion/spark/look.py", "aion/spark/progress.py", "aion/spark/stream.py"}
+SAID = {
+    "aion/spark/group_by.py",
+    "aion/spark/look.py",
+    "aion/spark/progress.py",
+    "aion/spark/session.py",
+    "aion/spark/stream.py",
+}
 
 
 def test_only_starts_and_batches_are_said_at_info() -> None:

@@ -19,8 +19,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 import aion
 from aion import aggregates as A
-from aion.core.query.spec import Changes, Keywords
-from aion.errors import AionError, ConfigError, SchemaError, WindowError
+from aion.errors import AionError, ConfigError, PolicyError, SchemaError, WindowError
+from aion.spec import Changes, Keywords
 from tests.durations import us
 from tests.local.seconds import at
 
@@ -139,6 +139,25 @@ def test_the_schema_of_a_function_may_be_sparks_own() -> None:
         ({"aggregates": None, "apply": len}, ConfigError, "schema"),
         ({"aggregates": None, "apply": len, "schema": "n dubble"}, SchemaError, "dubble"),
         ({"schema": "n int"}, ConfigError, "apply="),
+        ({"aggregates": {"n": 1}}, ConfigError, "'n' is 1, which is not an aggregate"),
+        ({"aggregates": {"window": A.count()}}, SchemaError, "'window' is a column that every result has"),
+        ({"aggregates": {"k": A.count()}}, SchemaError, "'k' is a key column already"),
+        (
+            {"trigger": "everybatch"},
+            PolicyError,
+            "keyword trigger: trigger.kind: 'everybatch' .*or 'every_batch'",
+        ),
+        ({"trigger": {"kidn": "count"}}, PolicyError, "keyword trigger: trigger.kidn: unknown key"),
+        ({"trigger": {"kind": "count", "bound": 0.1}}, PolicyError, "says nothing about kind 'count'"),
+        ({"windows": aion.Tumbling("1 s", trigger="never")}, PolicyError, "windows: .*trigger.kind: 'never'"),
+        ({"lateness": "2 hoursx"}, PolicyError, "keyword lateness: .*unknown unit 'hoursx'"),
+        ({"fan_in": 1}, PolicyError, "distribution.fan_in: 1 is not"),
+        ({"policy": "standrad"}, PolicyError, "did you mean standard"),
+        ({"policy": {"memory": {"budgte": 1}}}, PolicyError, "did you mean memory.budget"),
+        ({"name": "a/b"}, ConfigError, "name: 'a/b' becomes a folder name"),
+        ({"unique": []}, SchemaError, "unique: no column is named"),
+        ({"key": None, "keys_disjoint": True}, ConfigError, "keys_disjoint: it requires a key"),
+        ({"windows": aion.Session("1 s"), "record": "traces"}, ConfigError, "record: .* depends on the events"),
     ],
 )
 def test_what_no_input_could_make_right_is_refused_at_once(
@@ -164,3 +183,13 @@ def test_a_keyword_that_is_not_there_and_one_that_is_missing(definition: dict[st
 def test_what_is_no_specification() -> None:
     with pytest.raises(TypeError, match=r"takes an aion\.Spec or keywords"):
         aion.LocalOperator({"windows": aion.Tumbling(us(5)), "time": "ts"})  # type: ignore[arg-type]
+
+
+def test_dir_shows_what_users_write_and_nothing_else() -> None:
+    assert {"windowed", "configure", "LocalOperator", "Tumbling"} <= set(dir(aion)) == {*aion.__all__, "__version__"}
+    for name in dir(aion):
+        assert getattr(aion, name) is not None
+    assert {"count", "sum", "approx_percentile", "Aggregate"} <= set(dir(A))
+    assert not {"Layout", "bind", "moments", "EVENTS", "partial"} & set(dir(A))
+    for module in (A, aion.sinks, aion.errors, aion.metrics):
+        assert dir(module) == sorted(module.__all__)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.core.query.plan import Plan
-from aion.core.query.spec import Spec
 from aion.core.query.updates import DROPPED, ORDER, RETRACTED, of_updates
 from aion.errors import ConfigError, SchemaError, WindowError
+from aion.spec import Spec
 
 EVENTS = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.int64())])
 HIDDEN = (RETRACTED, DROPPED, ORDER)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import aion
+from aion import aggregates as A
 from aion.core.slicing.edges import assign
 from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
 from aion.errors import WindowError
@@ -137,3 +138,15 @@ def test_a_punctuated_has_its_windows_wherever_it_may_stand(before: int) -> None
         operator.process(events)
         panes = operator.advance(10_000_000).to_pylist()
     assert [pane["n"] for pane in panes if pane["window"] == "p"] == [2, 2]
+
+
+def test_a_slide_that_is_far_too_short_is_refused_by_the_name_of_its_limit() -> None:
+    """It used to be a MemoryError, after a while."""
+    fine = {"time": "ts", "aggregates": {"n": A.count()}}
+    with pytest.raises(WindowError, match=r"in 86,400,000 windows, and execution\.windows_per_event allows 1,000,000"):
+        aion.LocalOperator(windows=aion.Sliding("1 day", "1 ms"), **fine)
+    three = {"execution": {"windows_per_event": 3}}
+    for policy in (three, {"execution": {"windows_per_event": None}}):
+        aion.LocalOperator(windows=[aion.Sliding("3 s", "1 s"), aion.Count(9, 1)], policy=policy, **fine).close()
+    with pytest.raises(WindowError, match="'sliding 3001 milliseconds by 1 second': each event would be in 4 windows"):
+        aion.LocalOperator(windows=aion.Sliding("3001 ms", "1 s"), policy=three, **fine)

@@ -13,10 +13,9 @@ many groups, and a few more merge it. ``lower`` turns the states of many groups 
 
 *Decomposable* aggregates keep partials of a fixed or bounded size. *Holistic* ones (median, percentile, count_distinct,
 collect_list, collect_set) keep the values of their columns, once for each key and slice, as lists beside the other
-partials. :class:`BoundAggregate` has the properties of each: decomposable, commutative, invertible.
+partials. :mod:`aion.aggregates.binding` has the properties of each: decomposable, commutative, invertible.
 """
 
-from aion.aggregates.binding import BoundAggregate, bind
 from aion.aggregates.functions import (
     Aggregate,
     aggregate,
@@ -47,21 +46,13 @@ from aion.aggregates.functions import (
     var_samp,
     variance,
 )
-from aion.aggregates.layout import Layout
-from aion.aggregates.partial import EVENTS, Partial, States
 
 __all__ = [
-    "EVENTS",
     "Aggregate",
-    "BoundAggregate",
-    "Layout",
-    "Partial",
-    "States",
     "aggregate",
     "approx_count_distinct",
     "approx_percentile",
     "avg",
-    "bind",
     "collect_list",
     "collect_set",
     "count",
@@ -86,3 +77,8 @@ __all__ = [
     "var_samp",
     "variance",
 ]
+
+
+def __dir__() -> list[str]:
+    """Returns what users write, and not the modules and names that compute it."""
+    return __all__

@@ -112,15 +112,20 @@ class _Request(NamedTuple):
 _Made = tuple[tuple[Partial, ...], pa.DataType, Callable[..., pa.Array]]
 
 
+def check_aggregate(name: str, aggregate: object) -> None:
+    """Raises ConfigError for what is not an aggregate, or not one that is known."""
+    if not isinstance(aggregate, Aggregate):
+        raise ConfigError(f"aggregates: {name!r} is {aggregate!r}, which is not an aggregate; use e.g. A.count()")
+    if aggregate.function not in _BINDERS:
+        raise ConfigError(f"aggregates: {name!r} asks for the unknown function {aggregate.function!r}")
+
+
 def bind(name: str, aggregate: Aggregate, schema: pa.Schema, time: str | None = None) -> BoundAggregate:
     """Binds an aggregate to a schema. Raises SchemaError for a column that is missing or cannot be aggregated.
 
     ``time``: the event time column, by which first and last order the events.
     """
-    if not isinstance(aggregate, Aggregate):
-        raise ConfigError(f"aggregates: {name!r} is {aggregate!r}, which is not an aggregate; use e.g. A.count()")
-    if aggregate.function not in _BINDERS:
-        raise ConfigError(f"aggregates: {name!r} asks for the unknown function {aggregate.function!r}")
+    check_aggregate(name, aggregate)
     for column in aggregate.columns:
         if column not in schema.names and (aggregate.function, column) != ("count", "*"):
             raise SchemaError(
@@ -309,6 +314,8 @@ def _can_be_ordered(type_: pa.DataType) -> bool:
     t = pa.types
     if t.is_floating(type_) or t.is_boolean(type_) or (t.is_temporal(type_) and not t.is_interval(type_)):
         return True
+    if t.is_struct(type_):
+        return type_.num_fields > 0 and all(_can_be_ordered(field.type) for field in type_)
     nothing = pa.table({"key": pa.array([], pa.int64()), "value": pa.array([], type_)})
     try:
         nothing.group_by("key", use_threads=False).aggregate([("value", "min")])

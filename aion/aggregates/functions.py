@@ -1,7 +1,7 @@
 """The aggregates for users, named as in ``pyspark.sql.functions``. Pure.
 
-Each returns a description; :func:`aion.aggregates.bind` makes it a computation over a schema. Unless its docstring says
-otherwise, a function skips nulls, and gives null if all values of a group are null.
+Each returns a description; :func:`aion.aggregates.binding.bind` makes it a computation over a schema. Unless its
+docstring says otherwise, a function skips nulls, and gives null if all values of a group are null.
 """
 
 from __future__ import annotations

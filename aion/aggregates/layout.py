@@ -147,6 +147,15 @@ class Layout:
                 raise IntegerOverflow(f"aggregates: {bound.name!r} = {bound.aggregate}: {error}") from None
         return found
 
+    def entered(self, states: Mapping[Partial, States]) -> dict[str, pa.Array]:
+        """Returns how many events each result is made from whose partials round, by the user's names."""
+        found = {}
+        for bound in self.bound:
+            for partial in bound.partials:
+                if not partial.exact and partial in states:
+                    found[bound.name] = partial.entered(states)
+        return found
+
     def _table(self, keys: Mapping[str, pa.Array], states: Mapping[Partial, States]) -> pa.Table:
         columns = [*keys.values(), *(column for p in self.partials for column in states[p])]
         return pa.table(columns, names=[*keys, *(field.name for field in self.fields)])

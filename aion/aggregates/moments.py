@@ -42,6 +42,9 @@ class SquaredDeviations(Partial):
     def needs(self) -> tuple[Partial, ...]:
         return (DoubleSum(self.column), Counted(self.column))
 
+    def entered(self, states: Mapping[Partial, States]) -> pa.Array:
+        return states[self.needs[1]][0]
+
     def lift(self, rows: Rows, done: Done) -> States:
         groups = rows.present(self.column).groups
         n = np.maximum(groups.counts, 1)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from aion.aggregates.doubled import magnitude
 from aion.aggregates.groups import Groups
-from aion.aggregates.values import Doubles, Mask, as_integers, combined, from_integers, spread, to_doubles
+from aion.aggregates.values import Doubles, Mask, as_integers, combined, from_integers, orderable, spread, to_doubles
 from aion.base.numbers import sums_by
 
 T = TypeVar("T")
@@ -121,6 +121,14 @@ class Partial(ABC):
         """Returns whether combining up to ``most`` of these ``states`` to one is exact."""
         return self.exact
 
+    def entered(self, states: Mapping[Partial, States]) -> pa.Array:
+        """Returns how many events the state of each group was made from, int64. ``states``: all of the layout.
+
+        A partial that is not exact has equal states for equal events only if they were combined in the same groupings.
+        So this number, and not the state, says whether an event came.
+        """
+        return states[EVENTS][0]
+
     def spec(self) -> list[Any]:
         """Returns a description, as JSON values, of everything that its stored form depends on."""
         return [type(self).__name__, *self.columns, *map(str, self.types)]
@@ -198,6 +206,8 @@ def extremes(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
         return spread(double_extremes(groups, doubles, largest=largest, has_nan=has_nan), groups.nonempty).cast(
             values.type
         )
+    if pa.types.is_struct(values.type):
+        return _extreme_structs(groups, values, largest=largest)
     integers = as_integers(values)
     if integers is None:
         return _extremes_of_any_type(groups, values, largest=largest)
@@ -229,6 +239,18 @@ def _extremes_of_any_type(groups: Groups, values: pa.Array, *, largest: bool) ->
     numbers.
     """
     return by_kernel(groups, values, "max" if largest else "min")
+
+
+def _extreme_structs(groups: Groups, values: pa.Array, *, largest: bool) -> pa.Array:
+    """Does what :func:`extremes` does, for structs: by their ranks, which are from 0."""
+    ranks = orderable(values)
+    row_of = np.zeros(len(values) + 1, np.int64)
+    row_of[ranks] = np.arange(len(values))
+    best = np.full(groups.count, -1 if largest else len(values))
+    (np.maximum if largest else np.minimum).at(best, groups.ids, ranks)
+    empty = np.ones(groups.count, np.bool_)
+    empty[groups.ids] = False
+    return values.take(pa.array(row_of[best], mask=empty))
 
 
 def by_kernel(groups: Groups, values: pa.Array, kernel: str) -> pa.Array:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from aion.aggregates.groups import Groups
 from aion.aggregates.partial import Done, Partial, Rows, States, extremes, present
-from aion.aggregates.values import Ints, as_integers, ordered_doubles, to_doubles
+from aion.aggregates.values import Ints, as_integers, orderable, ordered_doubles, to_doubles
 
 # The time of events without a time. It is before all others, so such events come first.
 _NO_TIME = -(2**63)
@@ -70,7 +70,12 @@ class Picked(Partial):
 def _rows_of(groups: Groups, order: pa.Array, best: pa.Array, *, last: bool) -> Ints:
     """Returns the first or last row of each group whose order equals the group's best; -1 for an empty group."""
     integers = as_integers(order)
-    if integers is None:
+    if pa.types.is_struct(order.type):
+        codes = orderable(pa.concat_arrays([order, best.drop_null()]))
+        of_group = np.full(groups.count, -1, np.int64)
+        of_group[best.is_valid().to_numpy(zero_copy_only=False)] = codes[len(order) :]
+        hits = codes[: len(order)] == of_group[groups.ids]
+    elif integers is None:
         # As codes: a group's best string, which may be long, must not be copied for each of its rows.
         both = pa.concat_arrays([order, best]).dictionary_encode(null_encoding="encode").indices.to_numpy()
         hits = both[: len(order)] == both[len(order) :][groups.ids]

@@ -109,6 +109,14 @@ class Digest(Partial):
     def k(self) -> int:
         return max(min(_K_PER_ACCURACY * self.accuracy, _LARGEST_K), 10)
 
+    def entered(self, states: Mapping[Partial, States]) -> pa.Array:
+        values, digests = states[self]
+        counts = lengths_of(values).astype(np.int64)
+        for group in np.flatnonzero(digests.is_valid().to_numpy(zero_copy_only=False)).tolist():
+            low, inside, high, nan = _sizes(*_opened(digests[group].as_py()))
+            counts[group] += low + inside + high + nan
+        return pa.array(counts)
+
     def lift(self, rows: Rows, done: Done) -> States:
         kept = rows.present(self.column)
         return self._settled(lists_of(kept.groups, kept.values[0]), {})
@@ -185,11 +193,8 @@ def _nth(rank: float, n: Ints) -> Ints:
 
 
 def _quantiles(state: bytes, ranks: Sequence[float]) -> Doubles:
-    from datasketches import tdigest_double
-
-    low, high, nan = _TAILS.unpack_from(state)
-    digest = tdigest_double.deserialize(state[_TAILS.size :])
-    inside = 0 if digest.is_empty() else round(digest.get_total_weight())
+    digest, tails = _opened(state)
+    low, inside, high, nan = _sizes(digest, tails)
     found = []
     for nth in (int(_nth(rank, np.array([low + inside + high + nan]))[0]) for rank in ranks):
         if nth <= low:
@@ -199,6 +204,19 @@ def _quantiles(state: bytes, ranks: Sequence[float]) -> Doubles:
         else:
             found.append(np.inf if nth <= low + inside + high else np.nan)
     return np.array(found)
+
+
+def _opened(state: bytes) -> tuple[Any, tuple[int, int, int]]:
+    """Returns the digest of a state, and the numbers of -infinity, infinity and NaN beside it."""
+    from datasketches import tdigest_double
+
+    return tdigest_double.deserialize(state[_TAILS.size :]), _TAILS.unpack_from(state)
+
+
+def _sizes(digest: Any, tails: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    """Returns how many values there are: -infinity, finite, infinity, NaN."""
+    low, high, nan = tails
+    return low, 0 if digest.is_empty() else round(digest.get_total_weight()), high, nan
 
 
 def is_quantifiable(type_: pa.DataType) -> bool:

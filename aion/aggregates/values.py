@@ -75,8 +75,21 @@ def orderable(values: pa.Array) -> Ints:
     integers = as_integers(values)
     if integers is not None:
         return integers
+    if pa.types.is_struct(values.type):
+        return _ordered_structs(values)
     ranks: Ints = pc.rank(values, tiebreaker="dense").to_numpy(zero_copy_only=False).astype(np.int64)
     return ranks
+
+
+def _ordered_structs(values: pa.Array) -> Ints:
+    """Structs as Spark orders them: by their first field, then by the next. A field that is null comes first."""
+    columns = []
+    for field in values.flatten():
+        valid = field.is_valid().to_numpy(zero_copy_only=False)
+        codes = np.zeros(len(field), np.int64)
+        codes[valid] = orderable(field.drop_null())
+        columns += [valid.astype(np.int64), codes]
+    return np.unique(np.column_stack(columns), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def ordered_doubles(values: Doubles) -> Ints:

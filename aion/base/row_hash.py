@@ -42,6 +42,8 @@ def _digests(column: pa.Array) -> Hashes:
         return np.full(len(column), _NULL)
     if pa.types.is_boolean(type_):
         column = column.cast(pa.uint8())
+    elif pa.types.is_nested(type_):
+        return _digests_of_nested(column)
     elif not pa.types.is_primitive(type_) and not pa.types.is_decimal(type_):
         encoded = column.cast(pa.large_binary()).dictionary_encode()
         values = np.append(_digests_of_bytes(encoded.dictionary), _NULL)
@@ -65,6 +67,29 @@ def _digests_of_bytes(values: pa.LargeBinaryArray) -> Hashes:
     places = np.arange(ends[0], ends[-1]) - np.repeat(ends[:-1], lengths)
     sums = np.concatenate(([np.uint64(0)], np.cumsum(mixed((places.astype(np.uint64) << np.uint64(8)) | octets))))
     return mixed(sums[ends[1:] - ends[0]] - sums[ends[:-1] - ends[0]] + lengths.astype(np.uint64))
+
+
+def _digests_of_nested(column: pa.Array) -> Hashes:
+    """Structs are rows of their own. A list is the sum of the hashes of its elements together with their positions."""
+    if pa.types.is_struct(column.type):
+        fields = column.flatten()
+        digests = hash_rows(fields, 0) if fields else np.zeros(len(column), np.uint64)
+    else:
+        if pa.types.is_map(column.type):
+            pairs = pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
+            offsets = column.offsets
+        else:
+            plain = column.cast(pa.large_list(column.type.value_type))
+            pairs, offsets = plain.values, plain.offsets
+        ends = offsets.to_numpy().astype(np.int64)
+        lengths = np.diff(ends)
+        elements = _digests(pairs.slice(ends[0], ends[-1] - ends[0]))
+        places = np.arange(ends[0], ends[-1]) - np.repeat(ends[:-1], lengths)
+        words = mixed(elements ^ mixed(places.astype(np.uint64)))
+        sums = np.concatenate(([np.uint64(0)], np.cumsum(words, dtype=np.uint64)))
+        digests = mixed(sums[ends[1:] - ends[0]] - sums[ends[:-1] - ends[0]] + lengths.astype(np.uint64))
+    digests[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
+    return digests
 
 
 def mixed(words: Hashes) -> Hashes:

@@ -36,6 +36,7 @@ from aion.config.values import (
     Multiple,
     OpenFraction,
     OptionalSize,
+    Overlap,
     Port,
     PositiveFraction,
     Shards,
@@ -355,6 +356,13 @@ class ExecutionPolicy(Section):
     functions are always combined lazily.
 
     Change it to compare.
+    """
+    windows_per_event: Overlap = 1_000_000
+    """In how many windows of a definition an event may be: the size of a sliding window, divided by its slide. A
+    definition with more is refused, because each of these windows is computed, and comes out, by itself. null: any
+    number.
+
+    Raise it if so many windows are meant, and memory suffices: a million windows that end at once take half a gigabyte.
     """
     late_share: LateShare = 2.0
     """How much late work a batch does, so that it does not delay on-time results: the events in windows that run early,

@@ -1,9 +1,10 @@
-"""Where the days, weeks, months and years of a time zone begin. Pure: the rules of a zone are an argument.
+"""Where the hours, days, weeks, months and years of a time zone begin. Pure: the rules of a zone are an argument.
 
 A day begins at the first instant at which the local date is that day or later. That is local midnight, and where the
 clocks skip midnight, the instant at which they do. A day that the clocks skip as a whole (Apia left out the 30th of
 December 2011) would begin with the next one: it has no instants. If the clocks go back over midnight, a day begins at
 the first of the two midnights. Days may also begin at another local time, such as 5:00. Then all this is true of it.
+Hours begin when the clocks show them, by the same rule.
 
 Rules are known for the years 1 to 9999. Beyond them they repeat every 400 years, as the Gregorian calendar does.
 """
@@ -34,8 +35,9 @@ _SLACK_US = 3 * DAY_US
 """No step is longer than its days, plus this: zones changed sides of the date line, and their rules change."""
 _MONTHS = {"month": 1, "quarter": 3, "year": 12}
 _DAYS = {"day": 1, "week": 7}
-_UNITS = (*_DAYS, *_MONTHS)
-_CLOCK_UNITS = ("hour", "minute", "second", "millisecond", "microsecond")
+_HOUR = "hour"
+_UNITS = (_HOUR, *_DAYS, *_MONTHS)
+_CLOCK_UNITS = ("minute", "second", "millisecond", "microsecond")
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _THURSDAY = 3
 """1970-01-01 was a Thursday."""
@@ -44,10 +46,10 @@ _START = re.compile(r"\s*(?:([A-Za-z]+)(?:\s+|\s*$))?(?:(\d{1,2}):(\d\d)(?::(\d\
 
 @dataclass(frozen=True)
 class Steps:
-    """``count`` units of the calendar: ``unit`` is day, week, month, quarter or year.
+    """``count`` units of the calendar: ``unit`` is hour, day, week, month, quarter or year.
 
     Steps are numbered. Number 0 begins on 1970-01-01, or with weeks on the first ``weekday`` after that (0 is Monday).
-    ``time_us``: the time of day at which a step begins.
+    ``time_us``: the time of day at which a step begins. A step is made of *ticks*, which are hours or days.
     """
 
     count: int
@@ -94,28 +96,41 @@ class Steps:
         return " ".join(words) or None
 
     @property
+    def hours(self) -> int:
+        """The length in hours of steps of hours, otherwise 0."""
+        return self.count if self.unit == _HOUR else 0
+
+    @property
+    def tick_us(self) -> int:
+        return HOUR_US if self.hours else DAY_US
+
+    @property
     def days(self) -> int:
         """The length in days, if it is always the same, otherwise 0."""
         return self.count * _DAYS.get(self.unit, 0)
 
     @property
     def months(self) -> int:
-        """The length in months, or 0 for steps of days and weeks."""
+        """The length in months, or 0 for steps of hours, days and weeks."""
         return self.count * _MONTHS.get(self.unit, 0)
 
     @property
     def longest_us(self) -> int:
         """The length of the longest step on which the clocks go back by an hour, or a bit more."""
-        return (self.days or 31 * self.months) * DAY_US + HOUR_US
+        return (self.hours or self.days or 31 * self.months) * self.tick_us + HOUR_US
 
     @property
     def shortest_us(self) -> int:
         """About the length of the shortest step, if the clocks stand still."""
-        return (self.days or 28 * self.months) * DAY_US
+        return (self.hours or self.days or 28 * self.months) * self.tick_us
 
     def refine(self, other: Steps) -> bool:
         """Returns whether each of the other steps begins with one of these."""
         if self.time_us != other.time_us:
+            return False
+        if self.hours:
+            return all(part % self.hours == 0 for part in (other.hours or 24 * (other.days or 1), 24 * other._first))
+        if other.hours:
             return False
         if not self.days:
             return bool(other.months) and other.months % self.months == 0
@@ -123,17 +138,17 @@ class Steps:
             return self.days == 1
         return other.days % self.days == 0 and (other._first - self._first) % self.days == 0
 
-    def number(self, days: Ints) -> Ints:
-        """Returns the number of the step of each day. Days count from 1970-01-01."""
-        if self.days:
-            return np.asarray((days - self._first) // self.days)
-        months = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
+    def number(self, ticks: Ints) -> Ints:
+        """Returns the number of the step of each tick. Ticks count from 1970-01-01."""
+        if length := self.hours or self.days:
+            return np.asarray((ticks - self._first) // length)
+        months = ticks.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
         return np.asarray(months // self.months)
 
-    def first_day(self, numbers: Ints) -> Ints:
-        """Returns the day with which each step begins."""
-        if self.days:
-            return np.asarray(self._first + numbers * self.days)
+    def first_tick(self, numbers: Ints) -> Ints:
+        """Returns the tick with which each step begins."""
+        if length := self.hours or self.days:
+            return np.asarray(self._first + numbers * length)
         months = (numbers * self.months).astype("datetime64[M]")
         return np.asarray(months.astype("datetime64[D]").astype(np.int64))
 
@@ -146,6 +161,8 @@ def _start(text: str | None, unit: str) -> tuple[int, int]:
     """Returns the weekday and the time of day of e.g. ``"sunday 05:00"``. Raises WindowError."""
     if text is None:
         return 0, 0
+    if unit == _HOUR:
+        raise WindowError(f"Calendar: hours begin when the clocks show a full hour; leave start={text!r} out")
     found = _START.fullmatch(text) if isinstance(text, str) and text.strip() else None
     day, hours, minutes, seconds = found.groups() if found else (None, None, None, None)
     time = [int(number or 0) for number in (hours, minutes, seconds)]
@@ -172,16 +189,18 @@ class ZoneRules:
         """Identifies the rules."""
         return hashlib.sha256(self.tzif).hexdigest()[:16]
 
-    def day_starts(self, days: Ints, time_us: int = 0) -> Ints:
-        """Returns the first instant of each day, in µs. Days count from 1970-01-01, and begin at a local time."""
-        return _days_of(self, time_us).starts(days)
+    def tick_starts(self, ticks: Ints, tick_us: int = DAY_US, time_us: int = 0) -> Ints:
+        """Returns the first instant of each day or hour, in µs. They count from 1970-01-01, and begin at a local
+        time.
+        """
+        return _ticks_of(self, tick_us, time_us).starts(ticks)
 
     def __repr__(self) -> str:
         return f"ZoneRules({self.name!r}, {self.digest})"
 
 
-class _Days:
-    """A table of the first instants of days, made in parts when they are needed."""
+class _Ticks:
+    """A table of the first instants of days or hours, made in parts when they are needed."""
 
     AT_ONCE = 1 << 12
     CYCLE = 146_097
@@ -189,24 +208,27 @@ class _Days:
     FIRST, LAST = (datetime(year, 1, 1).toordinal() - datetime(1970, 1, 1).toordinal() for year in (400, 9600))
     """From the first of these days up to the second, zoneinfo knows the offsets. It knows a bit more."""
 
-    def __init__(self, rules: ZoneRules, time_us: int) -> None:
+    def __init__(self, rules: ZoneRules, tick_us: int, time_us: int) -> None:
+        self._tick = timedelta(microseconds=tick_us)
+        a_day = DAY_US // tick_us
+        self._cycle, self._first, self._last = a_day * self.CYCLE, a_day * self.FIRST, a_day * self.LAST
         self._time = timedelta(microseconds=time_us)
         self._zone = zoneinfo.ZoneInfo.from_file(io.BytesIO(rules.tzif), key=rules.name)
         self._parts: dict[int, Ints] = {}
 
-    def starts(self, days: Ints) -> Ints:
-        if not len(days):
+    def starts(self, ticks: Ints) -> Ints:
+        if not len(ticks):
             return np.empty(0, np.int64)
         cycles = None
-        if days.min() < self.FIRST or days.max() >= self.LAST:
-            cycles = np.minimum((days - self.FIRST) // self.CYCLE, 0)
-            cycles += np.maximum((days - self.LAST) // self.CYCLE + 1, 0)
-            days = days - cycles * self.CYCLE
-        parts, places = np.divmod(days, self.AT_ONCE)
+        if ticks.min() < self._first or ticks.max() >= self._last:
+            cycles = np.minimum((ticks - self._first) // self._cycle, 0)
+            cycles += np.maximum((ticks - self._last) // self._cycle + 1, 0)
+            ticks = ticks - cycles * self._cycle
+        parts, places = np.divmod(ticks, self.AT_ONCE)
         if parts.min() == parts.max():
             found = self._part(int(parts[0])).take(places)
         else:
-            found = np.empty(days.shape, np.int64)
+            found = np.empty(ticks.shape, np.int64)
             for part in np.unique(parts).tolist():
                 own = parts == part
                 found[own] = self._part(part)[places[own]]
@@ -216,7 +238,7 @@ class _Days:
         if (found := self._parts.get(part)) is None:
             first = part * self.AT_ONCE
             origin = datetime(1970, 1, 1) + self._time
-            starts = [self._start(origin + timedelta(days=day)) for day in range(first, first + self.AT_ONCE)]
+            starts = [self._start(origin + tick * self._tick) for tick in range(first, first + self.AT_ONCE)]
             self._parts[part] = found = np.array(starts, np.int64)
         return found
 
@@ -248,8 +270,8 @@ class _Days:
 
 
 @lru_cache(maxsize=64)
-def _days_of(rules: ZoneRules, time_us: int) -> _Days:
-    return _Days(rules, time_us)
+def _ticks_of(rules: ZoneRules, tick_us: int, time_us: int) -> _Ticks:
+    return _Ticks(rules, tick_us, time_us)
 
 
 class Pins:
@@ -303,20 +325,30 @@ class CalendarEdges:
 
     def starts(self, numbers: Ints) -> Ints:
         """Returns the start of each step, in µs."""
-        found = self.rules.day_starts(self.steps.first_day(numbers), self.steps.time_us)
+        found = self.rules.tick_starts(self.steps.first_tick(numbers), self.steps.tick_us, self.steps.time_us)
         return self.pins.applied(numbers, found) if len(self.pins) else found
 
     def numbers(self, times_us: Ints) -> Ints:
         """Returns the number of the step that each instant is in: the last one that starts at or before it."""
         if not len(times_us):
             return np.empty(0, np.int64)
-        # No clock is a day or more ahead of UTC.
-        found = self.steps.number(times_us // DAY_US + 1)
+        found = self.steps.number(self._no_earlier_ticks(times_us))
         later = self.starts(found) > times_us
         while later.any():
             found[later] -= 1
             later[later] = self.starts(found[later]) > times_us[later]
         return found
+
+    def _no_earlier_ticks(self, times_us: Ints) -> Ints:
+        """Returns for each instant its tick, or one that is not much later."""
+        if not self.steps.hours:
+            return np.asarray(times_us // DAY_US + 1)  # no clock is a day or more ahead of UTC
+        ticks = np.asarray(times_us // HOUR_US)
+        # What the clocks said within a day of the instant says what they say then, but for a change between.
+        ticks += (times_us - self.rules.tick_starts(ticks, HOUR_US)) // HOUR_US + 2
+        while (early := self.rules.tick_starts(ticks + 1, HOUR_US) <= times_us).any():
+            ticks[early] += 1
+        return ticks
 
     def number(self, us: int) -> int:
         return int(self.numbers(np.array([us], np.int64))[0])

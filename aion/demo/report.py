@@ -15,6 +15,7 @@ import pandas as pd
 from rich.table import Table
 
 from aion.base.time import format_instant
+from aion.plot import BLUE, GREEN, ORANGE, curve, scale
 
 KINDS = ("on_time", "late", "final")
 WINDOW = ("window_start_us", "window_end_us")
@@ -209,11 +210,8 @@ def _covered(rows: pd.DataFrame) -> float:
 
 # -- the figure ---------------------------------------------------------------------------------------
 
-# Okabe and Ito's palette: distinct for every kind of colour vision.
-BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
 MINUTE_US = 60_000_000
 PARTS, FEWEST_IN_PART = 8, 30  # of the panes in the figure of completeness
-LATENESS_TICKS = {1: "1 min", 10: "10 min", 60: "1 h", 360: "6 h", 1440: "1 day"}
 
 
 def draw(
@@ -254,7 +252,7 @@ def _draw_lateness(axes: Any, lateness_us: np.ndarray, seen_us: np.ndarray) -> N
         # If the watermark just reaches a window's end, lateness is 0, which has no logarithm.
         late = np.sort(late_us[late_us >= 0]).clip(MINUTE_US / 2) / MINUTE_US
         share = np.arange(len(late), 0, -1) / max(1, len(late_us))
-        axes.step(late, share, where="pre", color=colour, linewidth=2, label=f"{label}: {share.max(initial=0):.1%}")
+        curve(axes, late, share, colour, f"{label}: {share.max(initial=0):.1%}")
     late = lateness_us[lateness_us >= 0] / MINUTE_US
     for percent, words in ((50, "half of the late ones: under"), (99, "99 %: under"), (100, "the latest:")):
         if not len(late):
@@ -263,14 +261,8 @@ def _draw_lateness(axes: Any, lateness_us: np.ndarray, seen_us: np.ndarray) -> N
         share = (late >= at).sum() / len(lateness_us)
         axes.plot(at, share, "o", color=BLUE, markersize=5)
         axes.annotate(f"{words} {_minutes(at)}", (at, share), xytext=(6, 4), textcoords="offset points", fontsize=9)
-    axes.set(xscale="log", yscale="log", title="How late flights are: arrival after their window's end")
     axes.set_xlim(1, 14_400)  # up to ten days: room for the labels beside the tail
-    axes.set_ylim(0.5 / max(1, len(lateness_us)), 1)
-    axes.set_xticks(list(LATENESS_TICKS), list(LATENESS_TICKS.values()))
-    axes.set_xticks([], minor=True)
-    axes.yaxis.set_major_formatter(lambda share, _: f"{share * 100:g} %")
-    axes.set(xlabel="later than", ylabel="share of all flights")
-    axes.legend(loc="lower left", frameon=False, fontsize=9)
+    scale(axes, len(lateness_us), "How late flights are: arrival after their window's end", "flights")
 
 
 def _draw_bytes(axes: Any, samples: Sequence[Sample]) -> None:

@@ -24,12 +24,11 @@ from aion.core.operator.operator import SNAPSHOT_VERSION, WITHOUT_PAGES, Operato
 from aion.core.operator.overview import trigger_from_json
 from aion.core.operator.rules import Own, Rules
 from aion.core.query.plan import Plan
-from aion.core.query.spec import Spec
 from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
-from aion.core.windows import Aligned, Definition, Periodic, PerRecord, named
-from aion.errors import FormatError, PolicyError
+from aion.core.windows import Aligned, Definition, Definitions, Periodic, PerRecord, named
+from aion.errors import FormatError, PolicyError, WindowError
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
@@ -244,11 +243,26 @@ def own_triggers(windows: Mapping[str, Definition]) -> dict[str, TriggerPolicy]:
     return {name: _trigger_alone(trigger, f"windows: {name!r}") for name, trigger in asked.items()}
 
 
-def check_triggers(spec: Spec) -> None:
+def check_triggers(windows: Definitions, trigger: object) -> None:
     """Raises PolicyError if the trigger of a call, or of one of its definitions, is wrong."""
-    if isinstance(trigger := spec.policy_overrides.get("trigger"), Mapping):
-        _trigger_alone(trigger, "keyword")
-    own_triggers(named(spec.windows))
+    if isinstance(trigger, Mapping):
+        _trigger_alone(trigger, "keyword trigger")
+    own_triggers(named(windows))
+
+
+def check_overlap(windows: Definitions, policy: Policy) -> None:
+    """Raises WindowError if an event would be in more windows of a definition than the policy allows."""
+    most = policy.execution.windows_per_event
+    for name, window in named(windows).items():
+        if most is None or not isinstance(window, Periodic):
+            continue
+        overlap = -(-window.size_us // window.slide_us)
+        if overlap > most:
+            raise WindowError(
+                f"windows: {name!r}: each event would be in {overlap:,} windows, and execution.windows_per_event "
+                f"allows {most:,}; each of them is computed and comes out by itself. Give a longer slide, or raise "
+                "execution.windows_per_event"
+            )
 
 
 def _trigger_alone(asked: Mapping[str, Any], what: str) -> TriggerPolicy:

@@ -9,7 +9,7 @@ of. A page names its columns, and is read as what they are now.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from aion.core.operator.keyed.values import Change, Values
 from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.query.evolution import widens_or_is
 from aion.core.query.plan import Plan
-from aion.errors import ApplyError
+from aion.execute.rows import ENTERED
 from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
@@ -31,8 +31,10 @@ Flags = npt.NDArray[np.bool_]
 _PAGE_ROWS = threshold(256, 1)
 _SPACE, _BIN, _ROWS = b"s", b"b", b"r"
 _SIGN = 1 << 63
-_FIRST, _SECOND = "\0first", "\0second"
-"""The columns of a page beside those that are shown: the identity of a row."""
+_STEP = 0x1E3779B97F4A7C15
+"""An odd number. Its multiples differ in all bits, so rows of a pane have identities that no others have."""
+_FIRST, _SECOND, _COUNT = "\0first", "\0second", "\0rows"
+"""The columns of a page beside those that are shown: the identity of a row, and how many rows its pane had."""
 
 
 class Changes:
@@ -47,7 +49,18 @@ class Changes:
         self._secret = secret
         self._over = over
         self._shown = list(plan.outputs.names)
-        self._page = pa.schema([pa.field(_FIRST, pa.int64()), pa.field(_SECOND, pa.int64()), *plan.outputs])
+        bound = plan.layout.bound if plan.layout is not None else ()
+        # The number of events of another aggregate says nothing, so the name of the aggregate is in the column's.
+        self._entered = {
+            b.name: f"{ENTERED}{b.name} {b.aggregate}" for b in bound if not all(p.exact for p in b.partials)
+        }
+        # The rows of a pane are told from each other by their places in it, if it may have several.
+        self._several = plan.layout is None
+        ids = (_FIRST, _SECOND, *((_COUNT,) if self._several else ()))
+        counts = self._entered.values()
+        self._page = pa.schema(
+            [*(pa.field(n, pa.int64()) for n in ids), *plan.outputs, *(pa.field(n, pa.int64()) for n in counts)]
+        )
         self._panes: list[pa.RecordBatch] = []
 
     def take(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -57,7 +70,16 @@ class Changes:
             if is_dropped.true_count:
                 yield batch.filter(is_dropped)
             if is_dropped.true_count < batch.num_rows:
-                self._panes.append(batch.filter(pc.invert(is_dropped)))
+                self._panes.append(self._with_entered(batch.filter(pc.invert(is_dropped))))
+
+    def _with_entered(self, panes: pa.RecordBatch) -> pa.RecordBatch:
+        """Gives panes the columns with numbers of events, in one order. They are null where these are not known."""
+        found = {name: panes.schema.get_field_index(ENTERED + name) for name in self._entered}
+        counts = [pa.nulls(panes.num_rows, pa.int64()) if at < 0 else panes.column(at) for at in found.values()]
+        rows = panes.select(self._plan.result_schema.names)
+        return pa.RecordBatch.from_arrays(
+            [*rows.columns, *counts], [*rows.schema.names, *(ENTERED + name for name in self._entered)]
+        )
 
     def end_batch(self, forgotten: Sequence[Forget]) -> Iterator[pa.RecordBatch]:
         """Yields what the panes of the batch change. ``forgotten``: the operator's orders of the batch."""
@@ -76,64 +98,86 @@ class Changes:
         self._panes = []
         starts, ends = (combined(panes.column(f"window_{edge}")).cast(pa.int64()) for edge in ("start", "end"))
         numbers = self._plan.numbers_of(combined(panes.column("window")), starts.to_numpy())
-        ids = self._identities([combined(panes.column(name)) for name in self._plan.key], numbers, starts, ends)
-        rows = _last(ids)
-        if len(rows) < panes.num_rows:
-            self._check(panes, ids)
-        panes, ids = panes.take(pa.array(rows)), Identities(ids[rows])
-        bins = np.column_stack((numbers, ends.to_numpy()))[rows]
-        gone = pc.equal(panes.column("kind"), PaneKind.RETRACTED.value).to_numpy()
-        new = pa.table([pa.array(ids[:, 0]), pa.array(ids[:, 1]), *map(panes.column, self._shown)], schema=self._page)
-        old_rows, stored = self._replace(bins, ids, new, gone)
-        had = old_rows >= 0
-        old = stored.take(pa.array(np.where(had, old_rows, 0), mask=~had))
+        keys = [combined(panes.column(name)) for name in self._plan.key]
+        ids = self._identities(keys, numbers, starts, ends)
+        bins = np.column_stack((numbers, ends.to_numpy()))
+        retracted = pc.equal(panes.column("kind"), PaneKind.RETRACTED.value).to_numpy()
+        if self._several:
+            rows = self._rows(ids, bins, panes.column(PANE_SEQ).to_numpy(), retracted)
+            ids = _in_pane(ids[rows.of], rows.place)
+        else:
+            rows = _Rows.single(_last(ids), retracted)
+            ids = Identities(ids[rows.of])
+        panes, bins, gone = panes.take(pa.array(rows.of)), bins[rows.of], rows.gone
+        own = [pa.array(ids[:, 0]), pa.array(ids[:, 1]), *([pa.array(rows.total)] if self._several else ())]
+        shown = [*map(panes.column, self._shown), *(panes.column(ENTERED + name) for name in self._entered)]
+        new = pa.table([*own, *shown], schema=self._page)
+        panes = panes.select(self._plan.result_schema.names)
+        old, new = self._replace(bins, ids, new, gone)
+        had = old.column(_FIRST).is_valid().to_numpy()
         same = had & ~gone & _equal([(old.column(name), new.column(name)) for name in self._shown], len(had))
-        changed = np.flatnonzero(~same & (had | ~gone))
+        # All rows of a pane come if one has changed, as those that are left out would be none of the pane.
+        others = np.isin(rows.pane, rows.pane[~same & (had | ~gone)])
+        changed = np.flatnonzero(others & (had | ~gone))
         if len(changed):
             for name in self._shown:
                 at = panes.schema.get_field_index(OLD + name)
                 panes = panes.set_column(at, panes.schema.field(at), combined(old.column(name)))
+                if name in self._entered:
+                    at = panes.schema.get_field_index(name)
+                    panes = panes.set_column(at, panes.schema.field(at), combined(new.column(name)))
+            if self._several:
+                panes = _without_values(panes, self._shown, gone)
             yield from panes.take(pa.array(changed)).combine_chunks().to_batches()
+
+    def _rows(self, ids: Identities, bins: Ints, seqs: Ints, retracted: Flags) -> _Rows:
+        """Returns the rows of the newest pane of each window, and those that the pane before it had beyond them."""
+        pane = np.unique(ids, axis=0, return_inverse=True)[1].reshape(-1)
+        newest = np.full(int(pane.max(initial=-1)) + 1, np.iinfo(np.int64).min)
+        np.maximum.at(newest, pane, seqs)
+        last = np.flatnonzero(seqs == newest[pane])
+        last = last[np.argsort(pane[last], kind="stable")]
+        panes, firsts = np.unique(pane[last], return_index=True)
+        firsts = last[firsts]
+        rows = last[~retracted[last]]
+        counts = np.bincount(pane[rows], minlength=len(newest))[panes]
+        place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        had = self._counts(bins[firsts], Identities(ids[firsts]))
+        beyond = np.maximum(had - counts, 0)
+        places = np.arange(beyond.sum()) - np.repeat(np.cumsum(beyond) - beyond - counts, beyond)
+        of = np.concatenate((rows, np.repeat(firsts, beyond)))
+        return _Rows(
+            of,
+            np.concatenate((place, places)),
+            np.concatenate((np.repeat(counts, counts), np.repeat(counts, beyond))),
+            np.repeat((False, True), (len(rows), len(of) - len(rows))),
+            pane[of],
+        )
+
+    def _counts(self, bins: Ints, ids: Identities) -> Ints:
+        """Returns how many rows the panes that are kept have; 0 for windows of which none is."""
+        kept = self._kept(bins, _in_pane(ids, np.zeros(len(ids), np.int64)))
+        counts = combined(kept.stored.column(_COUNT)).fill_null(1).to_numpy()
+        return np.where(kept.found < 0, 0, counts[kept.found] if len(counts) else 0)
 
     def _identities(self, keys: Sequence[pa.Array], numbers: Ints, starts: pa.Array, ends: pa.Array) -> Identities:
         return identify([*keys, pa.array(numbers), starts, ends], self._secret)
 
-    def _check(self, panes: pa.Table, ids: Identities) -> None:
-        """Raises ApplyError if a pane of a key has several rows, which nothing tells from each other."""
-        if self._plan.layout is not None or self._plan.apply is None:
-            return
-        shown = pc.not_equal(panes.column("kind"), PaneKind.RETRACTED.value).to_numpy()
-        _, rows = np.unique(np.column_stack((ids, panes.column(PANE_SEQ)))[shown], axis=0, return_counts=True)
-        if (rows > 1).any():
-            raise ApplyError(
-                "emit='changes' takes one row for a key and window, and the function returned several; return one row, "
-                "e.g. with a list in it, or use emit='all'"
-            )
-
     # -- what is kept -------------------------------------------------------------------------------------
 
-    def _replace(self, bins: Ints, ids: Identities, new: pa.Table, gone: Flags) -> tuple[Ints, pa.Table]:
-        """Keeps new rows, but for those that are gone. Returns for each its number among those kept before, or -1,
-        and these. ``bins``: the definition and the end of each row's window.
+    def _replace(self, bins: Ints, ids: Identities, new: pa.Table, gone: Flags) -> tuple[pa.Table, pa.Table]:
+        """Keeps new rows, but for those that are gone. Returns for each what was kept before, null if nothing was, and
+        what is kept now. ``bins``: the definition and the end of each row's window.
         """
-        distinct, of_bin = np.unique(bins, axis=0, return_inverse=True)
-        of_bin = of_bin.reshape(-1)
-        numbers = [_bin(*pair) for pair in distinct.tolist()]
-        heads = self._values.get([_SPACE + _BIN + number for number in numbers])
-        counts = np.array([(0, 1) if head is None else np.frombuffer(head, np.int64) for head in heads])
-        places, page_of = np.unique(
-            np.column_stack((of_bin, ids[:, 0] & (counts[of_bin, 1] - 1))), axis=0, return_inverse=True
-        )
-        keys = [_page_key(numbers[b], page) for b, page in places.tolist()]
-        pages = [self._read(value) for value in self._values.get(keys)]
-        stored = pa.concat_tables(pages).combine_chunks()
+        numbers, counts, places, page_of, pages, stored, found = self._kept(bins, ids)
         of_page = np.repeat(np.arange(len(pages)), [page.num_rows for page in pages])
-        found = _found(ids, _ids(stored))
+        old = stored.take(pa.array(np.where(found < 0, 0, found), mask=found < 0))
+        new = self._settled(old, new)
         kept = np.ones(stored.num_rows, np.bool_)
         kept[found[found >= 0]] = False
         changes: list[Change] = []
         everything = pa.concat_tables([stored.filter(pa.array(kept)), new.filter(pa.array(~gone))]).combine_chunks()
-        place_of = np.concatenate((of_page[kept], page_of.reshape(-1)[~gone]))
+        place_of = np.concatenate((of_page[kept], page_of[~gone]))
         order = np.argsort(place_of, kind="stable")
         everything, place_of = everything.take(pa.array(order)), place_of[order]
         edges = np.searchsorted(place_of, np.arange(len(places) + 1)).tolist()
@@ -147,7 +191,35 @@ class Changes:
             changes += [(_page_key(number, page), self._written(table), None) for page, table in rows.items()]
             changes.append((_SPACE + _BIN + number, np.array([count, total]).tobytes(), None))
         self._values.put(changes)
-        return found, stored
+        return old, new
+
+    def _kept(self, bins: Ints, ids: Identities) -> _Kept:
+        """Finds what is kept of some rows."""
+        distinct, of_bin = np.unique(bins, axis=0, return_inverse=True)
+        of_bin = of_bin.reshape(-1)
+        numbers = [_bin(*pair) for pair in distinct.tolist()]
+        heads = self._values.get([_SPACE + _BIN + number for number in numbers])
+        counts = np.array([(0, 1) if head is None else np.frombuffer(head, np.int64) for head in heads])
+        places, page_of = np.unique(
+            np.column_stack((of_bin, ids[:, 0] & (counts[of_bin, 1] - 1))), axis=0, return_inverse=True
+        )
+        keys = [_page_key(numbers[b], page) for b, page in places.tolist()]
+        pages = [self._read(value) for value in self._values.get(keys)]
+        stored = pa.concat_tables(pages).combine_chunks()
+        return _Kept(numbers, counts, places, page_of.reshape(-1), pages, stored, _found(ids, _ids(stored)))
+
+    def _settled(self, old: pa.Table, new: pa.Table) -> pa.Table:
+        """Returns the new rows, with the old results of those that round and that no event has come to since.
+
+        Equal events that were combined in other groupings give another last digit, which is no change.
+        """
+        for name, count in self._entered.items():
+            before, now = combined(old.column(name)), combined(new.column(name))
+            same = pc.equal(combined(old.column(count)), combined(new.column(count))).fill_null(False)
+            same = pc.and_(same, pc.equal(before.is_null(), now.is_null()))
+            at = new.schema.get_field_index(name)
+            new = new.set_column(at, new.schema.field(at), pc.if_else(same, before, now))
+        return new
 
     def _split(
         self, number: bytes, total: int, count: int, rows: dict[int, pa.Table]
@@ -171,8 +243,15 @@ class Changes:
             return
         numbers = np.full(len(order.end_us), order.definition)
         ids = self._identities(order.keys, numbers, pa.array(order.start_us), pa.array(order.end_us))
+        of_windows = np.column_stack((numbers, order.end_us))
+        if self._several:
+            counts = self._counts(of_windows, ids)
+            places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            ids = _in_pane(np.repeat(ids, counts, axis=0), places)
+            of_windows = np.repeat(of_windows, counts, axis=0)
         nothing = pa.table({name: pa.nulls(len(ids), self._page.field(name).type) for name in self._page.names})
-        self._replace(np.column_stack((numbers, order.end_us)), ids, nothing, np.ones(len(ids), np.bool_))
+        if len(ids):
+            self._replace(of_windows, ids, nothing, np.ones(len(ids), np.bool_))
 
     def _drop(self, keys: Sequence[bytes]) -> None:
         if keys:
@@ -202,6 +281,64 @@ class Changes:
             # A slice would be written with all that its columns share.
             writer.write_table(rows.take(pa.array(np.arange(rows.num_rows))))
         return bytes(sink.getvalue())
+
+
+class _Rows(NamedTuple):
+    """Rows that a batch shows, or no longer does. ``of``: the row of the batch that they are, or that has their pane.
+
+    ``place``: which row of its pane it is. ``total``: how many rows the pane has now. ``gone``: it is none of them any
+    more. ``pane``: a number for each pane.
+    """
+
+    of: Ints
+    place: Ints
+    total: Ints
+    gone: Flags
+    pane: Ints
+
+    @classmethod
+    def single(cls, of: Ints, retracted: Flags) -> _Rows:
+        """Those of panes with one row."""
+        ones = np.ones(len(of), np.int64)
+        return cls(of, ones - 1, ones, retracted[of], np.arange(len(of)))
+
+
+class _Kept(NamedTuple):
+    """What the map has of some rows. ``numbers``: the bins. ``counts``: of each, the numbers of its rows and pages.
+
+    ``places``: the bin and the page of each page that was read. ``page_of``: for each row, which of these. ``stored``:
+    all rows of the ``pages``. ``found``: for each row, which of these, or -1.
+    """
+
+    numbers: list[bytes]
+    counts: Ints
+    places: Ints
+    page_of: Ints
+    pages: list[pa.Table]
+    stored: pa.Table
+    found: Ints
+
+
+def _in_pane(ids: Ints, place: Ints) -> Identities:
+    """Returns identities of rows from those of their panes. The first row has that of the pane."""
+    moved = ids.copy()
+    moved[:, 1] ^= place * _STEP
+    return Identities(moved)
+
+
+def _without_values(panes: pa.Table, shown: Sequence[str], gone: Flags) -> pa.Table:
+    """Returns panes in which rows that are gone are retracted, and have no values."""
+    if not gone.any():
+        return panes
+    mask = pa.array(gone)
+    for name in shown:
+        at = panes.schema.get_field_index(name)
+        column = combined(panes.column(at))
+        where = pa.array(np.where(gone, 0, np.arange(len(gone))), mask=gone)
+        panes = panes.set_column(at, panes.schema.field(at), column.take(where))
+    at = panes.schema.get_field_index("kind")
+    kinds = pc.if_else(mask, pa.scalar(PaneKind.RETRACTED.value), combined(panes.column(at)))
+    return panes.set_column(at, panes.schema.field(at), kinds)
 
 
 def _last(ids: Identities) -> Ints:

@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from aion.aggregates import EVENTS
 from aion.aggregates.groups import Groups, Numbered, Part, number, pack
-from aion.aggregates.partial import Partial
+from aion.aggregates.partial import EVENTS, Partial
 from aion.aggregates.values import Ints, Mask, combined
 from aion.base.numbers import sums_by
 from aion.core.operator.actions import Execute
@@ -171,6 +170,7 @@ class Loaded:
             self._plan,
             keys=[values.take(pa.array(keys)) for values in self._keys],
             outputs=list(self._layout.lower(states).values()),
+            entered=self._layout.entered(states) if self._plan.changes else None,
             windows=WindowColumns(executes.definition, executes.start_us, executes.end_us, executes.closes_us),
             which=windows,
             pane=executes.pane.astype(np.int32)[windows],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from aion.core.operator.keyed.orders import ExecuteKeyed, Retract
 from aion.core.operator.keyed.table import Ints, Places, Table, coded
 from aion.core.query.plan import Plan
 from aion.core.slicing.tree import SliceTree, spans, trees_for
+from aion.core.windows import Count
 from aion.execute.held_rows import HeldRows, Located, at_once, stretches
 from aion.execute.rows import WindowColumns, pane_rows
 
@@ -83,7 +84,10 @@ def panes(plan: Plan, order: ExecuteKeyed, held: HeldRows, limit_bytes: int) -> 
                 states = layout.merge(groups, tree.taken(at), tree.partials, states)
             outputs = list(layout.lower(states).values())
             shown = windows.take(np.arange(some.start, some.stop))
-            yield _rows(plan, order.definition, order.kind, shown, outputs, shown["closes"])
+            # The events of a count window are others when one of the same time takes another's place.
+            counts = plan.changes and not isinstance(plan.keyed[order.definition], Count)
+            entered = layout.entered(states) if counts else None
+            yield _rows(plan, order.definition, order.kind, shown, outputs, shown["closes"], entered)
 
 
 def _trees(plan: Plan, table: pa.RecordBatch, begins: Ints, lengths: Ints, limit_bytes: int) -> list[SliceTree]:
@@ -131,6 +135,7 @@ def _rows(
     windows: Table,
     outputs: Sequence[Any] | None,
     closes_us: Ints | None,
+    entered: Mapping[str, pa.Array] | None = None,
 ) -> pa.RecordBatch:
     return pane_rows(
         plan,
@@ -142,4 +147,5 @@ def _rows(
         kind=pa.repeat(kind.value, len(windows)),
         events=windows["events"],
         late_events=windows["late_events"],
+        entered=entered,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,9 @@ from aion.core.query.plan import Plan
 
 TOO_LATE = "later than the window's bound"
 """The reason in dropped rows of events that came too late for their window."""
+
+ENTERED = "\0entered "
+"""How the columns begin that say how many events a result is made from."""
 
 
 class WindowColumns(NamedTuple):
@@ -49,10 +52,13 @@ def pane_rows(
     lateness_us: Any = None,
     reason: str | None = None,
     event: Any = None,
+    entered: Mapping[str, Any] | None = None,
 ) -> pa.RecordBatch:
     """A batch of ``plan.result_schema``. Row i is about window ``which[i]`` of ``windows``.
 
-    Columns that are not given are null. Every other array has one value for each result row.
+    Columns that are not given are null. Every other array has one value for each result row. ``entered``: further
+    columns for a plan with changes, which :mod:`aion.execute.changing` reads and takes away: how many events a result
+    is made from whose last digit says nothing.
     """
     n = len(which)
     definition = windows.definition[which]
@@ -73,10 +79,13 @@ def pane_rows(
         "reason": None if reason is None else pa.repeat(reason, n),
         "event": event,
     }
-    return pa.RecordBatch.from_arrays(
+    rows = pa.RecordBatch.from_arrays(
         [_array(columns.get(field.name), field.type, n) for field in plan.result_schema],
         schema=plan.result_schema,
     )
+    for name, counts in (entered or {}).items() if plan.changes else ():
+        rows = rows.append_column(ENTERED + name, counts)
+    return rows
 
 
 def _outputs(plan: Plan, outputs: Sequence[Any], starts_us: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from aion.core.query.plan import FINAL, Plan, make_plan
 from aion.core.slicing.grid import is_timed
 from aion.core.timing import NO_TIMING
 from aion.core.windows import Aligned
+from aion.core.windows import Definition as WindowDefinition
 from aion.errors import ConfigError, FormatError
 from aion.execute import trace_windows
 
@@ -92,6 +93,18 @@ class Handed(NamedTuple):
     dealt_s: float
 
 
+def recordable(windows: Mapping[str, WindowDefinition]) -> dict[str, Aligned]:
+    """Returns the windows of an operator. Raises ConfigError for those of single keys, which are not recorded."""
+    found = {name: window for name, window in windows.items() if isinstance(window, Aligned)}
+    if len(found) < len(windows):
+        other = next(str(window) for name, window in windows.items() if name not in found)
+        raise ConfigError(
+            f"record: {other} depends on the events of each key; only tumbling, sliding and calendar "
+            "windows can be recorded"
+        )
+    return found
+
+
 class Definition(NamedTuple):
     """What a replay needs to know about an operator.
 
@@ -109,13 +122,7 @@ class Definition(NamedTuple):
     @classmethod
     def of(cls, plan: Plan, *, commits: bool) -> Definition:
         """Raises ConfigError for windows of single keys: sizes and times do not say what they do."""
-        windows = {name: w for name, w in plan.windows.items() if isinstance(w, Aligned)}
-        if len(windows) < len(plan.windows):
-            other = next(str(w) for name, w in plan.windows.items() if name not in windows)
-            raise ConfigError(
-                f"record: {other} depends on the events of each key; only tumbling, sliding and calendar "
-                "windows can be recorded"
-            )
+        windows = recordable(plan.windows)
         return cls(windows, bool(plan.key), plan.layout is None, plan.blocking, commits, plan.final_only)
 
     def plan(self) -> Plan:

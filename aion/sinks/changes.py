@@ -11,17 +11,21 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from aion.errors import SchemaError
-from aion.sinks.database import Database, TableName, identifier
+from aion.sinks.database import Database, TableName, add_column, identifier
+from aion.sinks.names import check_names
 from aion.sinks.rows import Change, null_patterns
 
 SEQ, BATCH, CHANGE, OLD = "seq", "batch", "change", "old_"
 _OWN = {SEQ: pa.int64(), BATCH: pa.int64(), CHANGE: pa.string()}
 
 
-def replace_and_record(database: Database, table: TableName, change: Change, changes: TableName, batch: int) -> None:
+def replace_and_record(
+    database: Database, table: TableName, change: Change, changes: TableName, batch: int, *, add: bool = False
+) -> None:
     """Applies a change to a table, and adds a row for each row that it replaces, adds or deletes to ``changes``.
 
-    Makes ``changes`` if it is missing. Raises SchemaError if it cannot hold the rows, or if a pane has several.
+    Makes ``changes`` if it is missing, and with ``add``, its columns. Raises SchemaError if it cannot hold the rows, or
+    if a pane has several.
     """
     if change.repeated():
         raise SchemaError(
@@ -29,7 +33,7 @@ def replace_and_record(database: Database, table: TableName, change: Change, cha
             "row for a key and window, e.g. with a list in it, or leave changes= out"
         )
     values = [name for name in change.rows.column_names if name not in change.identity]
-    _prepare(database, changes, change, values, database.columns(table))
+    _prepare(database, changes, change, values, database.columns(table), add=add)
     ((last,),) = database.query(f"SELECT max({identifier(SEQ)}) FROM {changes}")
     seq = 0 if last is None else int(last) + 1
     rows = change.places
@@ -49,7 +53,13 @@ def replace_and_record(database: Database, table: TableName, change: Change, cha
 
 
 def _prepare(
-    database: Database, changes: TableName, change: Change, values: Sequence[str], declared: Mapping[str, str]
+    database: Database,
+    changes: TableName,
+    change: Change,
+    values: Sequence[str],
+    declared: Mapping[str, str],
+    *,
+    add: bool,
 ) -> None:
     """Makes the table if it is missing, with the types that the other one has."""
     wanted = {name: database.type_of(pa.field(name, type_)) for name, type_ in _OWN.items()}
@@ -59,11 +69,15 @@ def _prepare(
                 f"changes: two columns of {changes} would have the name {name!r}; rename that of the rows"
             )
         wanted[name] = declared[name.removeprefix(OLD) if name not in declared else name]
+    check_names(wanted, case=database.case, longest=database.longest_name)
     there = database.columns(changes)
     if not there:
         columns = ", ".join(f"{identifier(name)} {type_}" for name, type_ in wanted.items())
         database.query(f"CREATE TABLE {changes} ({columns})")
         database.index(changes, [SEQ, *change.by_time], unique=True)
+    for name in [name for name in wanted if add and there and name not in (*there, *change.identity)]:
+        add_column(database, changes, name, wanted[name])
+        there[name] = wanted[name]
     if missing := [name for name in wanted if name not in (there or wanted)]:
         raise SchemaError(
             f"changes: table {changes} has no column {missing[0]!r}; its columns are {', '.join(there)}. Add the "

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from aion.errors import ConfigError, SchemaError
-from aion.sinks.marks import History, Mark
+from aion.sinks.addresses import Address
+from aion.sinks.bad_values import Rule
+from aion.sinks.marks import Content, History, Mark
+from aion.sinks.names import check_names
 from aion.sinks.rows import Change
 
 MARKS = "aion_batches"
@@ -27,8 +30,10 @@ class TableName(NamedTuple):
     def of(cls, text: str) -> TableName:
         """Raises ConfigError if it is not ``table`` or ``schema.table``."""
         parts = text.split(".")
-        if not 1 <= len(parts) <= 2 or not all(parts):
-            raise ConfigError(f"table: {text!r} is not the name of a table; write 'table' or 'schema.table'")
+        if not 1 <= len(parts) <= 2 or not all(parts) or "://" in text:
+            raise ConfigError(
+                f"table: {Address.of(text)!r} is not the name of a table; write 'table' or 'schema.table'"
+            )
         return cls(parts[0] if len(parts) == 2 else None, parts[-1])
 
     def beside(self, table: str) -> TableName:
@@ -53,15 +58,19 @@ def identifiers(names: Iterable[str], prefix: str = "") -> str:
 class Database(Protocol):
     """A transaction on a database."""
 
-    nested: bool
+    nested: ClassVar[bool]
     """Whether a column can hold lists, maps and structs. If not, they are written as JSON."""
+    case: ClassVar[bool]
+    """Whether two names may differ only in case."""
+    longest_name: ClassVar[int | None]
+    """How many bytes a name has at most."""
 
     @classmethod
-    def resolve(cls, uri: str) -> str:
-        """Returns a URI that means the same when the current folder is another. Raises ConfigError if it is wrong."""
+    def resolve(cls, address: Address) -> Address:
+        """Returns an address that means the same in any current folder. Raises ConfigError if it is wrong."""
 
     @classmethod
-    def open(cls, uri: str) -> AbstractContextManager[Database]:
+    def open(cls, address: Address) -> AbstractContextManager[Database]:
         """A transaction, which is committed at the end. Nothing of it remains if an error is raised inside."""
 
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -76,6 +85,9 @@ class Database(Protocol):
     def holds(self, declared: str, field: pa.Field) -> bool:
         """Returns whether a column of the ``declared`` type can hold these values."""
 
+    def rules(self, table: TableName) -> Sequence[Rule]:
+        """Returns which values a table cannot hold."""
+
     def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
         """Makes the index by which rows of a new table are found. ``unique``: no two rows are equal in ``columns``."""
 
@@ -83,68 +95,113 @@ class Database(Protocol):
         """Deletes the rows of a table that a batch replaces or retracts, and inserts the rows of the batch."""
 
 
-def file_of(uri: str) -> Path:
+class Columns(dict[str, str]):
+    """The columns of a table in a database that does not tell names apart by case, with their types."""
+
+    def __contains__(self, name: object) -> bool:
+        return str(name).lower() in map(str.lower, self)
+
+    def __missing__(self, name: str) -> str:
+        for there, type_ in self.items():
+            if there.lower() == name.lower():
+                return type_
+        raise KeyError(name)
+
+
+def file_of(address: Address) -> Path:
     """Returns the path in a URI such as ``sqlite:///relative`` or ``sqlite:////absolute``. Raises ConfigError."""
-    scheme, _, rest = uri.partition("://")
+    rest, scheme = address.secret.text.partition("://")[2], address.scheme
     if not rest.startswith("/") or rest == "/":
-        raise ConfigError(f"uri: {uri!r} names no file; write {scheme}:///PATH, with a fourth slash if it is absolute")
+        raise ConfigError(
+            f"uri: {address!r} names no file; write {scheme}:///PATH, with a fourth slash if it is absolute"
+        )
     return Path(rest[1:])
 
 
-def with_absolute_path(uri: str) -> str:
-    """Returns a URI with the absolute path of its file. Raises ConfigError if it names none."""
-    return f"{uri.partition('://')[0]}:///{file_of(uri).absolute()}"
+def with_absolute_path(address: Address) -> Address:
+    """Returns an address with the absolute path of its file. Raises ConfigError if it names none."""
+    return Address.of(f"{address.scheme}:///{file_of(address).absolute()}")
 
 
-def prepare(database: Database, table: TableName, change: Change) -> None:
-    """Makes the table if it is missing. Raises SchemaError if there is one that cannot hold the rows."""
+def prepare(database: Database, table: TableName, change: Change, *, add: bool = False) -> Content:
+    """Makes the table if it is missing, and with ``add``, its columns. Returns what was there.
+
+    Raises SchemaError if there is one that cannot hold the rows.
+    """
     there = database.columns(table)
     schema = change.rows.schema
+    check_names(schema.names, case=database.case, longest=database.longest_name)
     if not there:
         columns = ", ".join(f"{identifier(field.name)} {database.type_of(field)}" for field in schema)
         database.query(f"CREATE TABLE {table} ({columns})")
         database.index(table, change.by_time, unique=change.single)
-        return
+        return Content.MISSING
     for field in schema:
+        if field.name not in there and add and field.name not in change.identity:
+            add_column(database, table, field.name, database.type_of(field))
+            continue
         if field.name not in there:
             raise SchemaError(
-                f"table {table} has no column {field.name!r}; its columns are {', '.join(there)}. Add the column, "
-                "select fewer columns before the sink, or use another table"
+                f"table {table} has no column {field.name!r}; its columns are {', '.join(there)}. Add the column, or "
+                "let the sink do it (add_columns=True), select fewer columns before the sink, or use another table"
             )
         if not database.holds(there[field.name], field):
             raise SchemaError(
                 f"table {table}: column {field.name!r} is {there[field.name]}, which cannot hold {field.type}; make it "
                 f"{database.type_of(field)}, cast the column before the sink, or use another table"
             )
+    return content_of(database, table)
 
 
-def is_empty(database: Database, table: TableName) -> bool:
-    """Returns whether a table has no rows."""
-    return not database.query(f"SELECT 1 FROM {table} LIMIT 1")
+def add_column(database: Database, table: TableName, name: str, type_: str) -> None:
+    """Adds a column, null in the rows that are there."""
+    database.query(f"ALTER TABLE {table} ADD COLUMN {identifier(name)} {type_}")
+
+
+def content_of(database: Database, table: TableName) -> Content:
+    """Returns whether a table has rows."""
+    return Content.ROWS if database.query(f"SELECT 1 FROM {table} LIMIT 1") else Content.EMPTY
+
+
+_OLD_MARKS = "name text PRIMARY KEY, query text NOT NULL, checkpoint text NOT NULL, batch bigint NOT NULL"
+_NEWER = {"run": "text", "digest": "text", "filled": "bigint"}
+"""The columns that the table of marks did not always have."""
 
 
 def locked_mark(database: Database, table: TableName) -> Mark | None:
     """Returns the mark of a table. Until the transaction ends, nobody else can change it."""
     marks = table.beside(MARKS)
-    columns = "name text PRIMARY KEY, query text NOT NULL, checkpoint text NOT NULL, batch bigint NOT NULL"
-    if not database.columns(marks):
-        database.query(f"CREATE TABLE IF NOT EXISTS {marks} ({columns})")
+    newer = [f"{name} {type_}" for name, type_ in _NEWER.items()]
+    if there := database.columns(marks):
+        for column in newer:
+            if column.split()[0] not in there:
+                database.query(f"ALTER TABLE {marks} ADD COLUMN {column}")
+    else:
+        database.query(f"CREATE TABLE IF NOT EXISTS {marks} ({', '.join([_OLD_MARKS, *newer])})")
     database.query(f"UPDATE {marks} SET batch = batch WHERE name = ?", table.table)
-    found = database.query(f"SELECT query, checkpoint, batch FROM {marks} WHERE name = ?", table.table)
-    return Mark(History(found[0][0], found[0][1]), int(found[0][2])) if found else None
+    columns = ", ".join(("query", "checkpoint", "batch", *_NEWER))
+    for query, checkpoint, batch, run, digest, filled in database.query(
+        f"SELECT {columns} FROM {marks} WHERE name = ?", table.table
+    ):
+        full = None if filled is None else bool(filled)
+        return Mark(History(query, checkpoint), int(batch), run=run, digest=digest, filled=full)
+    return None
 
 
 def set_mark(database: Database, table: TableName, mark: Mark, before: Mark | None) -> None:
     """Replaces the mark of a table."""
-    marks, values = table.beside(MARKS), (*mark.history, mark.batch, table.table)
+    filled = None if mark.filled is None else int(mark.filled)
+    columns = ("query", "checkpoint", "batch", *_NEWER)
+    pairs = zip(columns, (*mark.history, mark.batch, mark.run, mark.digest, filled), strict=True)
+    known = {column: value for column, value in pairs if value is not None}
+    values, marks = (*known.values(), table.table), table.beside(MARKS)
     if before is None:
-        database.query(f"INSERT INTO {marks} (query, checkpoint, batch, name) VALUES (?, ?, ?, ?)", *values)
+        places = ", ".join("?" * len(values))
+        database.query(f"INSERT INTO {marks} ({', '.join([*known, 'name'])}) VALUES ({places})", *values)
     else:
-        database.query(f"UPDATE {marks} SET query = ?, checkpoint = ?, batch = ? WHERE name = ?", *values)
+        changed = ", ".join(f"{column} = {'?' if column in known else 'NULL'}" for column in columns)
+        database.query(f"UPDATE {marks} SET {changed} WHERE name = ?", *values)
 
-
-JSON = {b"aion": b"json"}
-"""The metadata of a column that holds JSON."""
 
 Types = Sequence[tuple[Callable[[pa.DataType], bool], str]]
 

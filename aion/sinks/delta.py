@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from aion.errors import needs_extra
-from aion.sinks.lake import START, Windows, plain
+from aion.errors import SchemaError, needs_extra
+from aion.sinks.addresses import Address
+from aion.sinks.bad_values import UTF8, YEARS_1_TO_9999, Rule, empty
+from aion.sinks.lake import Conflict, Places, plain
 from aion.sinks.marks import History, Mark
 
 with needs_extra("delta", "a sink in Delta Lake"):
     import deltalake
+    from deltalake.exceptions import CommitFailedError
 
-_BATCH, _HISTORY = "aion.batch", "aion.history"
+_BATCH, _HISTORY, _RUN, _DIGEST, _FILLED = "aion.batch", "aion.history", "aion.run", "aion.digest", "aion.filled"
+_UNKNOWN = -1
+_NAME = "aion_table"
+_GENERATED = "delta.generationExpression"
+_IDENTITY_COLUMNS = 6
+"""The version of the protocol that has them; deltalake refuses it."""
+_WRITTEN = {
+    "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "generatedColumns", "invariants",
+    "timestampNtz", "v2Checkpoint",
+}  # fmt: skip
+"""The features of tables that deltalake writes, as tests show."""
+_INSTEAD = {
+    "deletionVectors": "set delta.enableDeletionVectors=false, run REORG TABLE ... APPLY (PURGE), and drop the feature"
+}
+_CONFLICT = re.compile("concurrent|changed since last commit", re.IGNORECASE)
 _QUERY, _CHECKPOINT = "aion.query", "aion.checkpoint"
 _LAST_COMMITS = 1_000
 
@@ -23,12 +41,32 @@ _LAST_COMMITS = 1_000
 class Delta:
     """A version of a table."""
 
+    case: ClassVar[bool] = False
+
     def __init__(self, table: str, options: Mapping[str, str]) -> None:
-        self._uri = table
+        self._uri, self._shown = table, str(Address.of(table))
         self._options = dict(options)
         self._table: Any = None
         if deltalake.DeltaTable.is_deltatable(table, self._options):
             self._table = deltalake.DeltaTable(table, storage_options=self._options)
+            self._check()
+
+    def _check(self) -> None:
+        """Raises SchemaError if the engine does not write such tables, or not rightly."""
+        protocol, settings = self._table.protocol(), self._table.metadata().configuration
+        features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+        if protocol.min_writer_version == _IDENTITY_COLUMNS:
+            features.add("identityColumns")
+        for feature in sorted(features - _WRITTEN):
+            raise SchemaError(
+                f"table {self._shown!r} has the Delta feature {feature!r}, and deltalake does not write such tables "
+                f"rightly; {_INSTEAD.get(feature, 'drop the feature')}, or use another table"
+            )
+        if settings.get("delta.appendOnly") == "true":
+            raise SchemaError(
+                f"table {self._shown!r} has delta.appendOnly=true, and newer panes replace older ones; set it to "
+                "false, or use another table"
+            )
 
     def columns(self) -> pa.Schema | None:
         return None if self._table is None else plain(pa.schema(self._table.schema().to_arrow()))
@@ -36,14 +74,21 @@ class Delta:
     def create(self, schema: pa.Schema) -> None:
         self._table = deltalake.DeltaTable.create(self._uri, schema, storage_options=self._options)
 
-    def is_empty(self) -> bool:
-        return bool(self._table.count() == 0)
+    def rules(self) -> Sequence[Rule]:
+        return (UTF8, YEARS_1_TO_9999, empty(self._table.metadata().partition_columns))
+
+    def count(self) -> int:
+        return int(self._table.count())
 
     def mark(self, now: Mark) -> Mark | None:
-        batch, number = (self._table.transaction_version(name) for name in (_BATCH, _HISTORY))
+        batch, number, run, digest, filled = map(
+            self._table.transaction_version, (_BATCH, _HISTORY, _RUN, _DIGEST, _FILLED)
+        )
         if batch is None or number is None:
             return None
-        return Mark(now.history if number == _number(now.history) else self._other(number), batch)
+        history = now.history if number == _number(now.history.digest) else self._other(number)
+        full = None if filled is None else bool(filled)
+        return Mark(history, batch, run=_text(run), digest=_text(digest), filled=full)
 
     def _other(self, number: int) -> History:
         """Returns the query of the last commit with a mark. Old commits are cleaned up, and then only its number is
@@ -51,45 +96,62 @@ class Delta:
         for commit in self._table.history(_LAST_COMMITS):
             if _QUERY in commit:
                 return History(commit[_QUERY], commit[_CHECKPOINT])
-        return History(f"{number:012x}", "")
+        return History(_text(number) or "", "")
 
-    def read(self, windows: Windows) -> pa.Table:
-        starts = windows.starts
-        if windows.between:
-            filters: list[tuple[str, str, Any]] = [(START, ">=", starts[0]), (START, "<=", starts[1])]
-        else:
-            filters = [(START, "in", starts)]
-        return self._table.to_pyarrow_table(filters=filters)
+    @property
+    def computed(self) -> set[str]:
+        return {field.name for field in self._table.schema().fields if _GENERATED in field.metadata}
 
-    def overwrite(self, windows: Windows, rows: pa.Table, mark: Mark) -> None:
-        numbers = {_BATCH: mark.batch, _HISTORY: _number(mark.history)}
+    def read(self, places: Places) -> pa.Table:
+        """Reads with the engine that writes. Another one sees nulls where columns are mapped to other names."""
+        sql = f"SELECT * FROM {_NAME} WHERE {_where(places)}"
+        return pa.table(deltalake.QueryBuilder().register(_NAME, self._table).execute(sql).read_all())
+
+    def overwrite(self, places: Places, rows: pa.Table, mark: Mark) -> None:
+        numbers = {
+            _BATCH: mark.batch,
+            _HISTORY: _number(mark.history.digest),
+            _RUN: _number(mark.run),
+            _DIGEST: _number(mark.digest),
+            _FILLED: int(bool(mark.filled)),
+        }
         commit = deltalake.CommitProperties(
             custom_metadata={_QUERY: mark.history.query, _CHECKPOINT: mark.history.checkpoint},
             app_transactions=[deltalake.Transaction(name, number) for name, number in numbers.items()],
         )
-        if windows.starts:
-            where = _where(windows)
-            deltalake.write_deltalake(self._table, rows, mode="overwrite", predicate=where, commit_properties=commit)
-        else:
-            deltalake.write_deltalake(self._table, rows, mode="append", commit_properties=commit)
+        mode, where = ("overwrite", _where(places)) if places.values else ("append", None)
+        try:
+            deltalake.write_deltalake(self._table, rows, mode=mode, predicate=where, commit_properties=commit)
+        except CommitFailedError as error:
+            if _CONFLICT.search(str(error)):
+                raise Conflict(str(error)) from error
+            raise
 
     def close(self) -> None:
         """There is no connection."""
 
 
-def _where(windows: Windows) -> str:
-    texts = [_literal(at) for at in windows.starts]
-    if windows.between:
-        return f"{START} >= {texts[0]} AND {START} <= {texts[1]}"
-    return f"{START} IN ({', '.join(texts)})"
+def _where(places: Places) -> str:
+    column, texts = '"' + places.column.replace('"', '""') + '"', [_literal(value) for value in places.values]
+    if places.between:
+        return f"{column} >= {texts[0]} AND {column} <= {texts[1]}"
+    if not texts:
+        return "false"
+    return f"{column} IN ({', '.join(texts)})"
 
 
-def _literal(at: datetime) -> str:
-    if at.tzinfo is None:
-        return f"'{at:%Y-%m-%d %H:%M:%S.%f}'"
-    return f"'{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}Z'"
+def _literal(value: datetime | int) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if value.tzinfo is None:
+        return f"'{value:%Y-%m-%d %H:%M:%S.%f}'"
+    return f"'{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}Z'"
 
 
-def _number(history: History) -> int:
+def _number(digest: str | None) -> int:
     """An application transaction has a number, and no text."""
-    return int(history.digest, 16)
+    return _UNKNOWN if digest is None else int(digest, 16)
+
+
+def _text(number: int | None) -> str | None:
+    return None if number in (None, _UNKNOWN) else f"{number:012x}"

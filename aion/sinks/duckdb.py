@@ -5,18 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from aion.errors import needs_extra
-from aion.sinks.database import TableName, file_of, identifier, identifiers, with_absolute_path
+from aion.sinks.addresses import Address
+from aion.sinks.bad_values import UTF8, Rule, times
+from aion.sinks.database import Columns, TableName, file_of, identifier, identifiers, with_absolute_path
 from aion.sinks.rows import Change
 
 with needs_extra("duckdb", "a sink in DuckDB"):
     import duckdb
 
 _BATCH = "aion_batch_of_rows"
+_TIMES = times(-9_223_372_022_400_000_000, (1 << 63) - 2)
+"""The first instant is 290309-12-22 BC, and the last number means infinity."""
 _WAIT_S = 60.0
 _PAUSE_S = 0.05
 
@@ -27,19 +31,21 @@ class DuckDB:
     There is no unique index: DuckDB does not let a transaction delete a row and insert another in its place.
     """
 
-    nested = True
+    nested: ClassVar[bool] = True
+    case: ClassVar[bool] = False
+    longest_name: ClassVar[int | None] = None
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
     @classmethod
-    def resolve(cls, uri: str) -> str:
-        return with_absolute_path(uri)
+    def resolve(cls, address: Address) -> Address:
+        return with_absolute_path(address)
 
     @classmethod
     @contextmanager
-    def open(cls, uri: str) -> Iterator[DuckDB]:
-        with _connect(str(file_of(uri))) as connection:
+    def open(cls, address: Address) -> Iterator[DuckDB]:
+        with _connect(str(file_of(address))) as connection:
             connection.begin()
             yield cls(connection)
             connection.commit()
@@ -54,7 +60,7 @@ class DuckDB:
             table.table,
             table.schema or "main",
         )
-        return dict(rows)
+        return Columns(rows)
 
     def type_of(self, field: pa.Field) -> str:
         """Returns what DuckDB itself makes of the column."""
@@ -69,6 +75,9 @@ class DuckDB:
         if wanted in integers and declared in integers:
             return integers.index(wanted) <= integers.index(declared)
         return declared == wanted or (wanted, declared) == ("FLOAT", "DOUBLE")
+
+    def rules(self, table: TableName) -> Sequence[Rule]:
+        return (UTF8, _TIMES)
 
     def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
         pass

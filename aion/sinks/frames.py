@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from aion.errors import ConfigError
-from aion.sinks.database import JSON
-from aion.sinks.marks import History, Mark
+from aion.sinks.bad_values import JSON
+from aion.sinks.marks import History, Mark, digest_of
+from aion.sinks.rows import KEPT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,22 +30,23 @@ def mark_of(batch: DataFrame, batch_id: int) -> Mark:
 
     session = batch.sparkSession
     checkpoint = session.conf.get(CHECKPOINT, None) or ""
-    query = _query(session, checkpoint)
+    query, run = _query(session, checkpoint)
     if query is None:
         raise ConfigError("a sink must be called by a streaming query: pass it to writeStream.foreachBatch")
     first, last = json.loads(session.conf.get(RESCALED, None) or "[0, -1]")
     idle = last - first + 1 if batch_id == last + 1 else 0
-    return Mark(History(query, checkpoint), batch_id, idle)
+    return Mark(History(query, checkpoint), batch_id, idle, None if run is None else digest_of(run))
 
 
-def _query(session: SparkSession, checkpoint: str) -> str | None:
-    """Returns the id of the query that runs a batch."""
+def _query(session: SparkSession, checkpoint: str) -> tuple[str | None, str | None]:
+    """Returns the id of the query that runs a batch, and that of its run."""
     from aion.spark.query_settings import RUNNING, TEMPORARY
     from aion.spark.sessions import is_remote
 
     if not is_remote(session):
-        found: str | None = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-        return found
+        context = session.sparkContext
+        # Spark runs a streaming query in a job group named by the run.
+        return context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("spark.jobGroup.id")
     if checkpoint == TEMPORARY:
         raise ConfigError("a sink needs the checkpoint of its query: set the option checkpointLocation of the writer")
     running = session.conf.get(RUNNING, None)
@@ -53,13 +55,15 @@ def _query(session: SparkSession, checkpoint: str) -> str | None:
             "with Spark Connect, a sink works in foreachBatch of a query that starts in the session in which "
             "aion.windowed or aion.group_by was called, and since Spark 4.3 (docs/connect.md)"
         )
-    return str(json.loads(running)[0])
+    said, run, _ = json.loads(running)
+    return str(said), str(run)
 
 
-def panes_of(batch: DataFrame, columns: Sequence[str], *, as_json: bool) -> pa.Table:
+def panes_of(batch: DataFrame, columns: Sequence[str], *, as_json: bool, where: str | None) -> pa.Table:
     """Returns the rows of a batch.
 
-    ``as_json``: lists, maps and structs become JSON. All rows are computed, because Spark fails a batch if only some
+    ``as_json``: lists, maps and structs become JSON. ``where``: a condition; the column :data:`aion.sinks.rows.KEPT`
+    says which rows it is true for. All rows are computed, because Spark fails a batch if only some
     rows of it were read.
     """
     from aion.spark.types import quoted
@@ -68,6 +72,8 @@ def panes_of(batch: DataFrame, columns: Sequence[str], *, as_json: bool) -> pa.T
     nested = {name for name in columns if as_json and types[name].startswith(_NESTED)}
     as_texts = {name: f"to_json({quoted(name)}, {_JSON}) AS {quoted(name)}" for name in nested}
     selected = [as_texts.get(name, quoted(name)) for name in columns]
+    if where is not None:
+        selected.append(f"coalesce({where}, false) AS {quoted(KEPT)}")
     rows = batch.selectExpr(*selected).toArrow()
     fields = [f.with_metadata(JSON) if f.name in nested else f for f in rows.schema]
     return rows.cast(pa.schema(fields))

@@ -2,59 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from aion.errors import SchemaError
+from aion.errors import SchemaError, SinkError
+from aion.sinks.bad_values import Rule
 from aion.sinks.marks import Mark
+from aion.sinks.names import check_names
+from aion.sinks.rows import Change
+from state_backends.thresholds import threshold
 
-START = "window_start"
-MOST_WINDOWS = 1_000
-"""A filter lists at most this many windows. If there are more, it takes all between the first and the last."""
+MOST_PLACES = threshold(1_000)
+"""A filter lists at most this many values. If there are more, it takes all between the first and the last."""
 
 
-class Windows(NamedTuple):
-    """Windows, by where they begin; ``between``: those that begin at or between two instants."""
+class Places(NamedTuple):
+    """Rows, by their values in a column; ``between``: those with a value between two, or equal to one."""
 
-    starts: list[datetime]
+    column: str
+    values: list[Any]
     between: bool
 
     @classmethod
-    def of(cls, places: pa.Table) -> Windows:
-        """Returns the windows of some rows, or few more."""
-        starts = pc.unique(places[START]).sort()
-        if len(starts) <= MOST_WINDOWS:
-            return cls(starts.to_pylist(), False)
-        return cls([starts[0].as_py(), starts[-1].as_py()], True)
+    def of(cls, change: Change) -> Places:
+        """Returns where a change changes rows, or little more: mostly a few windows."""
+        values = pc.unique(change.places[change.start]).sort()
+        if len(values) <= MOST_PLACES:
+            return cls(change.start, values.to_pylist(), False)
+        return cls(change.start, [values[0].as_py(), values[-1].as_py()], True)
+
+
+class Conflict(SinkError):
+    """Somebody else has changed the table since it was opened. It can be opened and read again."""
 
 
 class Lake(Protocol):
-    """A table as it was when it was opened. A commit fails if somebody else has changed these rows since."""
+    """A table as it was when it was opened. A commit fails if somebody else has changed these rows since.
+
+    It is read by the engine that writes it.
+    """
+
+    case: ClassVar[bool]
+    """Whether two columns may differ only in case."""
 
     def __init__(self, table: str, options: Mapping[str, str]) -> None: ...
 
     def columns(self) -> pa.Schema | None:
         """Returns the columns, or None if there is no such table."""
 
+    @property
+    def computed(self) -> set[str]:
+        """The columns that the engine computes from others, unless rows have them."""
+
     def create(self, schema: pa.Schema) -> None:
         """Makes an empty table."""
 
-    def is_empty(self) -> bool:
-        """Returns whether the table has no rows."""
+    def rules(self) -> Sequence[Rule]:
+        """Returns which values the table cannot hold."""
+
+    def count(self) -> int:
+        """Returns how many rows the table has."""
 
     def mark(self, now: Mark) -> Mark | None:
         """Returns the mark of the table. ``now``: the mark of the batch."""
 
-    def read(self, windows: Windows) -> pa.Table:
-        """Returns all rows of some windows."""
+    def read(self, places: Places) -> pa.Table:
+        """Returns all rows of some places."""
 
-    def overwrite(self, windows: Windows, rows: pa.Table, mark: Mark) -> None:
-        """Puts rows in the place of all that :meth:`read` returns, and replaces the mark, in one commit."""
+    def overwrite(self, places: Places, rows: pa.Table, mark: Mark) -> None:
+        """Puts rows in the place of all that :meth:`read` returns, and replaces the mark, in one commit.
+
+        Raises Conflict.
+        """
 
     def close(self) -> None:
         """Ends all connections."""
@@ -62,8 +85,9 @@ class Lake(Protocol):
 
 def columns_for(table: str, lake: Lake, schema: pa.Schema) -> pa.Schema:
     """Returns the columns of a table, which is made if it is missing. Raises SchemaError if they do not fit."""
+    check_names(schema.names, case=lake.case)
     if lake.columns() is None:
-        lake.create(schema)
+        lake.create(pa.schema([pa.field(field.name, field.type) for field in schema]))
     there = lake.columns()
     assert there is not None
     for field in schema:
@@ -98,7 +122,7 @@ def as_columns(rows: pa.Table, columns: pa.Schema) -> pa.Table:
 
 def plain(schema: pa.Schema) -> pa.Schema:
     """Returns the same columns without metadata, and with strings and bytes as Spark sends them."""
-    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
+    return pa.schema([pa.field(field.name, _plain(field.type), nullable=field.nullable) for field in schema])
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:

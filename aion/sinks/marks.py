@@ -1,18 +1,30 @@
-"""Marks say which query wrote a table, and up to which batch. Pure.
+"""Marks say which query wrote a table, up to which batch, and what this batch wrote. Pure.
 
-Each batch is one transaction, and the mark is in it. So a batch that Spark runs again is recognised. A mark also shows
-when a table and a query do not belong together: after a copy of the checkpoint, a new query, or a backup.
+Each batch is one transaction, and the mark is in it. So a batch that Spark runs again is recognised: with the same rows
+it is not written again, and with others (the program was corrected) it is. A mark also shows when a table and a query
+do not belong together: after a copy of the checkpoint, a new query, or a backup; and when a table has lost its rows.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import NamedTuple
 
 from aion.errors import SinkError
 
 UNMARKED = "unmarked"
+EMPTY = "empty"
+"""For ``adopt=``: somebody takes rows away on purpose, so a table may have lost all of them at any time."""
+NOTHING = "0" * 12
+"""The digest of a batch that writes nothing."""
+
+
+def digest_of(*texts: str | bytes) -> str:
+    """Returns 48 bits that tell texts apart, as twelve hexadecimal digits. They are never NOTHING."""
+    found = hashlib.sha256(b"\n".join(t.encode() if isinstance(t, str) else t for t in texts)).hexdigest()[:12]
+    return found if found != NOTHING else "1" * 12
 
 
 class History(NamedTuple):
@@ -26,7 +38,7 @@ class History(NamedTuple):
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256("\n".join(self).encode()).hexdigest()[:12]
+        return digest_of(*self)
 
     def __str__(self) -> str:
         return f"query {self.query}" + (f" (checkpoint {self.checkpoint})" if self.checkpoint else "")
@@ -34,11 +46,19 @@ class History(NamedTuple):
 
 @dataclass(frozen=True)
 class Mark:
-    """The last batch that a table has. ``idle``: how many batches before it no sink has seen."""
+    """The last batch that a table has.
+
+    ``idle``: how many batches before it no sink has seen. ``run``: a digest of the run of the query that wrote or saw
+    it last. ``digest``: that of what it wrote. ``filled``: whether the table had rows after it. The last three are None
+    where they are not known, as in the marks of earlier versions.
+    """
 
     history: History
     batch: int
     idle: int = field(default=0, compare=False)
+    run: str | None = field(default=None, compare=False)
+    digest: str | None = field(default=None, compare=False)
+    filled: bool | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -46,31 +66,86 @@ class Mark:
         return f"{self.history.digest}:{self.batch}"
 
 
-def is_new(table: str, found: Mark | None, empty: bool, now: Mark, adopt: str | None) -> bool:
+class Content(Enum):
+    """What a table has before a batch."""
+
+    MISSING = "does not exist any more"
+    EMPTY = "has no rows any more"
+    ROWS = "has rows"
+
+
+def is_new(table: str, found: Mark | None, content: Content, now: Mark, adopt: str | None) -> bool:
     """Returns whether a batch must be written. False: the table has it.
 
-    ``found``: the mark of the table. ``empty``: whether the table has no rows. ``adopt``: the mark with which a table
-    is taken over. Raises SinkError if the batch does not follow the one that the table has.
+    ``found``: the mark of the table. ``now``: that of the batch. ``adopt``: the mark with which a table is taken over.
+    Raises SinkError if the batch does not follow the one that the table has, if the table lost its rows, or if this run
+    has written the batch already, with other rows.
     """
-    if empty:
+    if found is None and content is not Content.ROWS:
         return True  # Nothing is there that could be wrong.
+    adopted = adopt == (UNMARKED if found is None else found.name)
+    if found is not None and (content is Content.MISSING or (content is Content.EMPTY and found.filled)):
+        if adopted or now.batch == 0:  # With the first batch, all rows come again.
+            return True
+        if content is Content.MISSING or adopt != EMPTY:
+            raise SinkError(_loss(table, found, content, now))
     if found == now:
-        return False
+        return _is_corrected(table, found, now)
     if (
         found is not None
         and found.history == now.history
         and now.batch in (found.batch + 1, found.batch + 1 + now.idle)
     ):
         return True
-    if adopt == (UNMARKED if found is None else found.name):
+    if adopted or (content is Content.EMPTY and now.batch == 0):
         return True
     raise SinkError(_refusal(table, found, now))
+
+
+def begins_late(table: str, found: Mark | None, content: Content, now: Mark) -> str | None:
+    """Returns a warning if a table begins with a batch that is not the first one of its query."""
+    if found is not None or content is Content.ROWS or now.batch == 0:
+        return None
+    return (
+        f"table {table!r} has no rows and no mark, and begins with batch {now.batch} of {now.history}: what earlier "
+        "batches said about windows is not in it. A query with a new checkpoint writes all of it"
+    )
+
+
+def seen_again(found: Mark, now: Mark) -> Mark | None:
+    """Returns the mark for a batch that the table has and that another run has brought again. None: it needs none."""
+    if found.run == now.run:
+        return None
+    return replace(now, digest=found.digest if found.digest is not None else now.digest, filled=found.filled)
+
+
+def _is_corrected(table: str, found: Mark, now: Mark) -> bool:
+    """Returns whether a batch comes again with other rows than those that were written."""
+    if found.digest in (None, now.digest) or now.digest == NOTHING:
+        return False
+    if now.run is None or found.run != now.run or found.digest == NOTHING:
+        return True
+    raise SinkError(
+        f"table {table!r} got batch {now.batch} twice in one run, with other rows: those of the first call are there, "
+        "and these are not; call the sink once for a batch, with all rows (batch.where(a | b)), or write to two tables"
+    )
+
+
+def _loss(table: str, found: Mark, content: Content, now: Mark) -> str:
+    meant = "" if content is Content.MISSING else f", or adopt={EMPTY!r} if rows are taken away on purpose"
+    return (
+        f"table {table!r} {content.value}, and had batch {found.batch} of {found.history}; restore it, or start a "
+        f"query with a new checkpoint that reads everything again, or pass adopt={found.name!r} to go on without them"
+        f"{meant}\n"
+        f"This is batch {now.batch} of {now.history}. What earlier batches said about windows does not come again."
+    )
 
 
 def _refusal(table: str, found: Mark | None, now: Mark) -> str:
     name = UNMARKED if found is None else found.name
     return (
-        f"{_reason(table, found, now)}; pass adopt={name!r} to go on with the rows that are there, or empty the table\n"
+        f"{_reason(table, found, now)}; pass adopt={name!r} to go on with the rows that are there, or empty the table "
+        "and start a query with a new checkpoint\n"
         "Rows that come again replace the old ones. Old rows of other windows stay as they are."
     )
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from aion.core.operator.actions import PaneKind
 from aion.errors import ConfigError
-from aion.sinks.lake import Lake, Windows, as_columns, columns_for
-from aion.sinks.marks import Mark, is_new
+from aion.sinks.addresses import Address, Secret, secrets_in
+from aion.sinks.bad_values import ERROR, check_choice
+from aion.sinks.dropped import dropped_rows
+from aion.sinks.lake import Conflict, Lake, Places, as_columns, columns_for
+from aion.sinks.marks import Content, Mark, seen_again
 from aion.sinks.rows import Change, Panes
-from aion.sinks.sink import Sink, names
+from aion.sinks.sink import Sink, check_where, names
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -25,17 +30,30 @@ def merge(
     *,
     adopt: str | None = None,
     options: Mapping[str, str] | None = None,
+    dropped: str | None = None,
+    on_bad_value: str = ERROR,
+    where: str | None = None,
 ) -> Merge:
     """Returns a function for ``foreachBatch`` that keeps the newest result of each window in a table of a lake.
 
     ``format``: ``"delta"`` or ``"iceberg"``. For Delta Lake, ``table`` is a path or URI, and ``options`` are those of
     its storage. For Iceberg, ``table`` is ``namespace.table``, and ``options`` are the properties of the catalog, and
-    its name as ``catalog``. All else is as with :func:`aion.sinks.upsert`, and a batch is one commit. Raises
-    ConfigError or MissingExtra.
+    its name as ``catalog``. ``dropped`` is a table of the same kind; it has a commit of its own, and what a batch that
+    is run again has written there is replaced. All else is as with :func:`aion.sinks.upsert`, and a batch is one
+    commit. Raises ConfigError or MissingExtra.
     """
-    sink = Merge(table, names(key), adopt, format, dict(options or {}))
+    if dropped == table:
+        raise ConfigError(f"dropped: {str(Address.of(table))!r} is the table itself; name another one")
+    check_choice(on_bad_value)
+    check_where(where)
+    address, to = Address.of(table), None if dropped is None else Address.of(dropped)
+    sink = Merge(str(address), names(key), adopt, to, on_bad_value, where, format, dict(options or {}), address)
     sink.kind()
     return sink
+
+
+_ATTEMPTS = 10
+"""How often a batch is merged if others commit meanwhile, before it fails."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,7 @@ class Merge(Sink):
 
     format: str
     options: Mapping[str, str] = field(repr=False)  # credentials may be among them
+    address: Address
 
     @property
     def nested(self) -> bool:
@@ -59,17 +78,54 @@ class Merge(Sink):
             from aion.sinks.iceberg import Iceberg
 
             return Iceberg
-        raise ConfigError(f"format: {self.format!r} is none that merge knows; write 'delta' or 'iceberg'")
+        raise ConfigError(f"format: {Address.of(self.format)!r} is none that merge knows; write 'delta' or 'iceberg'")
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        more = () if self.dropped is None else self.dropped.parts
+        return (*self.address.parts, *more, *secrets_in(self.options))
 
     def apply(self, change: Change, mark: Mark) -> None:
-        with closing(self.kind()(self.table, self.options)) as lake:
+        """Reads and merges once more if somebody else, who compacts the table for example, commits in between."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._apply_to(change, mark)
+            except Conflict as error:
+                conflict = error
+        raise conflict
+
+    def _apply_to(self, change: Change, mark: Mark) -> None:
+        with self._opened(self.address) as lake:
             columns = columns_for(self.table, lake, change.rows.schema)
-            if not is_new(self.table, lake.mark(mark), lake.is_empty(), mark, self.adopt):
+            change, mark = self.checked(change, mark, lake.rules())
+            before, count = lake.mark(mark), lake.count()
+            if not self.is_new(before, Content.ROWS if count else Content.EMPTY, mark):
+                if before is not None and (again := seen_again(before, mark)) is not None:
+                    lake.overwrite(Places(change.start, [], False), columns.empty_table(), again)
                 return
-            fitting = replace(change, rows=as_columns(change.rows, columns), gone=as_columns(change.gone, columns))
-            windows = Windows.of(fitting.places)
-            old = as_columns(lake.read(windows), columns)
-            lake.overwrite(windows, fitting.merged(old).select(columns.names), mark)
+            if self.dropped is not None and change.dropped is not None:
+                # First, because the mark that the batch is written is in the other table.
+                self._write_dropped(self.dropped, dropped_rows(change.dropped, mark), mark)
+            _put(lake, change, columns, count, mark)
+
+    def _write_dropped(self, address: Address, change: Change, mark: Mark) -> None:
+        with self._opened(address) as lake:
+            columns = columns_for(str(address), lake, change.rows.schema)
+            if change.rows.num_rows or lake.mark(mark) == mark:
+                _put(lake, change, columns, lake.count(), mark)
+
+    def _opened(self, address: Address) -> AbstractContextManager[Lake]:
+        return closing(self.kind()(address.secret.text, self.options))
+
+
+def _put(lake: Lake, change: Change, columns: pa.Schema, count: int, mark: Mark) -> None:
+    """Applies a change to a table that has ``count`` rows, in one commit with the mark."""
+    change = replace(change, rows=as_columns(change.rows, columns), gone=as_columns(change.gone, columns))
+    places = Places.of(change)
+    old = as_columns(lake.read(places), columns)
+    without = lake.computed - set(change.rows.column_names)
+    rows = change.merged(old).select([name for name in columns.names if name not in without])
+    lake.overwrite(places, rows, replace(mark, filled=count - old.num_rows + rows.num_rows > 0))
 
 
 def merge_sql(

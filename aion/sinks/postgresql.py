@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.types as t
 
-from aion.errors import SchemaError, needs_extra
-from aion.sinks.database import JSON, TableName, Types, identifier, identifiers, type_in
+from aion.errors import needs_extra
+from aion.sinks.addresses import Address, check_libpq
+from aion.sinks.bad_values import JSON, NUL, NUL_IN_JSON, UTF8, Rule, longer_than, times
+from aion.sinks.database import TableName, Types, identifier, identifiers, type_in
 from aion.sinks.rows import Change, null_patterns
 
 with needs_extra("postgresql", "a sink in PostgreSQL"):
@@ -19,7 +21,12 @@ with needs_extra("postgresql", "a sink in PostgreSQL"):
     import adbc_driver_postgresql.dbapi as adbc
 
 _STAGED = "aion_staged"
+_PLACES = re.compile(r'"(?:[^"]|"")*"|\?')
+"""A name in quotes, in which a question mark is one, or the place of a value."""
 _LONGEST_NAME = 63
+_TIMES = times(-210_866_803_200_000_000, (1 << 63) - 1)
+"""The first instant is 4713-11-24 BC, in the calendar that PostgreSQL uses."""
+_LENGTH = re.compile(r"character varying\((\d+)\)")
 _NULLS_NOT_DISTINCT = 150_000
 """The first version whose unique index can treat nulls as equal."""
 _TYPES: Types = (
@@ -50,25 +57,28 @@ _WIDER = {
 class PostgreSQL:
     """A transaction on a PostgreSQL database."""
 
-    nested = False
+    nested: ClassVar[bool] = False
+    case: ClassVar[bool] = True
+    longest_name: ClassVar[int | None] = _LONGEST_NAME
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor
 
     @classmethod
-    def resolve(cls, uri: str) -> str:
-        return uri
+    def resolve(cls, address: Address) -> Address:
+        check_libpq(address)
+        return address
 
     @classmethod
     @contextmanager
-    def open(cls, uri: str) -> Iterator[PostgreSQL]:
-        with adbc.connect(uri) as connection, connection.cursor() as cursor:
+    def open(cls, address: Address) -> Iterator[PostgreSQL]:
+        with adbc.connect(address.secret.text) as connection, connection.cursor() as cursor:
             yield cls(cursor)
             connection.commit()
 
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        for number in range(len(values)):
-            sql = sql.replace("?", f"${number + 1}", 1)
+        numbers = iter(range(1, len(values) + 1))
+        sql = _PLACES.sub(lambda found: f"${next(numbers)}" if found[0] == "?" else found[0], sql)
         self._cursor.execute(sql, values or None)
         return list(self._cursor.fetchall()) if self._cursor.description else []
 
@@ -81,8 +91,6 @@ class PostgreSQL:
         return dict(rows)
 
     def type_of(self, field: pa.Field) -> str:
-        if len(field.name.encode()) > _LONGEST_NAME:
-            raise SchemaError(f"column {field.name!r}: PostgreSQL cuts names after {_LONGEST_NAME} bytes; rename it")
         if field.metadata == JSON:
             return "jsonb"
         kind = type_in(_TYPES, field)
@@ -94,8 +102,13 @@ class PostgreSQL:
             return True
         if t.is_decimal(field.type):
             return _holds_decimal(declared, field.type)
-        base = re.sub(r"^character varying\(\d+\)$", "character varying", declared)
+        base = _LENGTH.sub("character varying", declared)
         return base in _WIDER.get(wanted, ())
+
+    def rules(self, table: TableName) -> Sequence[Rule]:
+        lengths = ((name, _LENGTH.fullmatch(kind)) for name, kind in self.columns(table).items())
+        short = [longer_than(name, int(length[1])) for name, length in lengths if length is not None]
+        return (UTF8, NUL, NUL_IN_JSON, _TIMES, *short)
 
     def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
         if not unique:

@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.aggregates.groups import number
 from aion.aggregates.values import combined
+from aion.base.row_hash import hash_rows
 from aion.core.operator.actions import PaneKind
-from aion.core.query.columns import DROPPED_COLUMNS, WINDOW_COLUMNS
+from aion.core.query.columns import DROPPED_COLUMNS, NOT_OF_DROPPED, WINDOW_COLUMNS
 from aion.core.query.pane_parts import END, KIND, NAME, SEQ, START, Parts
 from aion.errors import SchemaError
+from aion.sinks.marks import NOTHING, digest_of
+
+Mask = npt.NDArray[np.bool_]
+KEPT = "__aion_kept"
+"""The column that says which rows a table is to have. Without it, it has all."""
 
 
 class Panes(NamedTuple):
     """What the columns of a batch of panes are.
 
     ``identity``: the columns of the key and those of the window. A pane replaces all rows that are equal in these.
-    ``written``: the columns that a table has. ``seq``: the column that orders panes. ``single``: whether a pane has one
-    row.
+    ``written``: the columns that a table has. ``seq``: the column that orders panes. ``start``: the one with the
+    beginning of the window. ``single``: whether a pane has one row. ``dropped``: what a table of dropped rows has.
     """
 
     identity: tuple[str, ...]
     written: tuple[str, ...]
     kind: str
     seq: str
+    start: str
     single: bool
+    dropped: tuple[str, ...]
 
     @classmethod
     def of(cls, fields: Sequence[tuple[str, Mapping[str, Any]]], key: Sequence[str] | None) -> Panes:
@@ -57,7 +66,10 @@ class Panes(NamedTuple):
         window = [columns[part] for part in (NAME, START, END) if part in columns]
         identity = tuple(dict.fromkeys([*parts.keys, *window]))
         written = tuple(name for name in names if name not in parts.besides)
-        return cls(identity, written, columns[KIND], columns[SEQ], parts.said.single)
+        return cls(
+            identity, written, columns[KIND], columns[SEQ], columns[START], parts.said.single,
+            _of_dropped(written, parts.dropped),
+        )  # fmt: skip
 
     @classmethod
     def _named(cls, names: Sequence[str], parts: Parts | None, key: Sequence[str]) -> Panes:
@@ -71,19 +83,29 @@ class Panes(NamedTuple):
         besides = {*DROPPED_COLUMNS, found[SEQ]} if parts is None else parts.besides
         written = tuple(name for name in names if name not in besides)
         single = parts is None or parts.said.single
-        return cls(tuple(dict.fromkeys([*key, *window])), written, found[KIND], found[SEQ], single)
+        dropped = parts.dropped if parts is not None else [name for name in DROPPED_COLUMNS if name in names]
+        identity = tuple(dict.fromkeys([*key, *window]))
+        return cls(
+            identity, written, found[KIND], found[SEQ], found[START], single, _of_dropped(written, dropped)
+        )  # fmt: skip
 
     def change(self, panes: pa.Table) -> Change:
-        """Returns what a batch of panes does to a table. Dropped rows do nothing.
+        """Returns what a batch of panes does to a table, and the dropped rows, which do nothing to it.
 
         Of each key and window, the rows of the pane with the largest number count, wherever they are in the batch.
         """
         shown = _where(panes, pc.not_equal(panes[self.kind], PaneKind.DROPPED.value))
         last = _newest(shown, self.identity, self.seq)
         retracted = pc.equal(last[self.kind], PaneKind.RETRACTED.value)
-        rows = _where(last, pc.invert(retracted)).select(list(self.written))
+        current = _where(last, pc.invert(retracted))
+        rows = current.select(list(self.written))
         gone = _where(last, retracted).select(list(self.identity))
-        return Change(self.identity, rows, gone, self.kind, self.single)
+        dropped = panes.filter(pc.equal(panes[self.kind], PaneKind.DROPPED.value)).select(list(self.dropped))
+        change = Change(self.identity, rows, gone, self.kind, self.start, self.single, dropped)
+        if KEPT not in current.column_names:
+            return change
+        kept = combined(current[KEPT]).to_numpy(zero_copy_only=False)
+        return change.without(kept, np.ones(len(kept), np.bool_))
 
 
 @dataclass(frozen=True)
@@ -92,14 +114,17 @@ class Change:
 
     ``rows``: the rows to write. ``gone``: the ``identity`` columns of the rows to delete. Rows of the table that are
     equal to one of either in the ``identity`` columns are replaced or deleted. Nulls are equal to each other.
-    ``kind``: the column with the kind of a pane. ``single``: whether ``rows`` has one row of each identity.
+    ``kind``: the column with the kind of a pane. ``start``: the one with the beginning of the window. ``single``:
+    whether ``rows`` has one row of each identity. ``dropped``: events that were left out, if they are written anywhere.
     """
 
     identity: tuple[str, ...]
     rows: pa.Table
     gone: pa.Table
     kind: str = KIND
+    start: str = START
     single: bool = True
+    dropped: pa.Table | None = None
 
     @property
     def by_time(self) -> list[str]:
@@ -111,6 +136,36 @@ class Change:
     def places(self) -> pa.Table:
         """The identity of each row that is written or deleted."""
         return pa.concat_tables([self.rows.select(list(self.identity)), self.gone])
+
+    @property
+    def digest(self) -> str:
+        """Tells changes apart. The order of rows does not matter."""
+        tables = [table for table in (self.rows, self.gone, self.dropped) if table is not None]
+        if not any(table.num_rows for table in tables):
+            return NOTHING
+        parts = list[str | bytes](self.identity)
+        for table in tables:
+            parts += [f"{field.name}: {field.type}" for field in table.schema]
+            if table.num_rows:
+                hashes = hash_rows([combined(column) for column in table.columns], 0)
+                parts.append(np.sort(hashes).tobytes())
+        return digest_of(*parts)
+
+    def without(self, kept: Mask, found: Mask) -> Change:
+        """Returns the change with some rows only. ``kept``: which. ``found``: those whose old rows the table may have.
+
+        These go, unless other rows replace them.
+        """
+        if kept.all():
+            return self
+        of = _numbered(self.rows, self.identity)
+        gone = ~kept & found & ~np.isin(of, of[kept])
+        places = self.rows.select(list(self.identity))
+        return replace(
+            self,
+            rows=self.rows.filter(pa.array(kept)),
+            gone=pa.concat_tables([self.gone, places.filter(pa.array(gone))]),
+        )
 
     def merged(self, old: pa.Table) -> pa.Table:
         """Returns the rows of a part of a table after the change. ``old``: those before, with at least its columns."""
@@ -124,6 +179,10 @@ class Change:
         """Returns whether two rows to write have the same identity."""
         of = _numbered(self.rows, self.identity)
         return len(np.unique(of)) < len(of)
+
+
+def _of_dropped(written: Sequence[str], dropped: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*(name for name in written if name not in NOT_OF_DROPPED), *dropped]))
 
 
 def _where(table: pa.Table, mask: Any) -> pa.Table:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from aion.core.query.pane_parts import metadata_of_field
-from aion.sinks.marks import Mark
+from aion.core.query.pane_parts import Parts, metadata_of_field
+from aion.core.query.sink_notes import Note
+from aion.errors import ConfigError
+from aion.sinks.addresses import Address, Secret, without_secrets
+from aion.sinks.bad_values import Rule, checked
+from aion.sinks.dropped import IGNORE, left_out
+from aion.sinks.marks import Content, History, Mark, begins_late, is_new
+from aion.sinks.notes import note
 from aion.sinks.rows import Change, Panes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_log = logging.getLogger(__name__)
+_warned: set[tuple[str, History, str | None]] = set()
+"""The tables and runs for which this process has said that events are left out."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +33,16 @@ class Sink(ABC):
     """A function for ``foreachBatch``.
 
     ``key``: the key columns that the user names, if any. ``adopt``: the mark with which a table is taken over.
+    ``dropped``: the table for dropped rows, or IGNORE. ``on_bad_value``: what happens to a value that the table cannot
+    hold. ``where``: which rows the table has, as a condition in Spark's SQL.
     """
 
     table: str
     key: tuple[str, ...] | None
     adopt: str | None
+    dropped: Address | None
+    on_bad_value: str
+    where: str | None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Raises SchemaError if the rows do not fit into the table, SinkError if the batch does not follow its last."""
@@ -34,13 +50,58 @@ class Sink(ABC):
 
         mark = mark_of(batch, batch_id)
         panes = Panes.of([(field.name, field.metadata) for field in batch.schema], self.key)
-        rows = panes_of(batch, (*panes.written, panes.seq), as_json=not self.nested)
-        self.apply(panes.change(rows), mark)
+        columns = dict.fromkeys([*panes.written, panes.seq, *panes.dropped])
+        rows = panes_of(batch, list(columns), as_json=not self.nested, where=self.where)
+        self._apply(panes.change(rows), mark)
+        parts = Parts.of([(field.name, field.metadata) for field in batch.schema])
+        operator = None if parts is None else parts.said.name
+        note(batch, mark.history.checkpoint, Note(operator, self.table, self.shown_uri, panes.written, self.adds))
+
+    @property
+    def shown_uri(self) -> str:
+        """The URI of the database, without secrets. Empty for a lake."""
+        return ""
+
+    @property
+    def adds(self) -> bool:
+        """Whether columns that a table lacks are added."""
+        return False
 
     def write(self, rows: pa.Table, mark: Mark) -> None:
         """Applies the panes of a batch, as :class:`aion.LocalOperator` returns them. Raises what a call raises."""
+        if self.where is not None:
+            raise ConfigError("where: it is a condition for Spark; leave it out here, and give the table a view")
         panes = Panes.of([(field.name, metadata_of_field(field)) for field in rows.schema], self.key)
-        self.apply(panes.change(rows), mark)
+        self._apply(panes.change(rows), mark)
+
+    def _apply(self, change: Change, mark: Mark) -> None:
+        dropped = change.dropped
+        if self.dropped is None or self.dropped.shown == IGNORE:
+            change = replace(change, dropped=None)
+        without_secrets(self.secrets, lambda: self.apply(change, mark))
+        whose = (self.table, mark.history, mark.run)
+        if self.dropped is None and dropped is not None and dropped.num_rows and whose not in _warned:
+            _warned.add(whose)
+            _log.warning(left_out(self.table, dropped.num_rows, mark))
+
+    def checked(self, change: Change, mark: Mark, rules: Sequence[Rule]) -> tuple[Change, Mark]:
+        """Returns what is written of a batch, and a mark that says so. Raises SinkError for a value that breaks a rule,
+        unless the user says what happens to it."""
+        change, done = checked(change, rules, self.on_bad_value)
+        for each in done:
+            _log.warning("table %r, batch %d of %s: %s", self.table, mark.batch, mark.history, each)
+        return change, replace(mark, digest=change.digest)
+
+    def is_new(self, found: Mark | None, content: Content, now: Mark) -> bool:
+        """Returns whether a batch must be written. Raises SinkError if it must not."""
+        if (warning := begins_late(self.table, found, content, now)) is not None:
+            _log.warning(warning)
+        return is_new(self.table, found, content, now, self.adopt)
+
+    @property
+    @abstractmethod
+    def secrets(self) -> tuple[Secret, ...]:
+        """What no text of an error may show."""
 
     @property
     @abstractmethod
@@ -55,3 +116,9 @@ class Sink(ABC):
 def names(key: str | Sequence[str] | None) -> tuple[str, ...] | None:
     """Returns the key columns that a user names."""
     return (key,) if isinstance(key, str) else None if key is None else tuple(key)
+
+
+def check_where(where: object) -> None:
+    """Raises ConfigError for what is no condition."""
+    if where is not None and (not isinstance(where, str) or not where.strip()):
+        raise ConfigError(f"where: {where!r} is not a condition in SQL; give e.g. where='cars > 5'")

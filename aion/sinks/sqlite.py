@@ -5,13 +5,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from aion.sinks.database import TableName, Types, file_of, identifier, identifiers, type_in, with_absolute_path
+from aion.sinks.addresses import Address
+from aion.sinks.bad_values import UTF8, YEARS_1_TO_9999, Rule
+from aion.sinks.database import Columns, TableName, Types, file_of, identifier, identifiers, type_in, with_absolute_path
 from aion.sinks.rows import Change
 
 _WAIT_S = 60.0
@@ -31,19 +33,21 @@ class Sqlite:
     no NaN, so that is the text 'NaN'.
     """
 
-    nested = False
+    nested: ClassVar[bool] = False
+    case: ClassVar[bool] = False
+    longest_name: ClassVar[int | None] = None
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     @classmethod
-    def resolve(cls, uri: str) -> str:
-        return with_absolute_path(uri)
+    def resolve(cls, address: Address) -> Address:
+        return with_absolute_path(address)
 
     @classmethod
     @contextmanager
-    def open(cls, uri: str) -> Iterator[Sqlite]:
-        with closing(sqlite3.connect(file_of(uri), timeout=_WAIT_S, isolation_level=None)) as connection:
+    def open(cls, address: Address) -> Iterator[Sqlite]:
+        with closing(sqlite3.connect(file_of(address), timeout=_WAIT_S, isolation_level=None)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             yield cls(connection)
             connection.execute("COMMIT")
@@ -53,7 +57,8 @@ class Sqlite:
 
     def columns(self, table: TableName) -> dict[str, str]:
         schema = "" if table.schema is None else f"{identifier(table.schema)}."
-        return {row[1]: row[2] for row in self.query(f"PRAGMA {schema}table_info({identifier(table.table)})")}
+        rows = self.query(f"PRAGMA {schema}table_info({identifier(table.table)})")
+        return Columns((row[1], row[2]) for row in rows)
 
     def type_of(self, field: pa.Field) -> str:
         return type_in(_TYPES, field)
@@ -66,6 +71,9 @@ class Sqlite:
         # A number becomes an equal number. A text that looks like a number becomes one, but no time looks so.
         numeric = wanted != "TEXT" or t.is_timestamp(field.type) or t.is_date(field.type)
         return affinity == "NUMERIC" and numeric
+
+    def rules(self, table: TableName) -> Sequence[Rule]:
+        return (UTF8, YEARS_1_TO_9999)
 
     def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
         schema = "" if table.schema is None else f"{identifier(table.schema)}."

@@ -18,7 +18,6 @@ from aion.config import Policy
 from aion.core.operator.actions import PaneKind
 from aion.core.query.pane_parts import END, KIND, NAME, SEQ, START, PanesSaid, Parts, is_key, metadata_of
 from aion.core.query.plan import FINAL, Plan
-from aion.core.query.spec import Spec
 from aion.core.query.updates import DROPPED, ORDER, RETRACTED, of_updates
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.execute.assembly import longest_bound_us
@@ -29,6 +28,7 @@ from aion.spark.plans import Node
 from aion.spark.sources import Rows, Source
 from aion.spark.types import quoted
 from aion.spark.watermarks import WATERMARK
+from aion.spec import Spec
 
 _SAID = ("reason", "event_time", "lateness_us", "event")
 

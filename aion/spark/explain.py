@@ -131,7 +131,7 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
         f"every {format_duration(f.period_us)}" + (f" from {format_duration(f.phase_us)} on" if f.phase_us else "")
         for f in edges.families
     ]
-    ends += [f"at {c.steps.start or 'midnight'} in {c.rules.name} ({_each(c.steps)})" for c in edges.calendars]
+    ends += [f"at {_at(c.steps)} in {c.rules.name} ({_each(c.steps)})" for c in edges.calendars]
     if ends:
         most = sum(1 if isinstance(w, Calendar) else -(-w.size_us // w.slide_us) for w in aligned)
         shared = f"for all windows that contain it (up to {most})" if most > 1 else "for its window"
@@ -143,6 +143,10 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
     if gaps:
         gap = format_duration(min(gaps))
         yield "", f"For sessions, a slice has one row per key for each {gap}, which is the smallest gap."
+
+
+def _at(steps: Steps) -> str:
+    return steps.start or ("full hours" if steps.hours else "midnight")
 
 
 def _each(steps: Steps) -> str:

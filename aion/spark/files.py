@@ -18,7 +18,6 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from aion.base.hashing import ShardOfKeys
 from aion.config import Policy
 from aion.core.query.plan import Plan
-from aion.core.query.spec import Spec
 from aion.errors import ConfigError, SchemaError
 from aion.execute.file_formats import Format
 from aion.execute.file_reading import FileReader
@@ -50,9 +49,9 @@ from aion.spark.file_child import (
     Transform,
 )
 from aion.spark.sessions import is_session, parallelism, qualified
-from aion.spark.settings import check_name
 from aion.spark.types import quoted
 from aion.spark.workers import in_arrow
+from aion.spec import Spec, check_name
 from state_backends.thresholds import threshold
 
 _LISTING = StructType(

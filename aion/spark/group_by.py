@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
@@ -31,7 +32,7 @@ from aion.spark.look import Operator
 from aion.spark.processor import ProcessorDefinition
 from aion.spark.root import Root
 from aion.spark.sessions import application, grouping, is_grouped
-from aion.spark.settings import check_name, conf, place_of_state, resolved_policy, shard_count, task_failures
+from aion.spark.settings import conf, place_of_state, resolved_policy, shard_count, task_failures
 from aion.spark.shards import hash_column, shard_column, shard_ids
 from aion.spark.stateful_child import SCHEMA as CHILD
 from aion.spark.stateful_child import SHARD, Announces, StatefulChild
@@ -39,6 +40,7 @@ from aion.spark.stateful_config import Columns, StatefulConfig
 from aion.spark.types import arrow_schema, quoted
 from aion.spark.watermarks import WATERMARK, Rules
 from aion.spark.workers import in_arrow, of_aion
+from aion.spec import check_name
 
 log = logging.getLogger(__name__)
 METHODS: Mapping[str, Callable[..., DataFrame]] = {
@@ -164,7 +166,7 @@ class Grouped:
         starts.watch(spark)
         ids = tuple(shard_ids(shard_count(spark, policy)))
         packs = not pandas  # frames are made of rows by Spark itself, which then also drops late rows
-        placed = None if packs else ids
+        placed = None if packs else partial(shard_column, operator=self._name, ids=ids)
         rows = keyed(self._df, self._columns, placed, timed=packs and time_mode.lower() == "eventtime")
         first = None if initial is None else keyed(*_frame_and_columns(initial), placed, timed=False)
         config = stateful_config(
@@ -191,8 +193,7 @@ class Grouped:
             event_time,
         )
         log.info("stateful %r: state in %s, %d shards", self._name, config.state_dir, len(ids))
-        follows = packs and policy.state.shards == "auto"
-        starting.remember(result, Operator(config, config.definition, follows))
+        starting.remember(result, Operator(config, config.definition, policy.state.shards == "auto"))
         return result
 
 
@@ -226,6 +227,10 @@ def stateful_config(
     )
 
 
+Place = Callable[[Sequence[tuple[Column, DataType]]], Column]
+"""Returns the shard of a row from the columns of its key."""
+
+
 class Keyed(NamedTuple):
     """A DataFrame with the shard of each row, or with the hash of its key, as its last column.
 
@@ -239,8 +244,8 @@ class Keyed(NamedTuple):
     time: str | None
 
 
-def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int] | None, *, timed: bool) -> Keyed:
-    """Adds the shard of each row by the columns ``by``, or the hash if ``ids`` is None.
+def keyed(df: DataFrame, by: Sequence[str | Column], placed: Place | None, *, timed: bool) -> Keyed:
+    """Adds the shard of each row by the columns ``by``, which ``placed`` computes, or the hash if that is None.
 
     ``timed``: whether the event time is asked for. With the shard, rows will be frames of pandas, where a null makes
     doubles of a whole column of bigint. So a key of this type is sent as text, too.
@@ -267,8 +272,9 @@ def keyed(df: DataFrame, by: Sequence[str | Column], ids: Sequence[int] | None, 
         last.append(F.unix_micros(F.col(end).cast(TimestampType())).alias(_TIME))
     wider = df.select(*first, "*", *last) if first or last else df
     keys = [(F.col(quoted(n)), f.dataType) for n, f in zip(names, fields, strict=True)]
-    shard = hash_column(keys) if ids is None else shard_column(keys, ids)
-    texts = {} if ids is None else {n: f"{_TEXT}{n}" for n, f in zip(names, fields, strict=True) if _is_lossy(f)}
+    with of_aion(df.sparkSession):
+        shard = hash_column(keys) if placed is None else placed(keys)
+    texts = {} if placed is None else {n: f"{_TEXT}{n}" for n, f in zip(names, fields, strict=True) if _is_lossy(f)}
     sent = wider.select(*(F.col(quoted(n)).cast("string").alias(t) for n, t in texts.items()), "*", shard.alias(SHARD))
     known = (*texts, *(name for _, name in own.values()), *df.columns)
     columns = Columns(tuple(sent.columns.index(texts.get(n, n)) for n in names), known, len(texts) + len(own))

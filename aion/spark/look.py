@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from aion.core.query.sink_notes import Note, lacking
 from aion.errors import ConfigError
 from aion.execute.evolving import GoesOn, State, bound_of, sentences
 from aion.spark.query_settings import PAST, STORED
@@ -67,7 +68,8 @@ class Look:
     """Looks at an operator's state, where its place can be reached.
 
     ``query``: the id of the query; None: it has ended no batch. ``batch``: the last one that has ended. ``is_here``:
-    whether this is the host of the executors. ``names``: of all operators of the query.
+    whether this is the host of the executors. ``names``: of all operators of the query. ``notes``: of the tables
+    that it writes to.
     """
 
     operator: Operator
@@ -76,6 +78,7 @@ class Look:
     is_here: bool
     batch: int | None = None
     names: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     def __call__(self) -> Seen:
         """Returns what tasks need to know. Notes a changed definition with the state. Raises AionError."""
@@ -148,5 +151,7 @@ class Look:
         goes_on = GoesOn(kept, config.plan, bound_of(config.plan, config.policy), self.batch, config.on_removed)
         if goes_on.change is not None:
             log.info("%s goes on with another definition: %s", config.name, "; ".join(sentences(goes_on.change)))
+            for line in lacking(self.notes, config.name, config.plan.outputs.names, found["definition"]):
+                log.warning("%s: when the query last wrote to it, %s", config.name, line)
         past = None if goes_on.evolution is None else orjson.dumps(goes_on.evolution.definition).decode()
         return goes_on.definition, past

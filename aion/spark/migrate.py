@@ -25,12 +25,13 @@ from aion.spark.group_by import keyed, stateful_config, stock_method
 from aion.spark.root import Root
 from aion.spark.seed import EachShard, Seed, SeedDefinition
 from aion.spark.session import configure
-from aion.spark.settings import check_name, place_of_state, resolved_policy, shard_count
+from aion.spark.settings import place_of_state, resolved_policy, shard_count
 from aion.spark.shards import shard_ids
 from aion.spark.stateful_child import SCHEMA as CHILD
 from aion.spark.stateful_child import SHARD, StatefulChild
 from aion.spark.stock import StockCheckpoint, StockOperator
 from aion.spark.workers import in_arrow
+from aion.spec import check_name
 from aion.stateful.restore import key_column
 from state_backends.files.storage import local_path
 

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from aion.core.query.columns import key_names
-from aion.core.query.spec import Spec
 from aion.errors import SchemaError
 from aion.spark.types import arrow_schema, quoted
+from aion.spec import Spec
 
 
 class Names:

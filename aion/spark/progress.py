@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
+from aion.base.html import html_of
 from aion.core.operator.actions import PaneKind
 from aion.spark.counting import COUNTED, COUNTS, STALE
 from aion.spark.sessions import application
@@ -66,6 +67,13 @@ def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
+class Progress(dict[str, dict[str, Any]]):
+    """The numbers of each operator, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return "".join(html_of(name, numbers) for name, numbers in self.items()) or html_of("no operator", {})
+
+
 def progress(query: StreamingQuery) -> dict[str, dict[str, Any]]:
     """Returns the numbers of each operator of a query, by the operator's name.
 
@@ -75,13 +83,13 @@ def progress(query: StreamingQuery) -> dict[str, dict[str, Any]]:
     URI, the ``requests`` to it for the last batch. They are missing if there is no server on this host. See
     docs/progress.md.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found = Progress()
     for report in query.recentProgress:
         read = json.loads(report.json)
         for name, metrics in read.get("observedMetrics", {}).items():
             if STALE in (counts := _by_name(metrics)):
                 found[name[: -_SUFFIX - 1]] = {"batch": read["batchId"], **counts}
-    for name, state in _kept(query).items():
+    for name, state in kept(query).items():
         found.setdefault(name, {}).update({key: value for key, value in state.items() if key not in _TOTALS})
     return found
 
@@ -96,7 +104,7 @@ def _by_name(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
 _TOTALS = ("commits", "restores", "counters", "largest_staleness", "requests_total")
 
 
-def _kept(query: StreamingQuery) -> Mapping[str, Mapping[str, Any]]:
+def kept(query: StreamingQuery) -> Mapping[str, Mapping[str, Any]]:
     """What the state server of this host has of a query, by operator."""
     from aion.errors import ServerError
     from state_backends.server.client import StateClient  # only here: workers import this module, too

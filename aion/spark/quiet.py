@@ -1,8 +1,7 @@
 """Keeps off the standard error what Spark says there of each stateful query, though nothing is wrong.
 
-- Whenever a query starts, Spark makes its stateful operator once in a process of its own, only to learn the schema of
-  its state. The module that this process runs prints each step. Spark has no setting for it, and no other way into the
-  process than its environment. So the environment names a folder with a ``sitecustomize``, which Python imports first.
+What the processes of Aion's functions would print is kept off in them (:mod:`aion.spark.workers`).
+
 - The JVM warns of each state variable that has no value yet. In the first batch, no shard has one.
 - The JVM writes an error of a task several times for each attempt, with all calls inside Spark. An error of Aion says
   in its first line what to do. So the others are written once, and the calls not at all. If the program does not use

@@ -22,8 +22,9 @@ from aion.errors import ConfigError
 from aion.execute.assembly import store_config
 from aion.spark.checkpoint_files import CheckpointFiles
 from aion.spark.processor import ProcessorDefinition
-from aion.spark.settings import check_name, conf, place_of_state, resolved_policy
+from aion.spark.settings import conf, place_of_state, resolved_policy
 from aion.spark.task import client_of
+from aion.spec import check_name
 from aion.stateful.reading import PACKED, TIMERS, row_type, rows, unpacked
 from aion.stateful.run import variables_of
 from state_backends.files.location import locate, scratch

@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from aion import errors
 from aion.errors import AionError, ConfigError, WatermarkError
-from aion.spark import downstream, upstream
+from aion.spark import downstream, failures, upstream
 from aion.spark.checkpoint_files import RemoteFiles
 from aion.spark.look import Look, Operator, Seen, check_names, settings_of
 from aion.spark.partitions import NOTE, rescaled
@@ -52,8 +52,10 @@ def remember(result: DataFrame, operator: Operator) -> None:
 
 def watch(spark: SparkSession) -> None:
     """Does its part whenever a query starts in this session from now on."""
+    from pyspark.errors.exceptions.connect import AnalysisException
     from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
 
+    failures.advise(AnalysisException)
     _watched.add(spark)
     if not hasattr(DataStreamWriter.start, "__wrapped__"):
         for name, around in [*((name, _looking) for name in _METHODS), ("foreachBatch", _saying)]:

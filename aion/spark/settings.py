@@ -66,15 +66,6 @@ def _batches(existing: Mapping[str, str]) -> dict[str, str]:
     return {_ROWS: rows, _BYTES: str(_NO_LIMIT)} if few else {}
 
 
-def check_name(name: str) -> None:
-    """Raises ConfigError if an operator cannot have this name."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", name):
-        raise ConfigError(
-            f"name: {name!r} becomes a folder name; use only letters, digits, '_', '-' and '.', and do not start "
-            "with '.'"
-        )
-
-
 def shard_count(spark: SparkSession, policy: Policy) -> int:
     """Returns the number of shards of an operator."""
     partitions = int(conf(spark, "spark.sql.shuffle.partitions"))

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -49,15 +51,18 @@ def hash_column(keys: Sequence[tuple[Column, DataType]]) -> Column:
     return F.xxhash64(*map(_hashable, keys)) if keys else F.lit(0).cast("bigint")
 
 
-def shard_column(keys: Sequence[tuple[Column, DataType]], ids: Sequence[int]) -> Column:
-    """Returns the shard id of a row, from the hash of its key. Without a key, all rows go to one shard.
+def shard_column(keys: Sequence[tuple[Column, DataType]], operator: str, ids: tuple[int, ...]) -> Column:
+    """Returns the shard id of a row, from the hash of its key. Gives the same ids as aion.base.hashing.
 
-    Gives the same ids as aion.base.hashing.
+    ``operator``, ``ids``: as for :func:`ids_here`. Only a task knows how many shards the state has, so the hashes go
+    through a worker of Python.
     """
-    if not keys or len(ids) == 1:
-        return F.lit(ids[0]).cast("int")
-    index = F.pmod(hash_column(keys), F.lit(len(ids))) + 1
-    return F.element_at(F.array(*(F.lit(i).cast("int") for i in ids)), index.cast("int"))
+
+    def shard_of(hashes: pa.Array) -> pa.Array:
+        here = np.array(ids_here(operator, ids), np.int32)
+        return pa.array(here[hashes.to_numpy() % len(here)])
+
+    return F.arrow_udf(shard_of, "int")(hash_column(keys))
 
 
 def _hashable(key: tuple[Column, DataType]) -> Column:

@@ -13,7 +13,6 @@ from pyspark.sql.types import DoubleType, FloatType, StringType
 from aion.base.hashing import ShardOfKeys
 from aion.config import Policy
 from aion.core.query.plan import Plan
-from aion.core.query.spec import Spec
 from aion.errors import SchemaError, WatermarkError
 from aion.spark import upstream
 from aion.spark.blocks import row_type
@@ -22,6 +21,7 @@ from aion.spark.names import Names
 from aion.spark.shards import hash_column
 from aion.spark.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
 from aion.spark.workers import in_arrow
+from aion.spec import Spec
 
 
 class Source(Protocol):

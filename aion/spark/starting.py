@@ -16,6 +16,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
+from aion.core.query.sink_notes import FOLDER, notes_of
 from aion.errors import AionError
 from aion.spark import downstream, remote_starts
 from aion.spark.checkpoint_files import CheckpointFiles
@@ -75,8 +76,9 @@ def look(spark: SparkSession, execution: Any, plan: Node, run: str, checkpoint: 
         check_names(there)
         downstream.check(plan, lambda call: _operators[call].config if call in _operators else None)
         last, names = max(batches, default=None), tuple(operator.config.name for operator in there)
+        notes = notes_of(files.read(f"{FOLDER}/{name}") for name in files.names(FOLDER))
         for operator in there:
-            seen = Look(operator, query, checkpoint, is_here, last, names)()
+            seen = Look(operator, query, checkpoint, is_here, last, names, notes)()
             for key, value in settings_of(operator.config.name, seen).items():
                 conf.set(key, value)
     except AionError as error:

@@ -18,13 +18,11 @@ from aion.base.time import format_duration
 from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.operator.actions import PaneKind
-from aion.core.query.columns import COMPLETENESS_COLUMNS, DROPPED_COLUMNS, OLD, PANE_SEQ
+from aion.core.query.columns import DROPPED_COLUMNS, NOT_OF_DROPPED, OLD
 from aion.core.query.plan import Plan
-from aion.core.query.spec import Spec, of_spec
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
-from aion.errors import ConfigError, SchemaError
-from aion.execute.assembly import block_settings, check_triggers, hand_over_bytes
-from aion.execute.trace import Definition
+from aion.errors import SchemaError
+from aion.execute.assembly import block_settings, check_overlap, hand_over_bytes
 from aion.installation import require_extra
 from aion.spark import starting, starts
 from aion.spark.chained import described, source_of
@@ -40,7 +38,6 @@ from aion.spark.root import Root
 from aion.spark.root_config import RootConfig
 from aion.spark.sessions import application, parallelism
 from aion.spark.settings import (
-    check_name,
     conf,
     place_of_state,
     resolved_policy,
@@ -52,6 +49,7 @@ from aion.spark.shards import shard_ids
 from aion.spark.sources import Source
 from aion.spark.types import arrow_schema
 from aion.spark.windows import WindowsDefinition
+from aion.spec import Spec, of_spec
 
 log = logging.getLogger(__name__)
 
@@ -160,16 +158,11 @@ def _resolve(source: Source, spec: Spec) -> _Query:
         # Spark needs it up to here, so a user cannot drop it. It would be kept with each event.
         spec = replace(spec, columns=[name for name in source.schema.names if name not in beside])
     plan = source.plan(spec)
-    check_triggers(spec)
     _check_case(source.session, plan)
-    if spec.record is not None:
-        Definition.of(plan, commits=True)  # raises now if these windows cannot be recorded
     resolved = source.policy(spec, resolved_policy(source.session, spec.policy, spec.policy_overrides))
+    check_overlap(spec.windows, resolved)
     if resolved.metrics.port is not None:
         require_extra("metrics", "metrics.port")
-    check_name(spec.name)
-    if spec.keys_disjoint and not plan.key:
-        raise ConfigError("keys_disjoint: it requires a key; it means that each key is in one source partition only")
     decisions = merging_strategies(
         plan.windows, keys_disjoint=spec.keys_disjoint, splittable=plan.sent.layout is not None
     )
@@ -220,7 +213,7 @@ def dropped(df: DataFrame) -> DataFrame:
     Raises SchemaError for any other DataFrame.
     """
     _check_result("dropped", df)
-    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop("pane", "closes_at", PANE_SEQ, *COMPLETENESS_COLUMNS)
+    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop(*NOT_OF_DROPPED)
 
 
 def changes(df: DataFrame) -> DataFrame:

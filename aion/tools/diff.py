@@ -15,22 +15,27 @@ import pyarrow.fs as pafs
 
 from aion.base.schema import parse_schema
 from aion.config import load_policy
-from aion.core.query.spec import Spec
+from aion.core.query.sink_notes import FOLDER, Note, lacking, notes_of
 from aion.errors import ConfigError, StorageError
 from aion.execute.assembly import longest_bound_us
 from aion.execute.evolving import GoesOn, State, sentences
 from aion.local import normal_schema
+from aion.sinks.notes import columns_now
+from aion.spec import Spec
 from state_backends.files.location import locate
 from state_backends.files.remote import pyarrow_uri, storage_errors
 from state_backends.versions.lineage import operator_of
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint says of its query. ``location``: as Spark writes it. ``batch``: the last one that has ended."""
+    """What a checkpoint says of its query. ``location``: as Spark writes it. ``batch``: the last one that has ended.
+    ``notes``: of the tables that it writes to.
+    """
 
     location: str
     query: str
     batch: int | None
+    notes: tuple[Note, ...] = ()
 
 
 def diff(checkpoint: str, what: str, *, schema: str, state_dir: str) -> list[str]:
@@ -56,6 +61,7 @@ def diff(checkpoint: str, what: str, *, schema: str, state_dir: str) -> list[str
         goes_on = GoesOn(kept, plan, longest_bound_us(plan, policy), found.batch, spec.on_removed)
         lines.append(f"{spec.name}:")
         said = ["nothing changes"] if goes_on.change is None else sentences(goes_on.change)
+        said += lacking(found.notes, spec.name, plan.outputs.names, stored["definition"], columns_now)
         lines += [f"  {line}" for line in said]
     return lines
 
@@ -74,10 +80,17 @@ def read_checkpoint(checkpoint: str) -> Checkpoint:
                 raise ConfigError(f"{checkpoint}: not the checkpoint of a streaming query; it has no metadata")
             with fs.open_input_stream(f"{base}/metadata") as stream:
                 query = str(json.loads(stream.read())["id"])
+            selected = fs.get_file_info(pafs.FileSelector(f"{base}/{FOLDER}", allow_not_found=True))
+            notes = notes_of(_text(fs, f.path) for f in selected if f.path.endswith(".json"))
             names = [f.base_name for f in fs.get_file_info(pafs.FileSelector(f"{base}/commits", allow_not_found=True))]
     except (OSError, pa.ArrowException) as error:
         raise StorageError(f"{checkpoint} cannot be reached from here: {error}") from error
-    return Checkpoint(location, query, max((int(name) for name in names if name.isdecimal()), default=None))
+    return Checkpoint(location, query, max((int(name) for name in names if name.isdecimal()), default=None), notes)
+
+
+def _text(fs: Any, path: str) -> bytes:
+    with fs.open_input_stream(path) as stream:
+        return bytes(stream.read())
 
 
 def specs_of(what: str) -> list[Spec]:

@@ -31,6 +31,7 @@ _OF_WINDOWS = {
     "events": ("events",),
     "late": ("late_events",),
     "dropped": ("dropped",),
+    "no time": ("untimed",),
     "new windows": ("windows",),
     "removed": ("purged_windows",),
     "ran early": ("executions", "early"),
@@ -196,6 +197,7 @@ def _in_tiers(query: str, operator: str) -> str:
 def _why(counts: Mapping[str, int], snapshots: Sequence[Mapping[str, Any]], definition: Mapping[str, Any]) -> list[str]:
     """Says why windows ran and events were dropped, for what happened in these batches."""
     final_only = definition.get("emit") == FINAL
+    came_too_late = counts["dropped"] - counts["no time"]
     reasons = {
         "ran early": "results before the window's end are asked for (early=)",
         "ran on time": "the watermark passed the window's end",
@@ -204,7 +206,11 @@ def _why(counts: Mapping[str, int], snapshots: Sequence[Mapping[str, Any]], defi
         if final_only
         else "the window's bound passed, and events had come since it ran before",
         "retracted": "events changed the bounds of a session or another window of a key, or a result vanished",
-        "dropped": "events came after the bounds of their windows, or had no usable time; see aion.dropped for each",
+        "dropped": f"{came_too_late:,} events came after the bounds of their windows; see aion.dropped for each"
+        if came_too_late
+        else "events without a time",
+        "no time": f"{counts['no time']:,} of the dropped events had no time that windows could use: it was null, out "
+        "of range or ahead of the clock, or the windows before dropped them; see aion.dropped for each",
     }
     lines = [f"{name}: {reason}" for name, reason in reasons.items() if counts[name]]
     if counts["ran late"] and snapshots[0]["triggers"]:

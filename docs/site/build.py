@@ -26,7 +26,7 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)")
 FENCE = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 THEME = '%%{init: {"theme": "neutral", "themeVariables": {"fontFamily": "arial"}, "fontFamily": "arial"}}%%\n'
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
-MODULES = ("aggregates", "sinks", "errors", "metrics")
+MODULES = ("aggregates", "sinks", "errors", "metrics", "plot")
 """The public modules of the package."""
 OWN_POLICIES = """\
 A class of yours can decide what moves to disk, or when it is read ahead (:doc:`/docs/policies`). This is what it gets
@@ -164,7 +164,8 @@ def package() -> str:
         number = 0 if home.startswith("aion.spark") else 1 if home in ("aion.core.windows", "aion.zones") else 2
         groups[list(groups)[number]].append(name)
     text = title("aion") + ".. module:: aion\n\n" + f"{aion.__doc__}\n\n"
-    text += "Its modules are :mod:`aion.aggregates`, :mod:`aion.sinks`, :mod:`aion.errors` and :mod:`aion.metrics`.\n\n"
+    first, last = MODULES[:-1], MODULES[-1]
+    text += f"Its modules are {', '.join(f':mod:`aion.{name}`' for name in first)} and :mod:`aion.{last}`.\n\n"
     for group, names in groups.items():
         text += title(group, "-") + "".join(entry("aion", name, getattr(aion, name)) for name in names)
     text += title("What some of them take and return", "-")

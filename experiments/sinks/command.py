@@ -150,11 +150,11 @@ def table_in(uri: str, rows: pa.Table) -> Iterator[None]:
     """An empty table with the index that a sink makes."""
     from aion.sinks.database import TableName, prepare
     from aion.sinks.rows import Panes
-    from aion.sinks.uris import kind_of
+    from aion.sinks.uris import opened
 
     name = TableName.of(TABLE)
     _drop(uri)
-    with kind_of(uri).open(uri) as database:
+    with opened(uri) as database:
         prepare(database, name, Panes.of([(name, {}) for name in rows.column_names], ["k"]).change(rows))
     try:
         yield
@@ -163,9 +163,9 @@ def table_in(uri: str, rows: pa.Table) -> Iterator[None]:
 
 
 def _drop(uri: str) -> None:
-    from aion.sinks.uris import kind_of
+    from aion.sinks.uris import opened
 
-    with kind_of(uri).open(uri) as database:
+    with opened(uri) as database:
         database.query(f"DROP TABLE IF EXISTS {TABLE}")
 
 
@@ -180,10 +180,10 @@ def upserting(uri: str) -> Write:
 
 def loading(kind: str, uri: str) -> Write:
     """The fastest way of the database itself into a table, in a transaction for each batch."""
-    from aion.sinks.uris import kind_of
+    from aion.sinks.uris import opened
 
     def load(rows: pa.Table, batch: int) -> None:
-        with kind_of(uri).open(uri) as database:
+        with opened(uri) as database:
             LOADS[kind](database, rows.drop(["pane_seq"]))
 
     return load

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import aion
@@ -56,7 +56,7 @@ def refusal(call: Callable[[], Any]) -> str:
     """Returns the kind of an error, and the first line of its message."""
     try:
         call()
-    except AionError as error:
+    except (AionError, AnalysisException) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return "none"
 
@@ -97,6 +97,7 @@ def refused(spark: SparkSession, folder: Path) -> list[str]:
         lambda: aion.read_state(spark, str(folder / "old")),
         lambda: run(twice, folder, "twice"),
         lambda: run(later, folder, "later"),
+        lambda: aion.windowed(df, **WINDOWS, **COUNTS).show(),
         lambda: nowhere(spark, df),
     ]
     return [refusal(call) for call in calls]

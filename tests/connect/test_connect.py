@@ -48,6 +48,7 @@ def test_what_cannot_work_is_refused(server: Server, tmp_path: Path) -> None:
         "ConfigError: checkpoint: '",
         "ConfigError: two operators of this query are both named 'windowed'; give each its own",
         "WatermarkError: this query has a second withWatermark behind aion.windowed",
+        "AnalysisException: A stream, such as the result of aion.windowed, has no rows before a query runs",
         "ConfigError: state.dir: 'aion-state' is in the working folder of this client",
     )
     for found, expected in zip(ask(server.url, "refused", tmp_path), said, strict=True):

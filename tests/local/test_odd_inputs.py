@@ -89,7 +89,7 @@ UNREADABLE = {
     "time": (pa.array([2**61], TIME), "9503-04-04"),
     "list": (pa.array([[2**61]], pa.list_(TIME)), "9503-04-04"),
     "map": (pa.array([[("a", 2**61)]], pa.map_(pa.string(), TIME)), "9503-04-04"),
-    "struct": (pa.StructArray.from_arrays([NOT_UTF8], ["a"]), "xff"),
+    "struct": (pa.StructArray.from_arrays([NOT_UTF8], ["a"]), "\ufffd"),
     "list of structs": (pa.array([[{"a": 2**61}, None]], pa.list_(pa.struct([("a", TIME)]))), "9503-04-04"),
 }
 

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from tests.sinks.databases import KINDS, WITHOUT_SERVER, Place, place, server
+from tests.sinks.lakes import LAKES, Lake
+from tests.sinks.tables import Table
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +26,18 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A database of each kind; a test with it runs once for each."""
     kind = request.param
     return place(kind, tmp_path, request.getfixturevalue("postgresql") if kind == "postgresql" else None)
+
+
+@pytest.fixture(params=[*KINDS, *LAKES])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
+    """A place of each kind; pyiceberg keeps its threads otherwise."""
+    kind = request.param
+    if kind in LAKES:
+        yield Table(kind, Lake(kind, tmp_path))
+        if kind == "iceberg":
+            ExecutorFactory.get_or_create().shutdown()
+            ExecutorFactory._instance = None
+    else:
+        yield Table(
+            kind, place(kind, tmp_path, request.getfixturevalue("postgresql") if kind == "postgresql" else None)
+        )

@@ -11,15 +11,15 @@ import pyarrow as pa
 import aion
 from aion.core.query.pane_parts import metadata_of, with_metadata
 from aion.core.query.plan import make_plan, result_schema
-from aion.sinks.marks import History, Mark
+from aion.sinks.marks import History, Mark, digest_of
 
 MINUTE = 60_000_000
 UTC = pa.timestamp("us", "UTC")
 QUERY = History("query", "file:/checkpoint")
 
 
-def at(batch: int, history: History = QUERY) -> Mark:
-    return Mark(history, batch)
+def at(batch: int, history: History = QUERY, run: str | None = None) -> Mark:
+    return Mark(history, batch, run=None if run is None else digest_of(run))
 
 
 EVENTS = pa.schema([("k", pa.string()), ("ts", UTC)])

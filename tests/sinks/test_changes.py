@@ -11,7 +11,7 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.errors import ConfigError, SchemaError
-from aion.sinks.database import JSON
+from aion.sinks.bad_values import JSON
 from aion.sinks.upsert import Upsert
 from tests.sinks.databases import Place
 from tests.sinks.rig import MINUTE, at, panes
@@ -153,7 +153,7 @@ def test_sessions_that_late_events_join(database: Place) -> None:
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_written(database: Place) -> None:
-    with pytest.raises(ConfigError, match="is the table itself"):
+    with pytest.raises(ConfigError, match="is the name of another table"):
         aion.sinks.upsert(database.uri, "minutes", changes="minutes")
     with pytest.raises(ConfigError, match="is not the name of a table"):
         aion.sinks.upsert(database.uri, "minutes", changes="a.b.c")

@@ -19,10 +19,12 @@ import pytest
 import aion
 from aion import aggregates as A
 from aion.errors import ConfigError, MissingExtra, SchemaError, SinkError
-from aion.sinks.database import JSON
+from aion.sinks.bad_values import JSON
 from aion.sinks.marks import History
 from tests.sinks.databases import Place
+from tests.sinks.lakes import LAKES
 from tests.sinks.rig import MINUTE, QUERY, at, panes
+from tests.sinks.tables import Table
 
 COLUMNS = ("k", "n")
 
@@ -102,15 +104,14 @@ def test_sessions_that_late_events_join(database: Place) -> None:
 def test_a_batch_that_is_run_again_changes_nothing(database: Place) -> None:
     write = aion.sinks.upsert(database.uri, "minutes").write
     write(panes([{"k": "a", "n": 1}]), at(0))
-    write(panes([{"k": "a", "n": 2}]), at(0))
-    assert database.rows("minutes", *COLUMNS) == [("a", "1")]
+    database.run("UPDATE minutes SET n = 7")  # to see whether it is written again
+    write(panes([{"k": "a", "n": 1}]), at(0))
+    assert database.rows("minutes", *COLUMNS) == [("a", "7")]
     assert database.run("SELECT name, batch FROM aion_batches") == [("minutes", 0)]
 
 
 def test_a_batch_that_fails_leaves_nothing(database: Place) -> None:
     write = aion.sinks.upsert(database.uri, "minutes").write
-    write(panes([{"k": "a", "n": 1}]), at(0))
-    database.run("DROP TABLE minutes")
     kinds = [f"{name} {kind}" for name, kind in made(database).items()]
     database.run(f"CREATE TABLE minutes ({', '.join(kinds)}, CHECK (n < 5))")
     write(panes([{"k": "a", "n": 1}]), at(1))
@@ -365,6 +366,7 @@ def test_nan_is_not_null(database: Place) -> None:
     assert sorted(str(x).lower() for _, x in found) == ["1.0", "nan", "none"]
 
 
+@pytest.mark.filterwarnings("ignore:Delete operation did not match any records:UserWarning")
 @pytest.mark.parametrize(
     "key",
     [
@@ -378,12 +380,14 @@ def test_nan_is_not_null(database: Place) -> None:
     ],
     ids=lambda key: str(key.type),
 )
-def test_keys_of_every_type(database: Place, key: pa.Array) -> None:
-    write = aion.sinks.upsert(database.uri, "keys").write
+def test_keys_of_every_type(table: Table, key: pa.Array) -> None:
+    if table.kind in LAKES and pa.types.is_duration(key.type):
+        return  # they have no such type
+    write = table.sink().write
     for batch in range(2):
         rows = panes(({"n": batch} for _ in range(3)), key=key.type)
         write(rows.set_column(0, rows.schema.field(0), key), at(batch))
-    assert database.rows("keys", "n") == [("1",)] * 3
+    assert table.rows("n") == [("1",)] * 3
 
 
 def test_lists_and_structs_are_the_databases_own_or_json(database: Place) -> None:
@@ -419,11 +423,6 @@ def test_lists_and_structs_are_the_databases_own_or_json(database: Place) -> Non
 def test_a_wrong_call_says_what_to_write(uri: str, table: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         aion.sinks.upsert(uri, table)
-
-
-def test_a_password_is_not_shown() -> None:
-    pytest.importorskip("adbc_driver_postgresql")
-    assert "secret" not in repr(aion.sinks.upsert("postgresql://me:secret@host/db", "t"))
 
 
 def test_files_are_found_by_relative_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,3 +476,23 @@ def test_a_sink_waits_for_another_process_that_has_the_file(tmp_path: Path) -> N
         reader.stdin.close()
         waiting.result(timeout=60)
     assert Place("duckdb", uri).rows("minutes", *COLUMNS) == [("a", "2")]
+
+
+def test_columns_are_added_if_that_is_asked_for(database: Place) -> None:
+    n, speed = pa.field("n", pa.int64()), pa.field("speed", pa.float64())
+    asked = aion.sinks.upsert(database.uri, "minutes", changes="made", add_columns=True).write
+    asked(panes([{"k": "a", "n": 1}, {"k": "b", "n": 2}], n), at(0))
+    more = panes([{"k": "a", "n": 5, "speed": 0.5}, {"k": "c", "n": 7, "speed": 1.5}], n, speed)
+    with pytest.raises(SchemaError, match=r"has no column 'speed'.*or let the sink do it \(add_columns=True\)"):
+        aion.sinks.upsert(database.uri, "minutes", changes="made").write(more, at(1))
+    asked(more, at(1))
+    assert database.rows("minutes", "k", "n", "speed") == [("a", "5", "0.5"), ("b", "2", None), ("c", "7", "1.5")]
+    made = database.rows("made", "batch", "k", "change", "speed", "old_speed")
+    assert made[-2:] == [("1", "a", "update", "0.5", None), ("1", "c", "insert", "1.5", None)]
+    asked(more, at(1))  # run again
+    assert len(database.rows("minutes", "k")) == 3
+    database.run("ALTER TABLE minutes RENAME COLUMN k TO other")
+    with pytest.raises(SchemaError, match="has no column 'k'"):
+        asked(panes([{"k": "a", "n": 1}], n), at(2))
+    with pytest.raises(ConfigError, match="add_columns: 1 is neither True nor False"):
+        aion.sinks.upsert(database.uri, "minutes", add_columns=1)  # type: ignore[arg-type]

@@ -32,7 +32,8 @@ def warned(caplog: pytest.LogCaptureFixture, spark: SparkSession, **settings: An
     caplog.clear()
     with caplog.at_level(logging.INFO, "aion"):
         assert aion.configure(SparkSession.builder, **settings).getOrCreate() is spark
-    return [record.getMessage() for record in caplog.records if record.name.startswith("aion.")]
+    found = [record for record in caplog.records if record.name.startswith("aion.")]
+    return [record.getMessage() for record in found if record.levelno >= logging.WARNING]
 
 
 def test_what_it_cannot_change_is_named(used: SparkSession, caplog: pytest.LogCaptureFixture) -> None:

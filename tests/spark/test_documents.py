@@ -159,6 +159,16 @@ def check_sinks(stage: Stage) -> None:
     assert (stage.folder / "dropped").exists() and not list((stage.folder / "dropped").rglob("*.parquet"))
 
 
+def check_empty_windows(stage: Stage) -> None:
+    newest_ = F.max_by("cars", "pane_seq").alias("cars")
+    table = stage.rows("minutes").where("kind != 'dropped'").groupBy("segment", "window_start").agg(newest_)
+    rows = stage.names["filled"](table, table.select("segment").distinct()).collect()
+    found = {(row["segment"], seconds(row["window_start"])): row["cars"] for row in rows}
+    truth = {(segment, begin): cars for (segment, begin, _), (cars, _) in tolls(stage.events[:-1], 60, 60).items()}
+    begins = range(min(b for _, b in truth), max(b for _, b in truth) + 1, 60)
+    assert found == {(s, b): truth.get((s, b), 0) for s in {s for s, _ in truth} for b in begins}
+
+
 def check_changes(stage: Stage) -> None:
     rows = stage.rows("more").groupBy("segment", "window_start").agg(F.sum("more").alias("all")).collect()
     found = {(row["segment"], seconds(row["window_start"])): row["all"] for row in rows}
@@ -203,6 +213,7 @@ SHARED: dict[str, Callable[[Stage], None]] = {
     "docs/chaining.md": check_chaining,
     "docs/sinks.md": check_sinks,
     "docs/changes.md": check_changes,
+    "docs/empty-windows.md": check_empty_windows,
     "docs/distribution.md": check_levels,
     "docs/files.md": check_files,
     "docs/tuning.md": check_tuning,

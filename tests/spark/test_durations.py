@@ -100,7 +100,12 @@ def of_casts(spark: SparkSession, texts: list[str]) -> dict[str, int | None]:
     )
     instant = F.lit("2000-01-01 00:00:00").cast("timestamp_ntz")
     micros = F.unix_micros((instant + F.col("i")).cast("timestamp")) - F.unix_micros(instant.cast("timestamp"))
-    return {row.text: row.us for row in frame.select("text", micros.alias("us")).collect()}
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")  # a day is 24 hours
+    try:
+        return {row.text: row.us for row in frame.select("text", micros.alias("us")).collect()}
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(zone))
 
 
 def of_watermarks(spark: SparkSession, text: str) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +200,51 @@ def test_diff_says_beforehand_what_a_start_would_do(
     refused = run("other")
     assert refused.exit_code == 2
     assert "key was k (string) and is v (double)" in " ".join(refused.output.split())
+
+
+def test_diff_knows_the_tables_that_a_query_writes_to(
+    stream: FileStream,
+    tmp_path: Path,
+    place: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place(str(tmp_path / "state"))
+    uri, checkpoint = f"sqlite:///{tmp_path}/tolls.db", str(tmp_path / "checkpoint")
+
+    def write(at: int, definition: DataFrame, **options: Any) -> None:
+        stream.put([("a", at, 1.0)])
+        sink = aion.sinks.upsert(uri, "tolls", **options)
+        writer = definition.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint)
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    def said() -> list[str]:
+        arguments = ["diff", "checkpoint", "job_of_table:more", "--schema", EVENTS_DDL, "--state", "state"]
+        done = CliRunner().invoke(app, arguments)
+        return [line for line in done.stdout.splitlines() if "table" in line]
+
+    (tmp_path / "job_of_table.py").write_text(
+        "import aion\n"
+        "from aion import aggregates as A\n"
+        "more = aion.Spec(key='k', time='ts', windows={'minute': aion.Tumbling('1 minute')}, lateness='1 hour',\n"
+        "                 aggregates={'n': A.count(), 'top': A.max('v')})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    write(10, query(stream, ["minute"]))
+    assert said() == [
+        f"  table tolls of {uri} has no column 'top', so the first batch would fail: add it (ALTER TABLE) before, or "
+        "give upsert add_columns=True"
+    ]
+    write(100, query(stream, ["minute"]), add_columns=True)
+    (tmp_path / "checkpoint" / "aion-sinks" / "torn.json").write_text('{"operator": ')  # a note is not needed
+    assert said() == [f"  table tolls of {uri} has no column 'top'; its sink adds it with the first batch"]
+    with caplog.at_level("WARNING", logger="aion.spark.look"):
+        write(200, query(stream, ["minute"], aggregates={"n": A.count(), "top": A.max("v")}), add_columns=True)
+    assert f"when the query last wrote to it, table tolls of {uri} has no column 'top'; its sink" in caplog.text
+    write(300, query(stream, ["minute"], aggregates={"n": A.count(), "top": A.max("v")}), add_columns=True)
+    assert said() == []
+    with closing(sqlite3.connect(tmp_path / "tolls.db")) as db:
+        assert {name for _, name, *_ in db.execute("PRAGMA table_info(tolls)")} >= {"n", "top"}
 
 
 @pytest.mark.proof

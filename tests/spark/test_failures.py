@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-import pytest
+import warnings
+from pathlib import Path
 
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+import aion
+from aion import aggregates as A
 from aion.spark.failures import brief
 from tests.spark.program import Program
+
+
+@pytest.mark.parametrize("ask", ["show", "toPandas", "collect", "count", "write"])
+def test_who_asks_a_stream_for_its_rows_is_told_what_to_do(spark: SparkSession, tmp_path: Path, ask: str) -> None:
+    events = spark.readStream.schema("k string, ts timestamp").parquet(str(tmp_path)).withWatermark("ts", "1 second")
+    panes = aion.windowed(events, key="k", time="ts", windows=aion.Tumbling("1 minute"), aggregates={"n": A.count()})
+    for df in (panes, aion.panes(panes).select("n")):
+        with pytest.raises(AnalysisException) as raised, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # toPandas warns of the same error
+            getattr(df, ask)()
+        assert str(raised.value).startswith("A stream, such as the result of aion.windowed, has no rows before")
+        assert str(raised.value).count("A stream, such") == 1 and "streaming" in str(raised.value)
+    with pytest.raises(AnalysisException) as other:
+        spark.sql("SELECT nothing").collect()
+    assert "aion" not in str(other.value)
 
 
 @pytest.mark.parametrize("name", ["apply", "apply, asked later"])

@@ -7,7 +7,8 @@ from tests.spark.program import Program
 
 def test_spark_says_nothing_of_its_workers(program: Program) -> None:
     workers = ("TransformWithStateInPandas Python worker", "StateServer")
-    assert [line for line in program.lines if any(said in line for said in workers)] == []
+    assert [line for line in program.log if any(said in line for said in workers)] == []
+    assert any(workers[0] in line for line in program.stock_log), "what is not Aion's stays as it is"
 
 
 def test_what_the_user_prints_and_errors_still_show(program: Program) -> None:

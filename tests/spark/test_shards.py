@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime as dt
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType, LongType
+from pyspark.sql.types import DataType, DoubleType, LongType
 
 from aion.base.hashing import ShardOfKeys, xxhash64
 from aion.spark.shards import partition_of, shard_column, shard_ids
@@ -26,6 +27,10 @@ ROWS = [
 ]
 DDL = "l bigint, i int, b tinyint, o boolean, d date, t timestamp, n smallint"
 TYPES = [pa.int64(), pa.int32(), pa.int8(), pa.bool_(), pa.date32(), pa.timestamp("us", "UTC"), pa.int16()]
+
+
+def place(keys: Sequence[tuple[Column, DataType]], ids: Sequence[int]) -> Column:
+    return shard_column(keys, "operator", tuple(ids))
 
 
 def test_the_hash_is_sparks(spark: SparkSession) -> None:
@@ -57,7 +62,7 @@ def test_the_hash_of_texts_decimals_and_doubles_is_sparks(spark: SparkSession) -
     ids = shard_ids(5)
     several = [*"symgp", "sgm", "gs", "ps"]
     pairs = [[(F.col(key), df.schema[key].dataType) for key in keys] for keys in several]
-    rows = df.select(*[F.xxhash64(*keys) for keys in several], *[shard_column(of, ids) for of in pairs]).collect()
+    rows = df.select(*[F.xxhash64(*keys) for keys in several], *[place(of, ids) for of in pairs]).collect()
     for at, keys in enumerate(several):
         of_keys = [columns[key] for key in keys]
         assert xxhash64(of_keys).tolist() == [row[at] for row in rows], keys
@@ -67,7 +72,7 @@ def test_the_hash_of_texts_decimals_and_doubles_is_sparks(spark: SparkSession) -
 def test_the_shards_are_sparks(spark: SparkSession) -> None:
     ids = shard_ids(7)
     df = spark.range(1000).select(F.when(F.col("id") != 13, F.col("id")).alias("k"))
-    expected = [row[0] for row in df.select(shard_column([(F.col("k"), LongType())], ids)).collect()]
+    expected = [row[0] for row in df.select(place([(F.col("k"), LongType())], ids)).collect()]
     keys = pa.array([None if k == 13 else k for k in range(1000)], pa.int64())
     assert ShardOfKeys(ids)([keys], 1000).tolist() == expected
     assert set(expected) == set(ids)
@@ -78,7 +83,7 @@ def test_a_key_stays_where_it_is_when_its_type_becomes_wider(spark: SparkSession
     types = {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64()}
     ids = shard_ids(16)
     df = spark.range(-50, 50).select(*[F.col("id").cast(kind).alias(kind) for kind in (*types, "float", "double")])
-    rows = df.select(*[shard_column([(F.col(f.name), f.dataType)], ids).alias(f.name) for f in df.schema]).collect()
+    rows = df.select(*[place([(F.col(f.name), f.dataType)], ids).alias(f.name) for f in df.schema]).collect()
     of = {kind: [row[kind] for row in rows] for kind in df.columns}
     assert of["float"] == of["double"] and len(set(of["float"])) > 8 and len(set(of["bigint"])) > 8
     for kind, type_ in types.items():
@@ -88,7 +93,7 @@ def test_a_key_stays_where_it_is_when_its_type_becomes_wider(spark: SparkSession
 def test_both_zeros_are_one_key_and_all_that_is_no_number_is_one(spark: SparkSession) -> None:
     odd_nan = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
     df = spark.createDataFrame([(0.0,), (-0.0,), (float("nan"),), (odd_nan,)], "k double")
-    shard = shard_column([(F.col("k"), DoubleType())], shard_ids(64))
+    shard = place([(F.col("k"), DoubleType())], shard_ids(64))
     zero, minus, nan, odd = (row[0] for row in df.select(shard).collect())
     assert zero == minus and nan == odd
 

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 import aion
 from aion import aggregates as A
+from aion.errors import ConfigError
 from tests.sinks.databases import KINDS, WITHOUT_SERVER, Place, place, server
 from tests.spark.conftest import EVENTS_DDL, FileStream
 
@@ -62,7 +63,7 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
     """The sink has committed when its batch fails, so Spark runs the batch again."""
     kinds = [kind for kind in KINDS if kind != "postgresql" or postgresql is not None]
     places = [place(kind, tmp_path, postgresql) for kind in kinds]
-    tables = [aion.sinks.upsert(each.uri, "visits", changes="visits_changes") for each in places]
+    tables = [aion.sinks.upsert(each.uri, "visits", changes="visits_changes", dropped="too_late") for each in places]
     failed = set[int]()
 
     def write(batch: DataFrame, batch_id: int) -> None:
@@ -85,6 +86,8 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
         assert each.rows("visits", "k", "n") == [("a", "4"), (None, "2")], each.kind
         json = {"sqlite": "\"values\" ->> '$[3]'", "postgresql": '"values" -> 3', "duckdb": '"values"[4]'}
         assert each.rows("visits", f"({json[each.kind]})", "k") == [("2.0", "a"), (None, None)], each.kind
+        (late,) = each.rows("too_late", "k", "n", "lateness_us")
+        assert late[:2] == ("a", "1") and int(late[2] or 0) > 3_600_000_000, each.kind
         # Each change is there once, though each batch up to the failures was run twice.
         assert each.rows("visits_changes", "change", "k", "n", "old_n") == [
             ("delete", "a", None, "1"), ("delete", "a", None, "2"), ("delete", None, None, "1"),
@@ -93,6 +96,31 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
         ], each.kind  # fmt: skip
     if postgresql is None:
         pytest.skip(WITHOUT_SERVER)
+
+
+def test_a_corrected_program_reaches_the_table_and_half_a_batch_does_not(stream: FileStream, tmp_path: Path) -> None:
+    """The driver dies between the sink's commit and Spark's; then its program is another one."""
+    database = Place("sqlite", f"sqlite:///{tmp_path / 'db'}")
+    table = aion.sinks.upsert(database.uri, "visits")
+
+    def dies(batch: DataFrame, batch_id: int) -> None:
+        table(batch.withColumn("n", F.lit(-1).cast("long")), batch_id)
+        if not batch.isEmpty():
+            raise RuntimeError("after the sink")
+
+    def halves(batch: DataFrame, batch_id: int) -> None:
+        table(batch.where("k = 'a'"), batch_id)
+        table(batch.where("k IS NULL"), batch_id)
+
+    for rows in FIRST:
+        stream.put(rows)
+    with pytest.raises(StreamingQueryException, match="after the sink"):
+        run(sessions(stream), tmp_path / "checkpoint", dies)
+    assert database.rows("visits", "k", "n") == [("a", "-1"), ("a", "-1"), (None, "-1")]
+    with pytest.raises(StreamingQueryException, match="twice in one run"):
+        run(sessions(stream), tmp_path / "checkpoint", halves)
+    run(sessions(stream), tmp_path / "checkpoint", table)
+    assert database.rows("visits", "k", "n") == [("a", "1"), ("a", "2"), (None, "1")]
 
 
 @pytest.mark.proof
@@ -159,6 +187,29 @@ def test_the_rows_that_a_merge_gets_are_the_newest(spark: SparkSession) -> None:
     written = [(k, n) for k, n, deletes in found if not deletes and n is not None]
     assert sorted(written, key=repr) == [("a", 10), ("a", 8), (None, 1)]
     assert sorted((k for k, _, deletes in found if deletes), key=repr) == ["a", "b", None]
+
+
+def test_a_row_goes_when_a_later_pane_does_not_meet_the_condition(stream: FileStream, tmp_path: Path) -> None:
+    database = Place("sqlite", f"sqlite:///{tmp_path / 'db'}")
+    sink = aion.sinks.upsert(database.uri, "high", where="least > 5 AND size(all) > 0", changes="changed")
+    panes = aion.windowed(
+        stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"),
+        key="k",
+        time="ts",
+        windows=aion.Tumbling("10 seconds"),
+        aggregates={"least": A.min("v"), "all": A.collect_list("v")},
+        policy=POLICY,
+    )
+    for batch in [[("a", 1, 6.0), ("b", 1, 3.0), ("c", 1, 9.0), ("x", 40, 0.0)], [("a", 2, 4.0), ("x", 41, 0.0)]]:
+        stream.put(batch)
+        run(panes, tmp_path / "checkpoint", sink)
+    assert database.run("SELECT k, least FROM high ORDER BY k") == [("c", 9.0)]
+    assert database.run("SELECT k, change FROM changed ORDER BY seq, k") == [
+        ("a", "insert"), ("c", "insert"), ("a", "delete"),
+    ]  # fmt: skip
+    for wrong in ("", 5):
+        with pytest.raises(ConfigError, match="is not a condition in SQL"):
+            aion.sinks.upsert(database.uri, "high", where=wrong)  # type: ignore[arg-type]
 
 
 def test_a_sink_outside_a_query_says_where_it_belongs(spark: SparkSession, tmp_path: Path) -> None:

@@ -56,21 +56,16 @@ def test_also_of_a_stateful_processor(stream: FileStream, sink: Sink, partitions
     assert sorted(row["n"] for row in rows) == sorted([1, 2, 3] * 20)
 
 
-def test_frames_need_the_number_of_shards_of_the_state(
-    stream: FileStream, sink: Sink, partitions: Callable[[int], None]
-) -> None:
-    def counted(policy: Any = None) -> DataFrame:
-        grouped = aion.group_by(stream.read(EVENTS_DDL), "k", policy=policy)
-        return grouped.transformWithStateInPandas(FrameCounter(), "k string, n long", "Append", "none")
-
-    stream.put(keys(3, 10))
-    sink.run(counted())
-    partitions(4)
-    stream.put(keys(3, 10))
+def test_also_of_a_processor_of_frames(stream: FileStream, sink: Sink, partitions: Callable[[int], None]) -> None:
+    for n in (2, 5, 1):
+        partitions(n)
+        stream.put(keys(20, 10))
+        grouped = aion.group_by(stream.read(EVENTS_DDL), "k")
+        rows = sink.run(grouped.transformWithStateInPandas(FrameCounter(), "k string, n long", "Append", "none"))
+    assert sorted(row["n"] for row in rows) == sorted([1, 2, 3] * 20)
     with pytest.raises(ForeignState, match=r"belongs to shards 2, not 4; set state.shards to 2"):
-        sink.run(counted())
-    rows = sink.run(counted({"state": {"shards": 2}}))
-    assert sorted(row["n"] for row in rows) == [1, 1, 1, 2, 2, 2]
+        grouped = aion.group_by(stream.read(EVENTS_DDL), "k", policy={"state": {"shards": 4}})
+        sink.run(grouped.transformWithStateInPandas(FrameCounter(), "k string, n long", "Append", "none"))
 
 
 def test_another_definition_is_refused_by_start(stream: FileStream, sink: Sink, spark: SparkSession) -> None:

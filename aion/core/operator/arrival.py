@@ -46,7 +46,7 @@ def untimed(blocks: Sequence[BlockFact], counters: Counters) -> list[EmitUntimed
             continue
         counters.came(block.events)
         if block.slice_us in UNTIMED:
-            counters.drop(block.events)
+            counters.drop_untimed(block.events)
             drops.append(EmitUntimed(index, UNTIMED[block.slice_us]))
     return drops
 

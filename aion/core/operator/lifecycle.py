@@ -78,6 +78,8 @@ class Counters:
     events: int = 0
     late_events: int = 0
     dropped: int = 0
+    untimed: int = 0
+    """Those of the dropped events that have no time that windows could use."""
     windows: int = 0
     purged_windows: int = 0
     retracted: int = 0
@@ -92,6 +94,10 @@ class Counters:
 
     def drop(self, events: int) -> None:
         self.dropped = plus(self.dropped, events)
+
+    def drop_untimed(self, events: int) -> None:
+        self.drop(events)
+        self.untimed = plus(self.untimed, events)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -19,7 +19,7 @@ from aion.core.windows import ALIGNED
 from policies.cleanup import Reason
 
 REASONS = {
-    Reason.FIXED: "initial_bound: no coverage is asked for",
+    Reason.FIXED: "lateness: as it was asked for",
     Reason.NO_HISTORY: "initial_bound: nothing was known",
     Reason.UNSUPPORTED: "conservative: history did not support coverage yet",
     Reason.LEARNT: "learnt: the shortest for coverage",

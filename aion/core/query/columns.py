@@ -20,6 +20,8 @@ PANE_COLUMNS = ("pane", "kind", "events", "late_events", "closes_at", PANE_SEQ)
 COMPLETENESS_COLUMNS = ("completeness", "completeness_low")
 OLD = "old_"
 """How the columns begin that results with emit="changes" have for each of the user's: the value before."""
+NOT_OF_DROPPED = ("pane", "closes_at", PANE_SEQ, *COMPLETENESS_COLUMNS)
+"""The columns that say nothing in a dropped row."""
 DROPPED_COLUMNS = ("event_time", "lateness_us", "reason", "event")
 
 
@@ -75,13 +77,19 @@ def column_names(given: str | Sequence[str], what: str, example: str) -> tuple[s
     return tuple(names)
 
 
+def unique_names(unique: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of the columns of ``unique``. Raises SchemaError if it names none, or is not names."""
+    names = column_names(unique, "unique", "'event_id'")
+    if not names:
+        raise SchemaError("unique: no column is named; give e.g. unique='event_id', or leave it out")
+    return names
+
+
 def identity(unique: str | Sequence[str] | None, keys: Sequence[str], schema: pa.Schema) -> tuple[str, ...]:
     """Returns the columns by which an event is recognised. Raises SchemaError."""
     if unique is None:
         return ()
-    names = column_names(unique, "unique", "'event_id'")
-    if not names:
-        raise SchemaError("unique: no column is named; give e.g. unique='event_id', or leave it out")
+    names = unique_names(unique)
     for name in (*names, *keys):
         if name not in schema.names:
             raise SchemaError(f"unique: there is no column {name!r}; the columns are {', '.join(schema.names)}")

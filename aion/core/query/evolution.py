@@ -163,8 +163,6 @@ def _check_key(found: Mapping[str, Any], plan: Plan) -> None:
     if names == list(plan.key) and all(map(widens_or_is, narrow, wide)):
         in_pages = {
             "windows of keys": any(not isinstance(window, Aligned) for window in plan.windows.values()),
-            "unique=": bool(plan.unique),
-            "emit='changes'": plan.changes,
             "windows of windows": plan.updates is not None,
         }
         if not (users := [what for what, is_so in in_pages.items() if is_so]):

@@ -77,6 +77,11 @@ class Parts(NamedTuple):
         return [self.columns[part] for part in self.said.identity if is_key(part) and part in self.columns]
 
     @property
+    def dropped(self) -> list[str]:
+        """The columns that only dropped events have."""
+        return [name for part, name in self.columns.items() if part.startswith(_DROPPED)]
+
+    @property
     def besides(self) -> set[str]:
         """The columns that do not belong to the newest pane: those for dropped events, old values, and the number."""
         return {name for part, name in self.columns.items() if part.startswith((_DROPPED, _OLD)) or part == SEQ}

@@ -15,7 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion import aggregates as agg
+from aion.aggregates import Aggregate
+from aion.aggregates.binding import bind, check_aggregate
+from aion.aggregates.layout import Layout
 from aion.aggregates.partial import Extreme, Partial
 from aion.aggregates.values import combined
 from aion.base.numbers import NEVER
@@ -81,7 +83,7 @@ class Updates(NamedTuple):
     """
 
     identity: tuple[str, ...]
-    layout: agg.Layout | None
+    layout: Layout | None
 
 
 Key = tuple[Any, ...]
@@ -113,7 +115,7 @@ class Plan:
     time: str
     windows: Mapping[str, Definition]
     schema: pa.Schema
-    layout: agg.Layout | None
+    layout: Layout | None
     apply: ApplyFunction | None
     outputs: pa.Schema
     blocking: bool = True
@@ -354,7 +356,7 @@ def make_plan(
     key: str | Sequence[str] | None,
     time: str,
     windows: Definitions,
-    aggregates: Mapping[str, agg.Aggregate] | None,
+    aggregates: Mapping[str, Aggregate] | None,
     apply: ApplyFunction | None,
     outputs: str | pa.Schema | None,
     blocking: bool = True,
@@ -385,7 +387,7 @@ def make_plan(
             keys, time, definitions, asked_columns(columns, needed, schema), None, apply, result, blocking,
             final_only=emit == FINAL, completeness=completeness, unique=recognised, changes=emit == CHANGES,
         )  # fmt: skip
-    bound = [agg.bind(name, a, schema, time) for name, a in aggregates.items()]
+    bound = [bind(name, a, schema, time) for name, a in aggregates.items()]
     result = pa.schema([pa.field(b.name, b.type) for b in bound])
     check_names(keys, result.names, completeness=completeness, changes=emit == CHANGES)
     numbered = dict(enumerate(definitions.values()))
@@ -394,7 +396,7 @@ def make_plan(
     columns_of_windows = deciding(definitions, schema)
 
     def part(own: Mapping[int, Definition], event_rows: Plan | None = None, name_offset_us: int = 0) -> Plan:
-        layout = agg.Layout(bound, _besides(own.values(), time, schema.field(time).type))
+        layout = Layout(bound, _besides(own.values(), time, schema.field(time).type))
         columns = (*keys, time, *(c for c in layout.columns if c in schema.names), *columns_of_windows, *recognised)
         kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
         return Plan(
@@ -421,7 +423,7 @@ def make_plan(
 
 
 def output_fields(
-    aggregates: Mapping[str, agg.Aggregate] | None, apply: ApplyFunction | None, outputs: str | pa.Schema | None
+    aggregates: Mapping[str, Aggregate] | None, apply: ApplyFunction | None, outputs: str | pa.Schema | None
 ) -> list[pa.Field]:
     """Returns the columns that the user's aggregates or function compute. Raises ConfigError.
 
@@ -444,9 +446,10 @@ def output_fields(
             f"aggregates: {aggregates!r} is not a mapping of result columns to aggregates; "
             "give e.g. {'n': aion.aggregates.count()}"
         )
-    for name in aggregates:
+    for name, aggregate in aggregates.items():
         if not isinstance(name, str) or not name:
             raise ConfigError(f"aggregates: {name!r} is not the name of a column; give a text such as 'n'")
+        check_aggregate(name, aggregate)
     return [pa.field(name, pa.null()) for name in aggregates]
 
 

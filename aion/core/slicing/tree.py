@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from aion.aggregates import Layout
 from aion.aggregates.groups import Part, pack
+from aion.aggregates.layout import Layout
 from aion.aggregates.partial import Partial
 from aion.aggregates.values import Ints, Mask
 from aion.errors import IntegerOverflow

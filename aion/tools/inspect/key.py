@@ -186,7 +186,7 @@ def _show(console: Console, folder: StateFolder, asked: _Asked, text: str, most:
             if data is None:
                 continue
             record = KeyRecord(asked.key, data, values)
-            number = shard.removeprefix("shard-").lstrip("0") or "0"
+            number = tables.called(shard, manifest.identity.ids)
             title = f"{text} in {where}, shard {number}, as of batch {finding.newest.batch}"
             console.print(title, soft_wrap=True)
             console.print(f"timers: {_timers(record.timers, most)}", soft_wrap=True)

@@ -112,16 +112,17 @@ def _shards(query: str, findings: list[ShardFinding]) -> Table:
     for finding in findings:
         batches = [v.batch for v in finding.versions]
         broken = sum(v.problem is not None for v in finding.versions)
-        newest = f"up to batch {finding.newest.batch}" if finding.newest else "no"
+        newest = finding.newest
+        up_to = f"up to batch {newest.batch}" if newest else "no"
         table.add_row(
             finding.operator,
-            finding.shard.removeprefix("shard-").lstrip("0") or "0",
+            tables.called(finding.shard, newest.manifest.identity.ids if newest and newest.manifest else ()),
             f"{len(finding.versions):,}",
             f"{min(batches)} to {max(batches)}" if batches else "none",
             f"{len(finding.files):,}",
             about_bytes(finding.files_bytes),
             f"{len(finding.orphans):,}",
-            "yes" if not broken else newest,
+            "yes" if not broken else up_to,
         )
     return table
 

@@ -22,6 +22,17 @@ def console() -> Console:
     return Console(highlight=False, markup=False, width=WIDTH)
 
 
+def called(folder: str, ids: Sequence[int]) -> str:
+    """Returns what a shard is called: its number among the shards, which is that of its partition if the query has as
+    many partitions. ``folder``: its name in the state folder, which has its id. ``ids``: those of all shards.
+    """
+    own = int(folder.removeprefix("shard-"))
+    if own not in ids:
+        return str(own)
+    number = ids.index(own)
+    return str(number) if number == own else f"{number} ({folder})"
+
+
 def table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
     """Returns an empty table. ``names``: its columns. ``numbers``: those of them that are aligned to the right."""
     made = Table(title=title, title_justify="left")

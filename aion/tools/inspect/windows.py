@@ -160,4 +160,5 @@ def _runs(window: WindowOutlook) -> str:
 
 
 def _number(finding: ShardFinding) -> str:
-    return finding.shard.removeprefix("shard-").lstrip("0") or "0"
+    assert finding.newest is not None and finding.newest.manifest is not None
+    return tables.called(finding.shard, finding.newest.manifest.identity.ids)

@@ -1,8 +1,9 @@
-"""What a user asks for: one frozen specification for ``windowed``, ``explain`` and ``LocalOperator``. Pure."""
+"""What a user asks for: one frozen specification for ``windowed``, ``explain`` and ``LocalOperator``."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import wraps
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Un
 import pyarrow as pa
 
 from aion.aggregates import Aggregate
+from aion.base.html import html_of
 from aion.base.time import format_early
-from aion.core.query.columns import column_names, key_names, result_schema
+from aion.core.query.columns import check_names, column_names, key_names, result_schema, unique_names
 from aion.core.query.deciding import columns_of
 from aion.core.query.plan import CHANGES, EMITS, FINAL, ON_REMOVED, ApplyFunction, Plan, make_plan, output_fields
 from aion.core.timing import DurationOrZero
@@ -103,7 +105,8 @@ class Spec:
     with ``"drop"``, they go at once (docs/evolve.md). ``name`` identifies this operator within a query. Keep it the
     same over restarts.
 
-    Raises WindowError, SchemaError or ConfigError for an error that does not depend on the input.
+    Raises WindowError, SchemaError, PolicyError or ConfigError for an error that depends neither on the input nor on
+    the session. The policy's file is read for that.
     """
 
     windows: Definitions
@@ -153,12 +156,40 @@ class Spec:
             raise ConfigError(f"record: {self.record!r} is not the path of a folder")
         if not isinstance(self.time, str):
             raise SchemaError(f"time: {self.time!r} is not the name of a column; give e.g. time='ts'")
-        key_names(self.key)
+        keys = key_names(self.key)
+        check_name(self.name)
+        if self.unique is not None:
+            unique_names(self.unique)
+        if self.keys_disjoint and not keys:
+            raise ConfigError(
+                "keys_disjoint: it requires a key; it means that each key is in one source partition only"
+            )
         if self.columns is not None:
             column_names(self.columns, "columns", "'speed'")
             if self.apply is None:
                 raise ConfigError("columns= belongs to apply=; aggregates read the columns that they name")
-        self.unbound_outputs()
+        outputs = [field.name for field in self.unbound_outputs()]
+        check_names(keys, outputs, completeness=self.completeness, changes=self.emit == CHANGES)
+        self._check_execution()
+
+    def _check_execution(self) -> None:
+        """Raises PolicyError if the policy, what overrides it, or a trigger is wrong, and ConfigError for windows that
+        cannot be recorded.
+        """
+        from aion.config import load_policy  # slow to import, and children that read a Spec do not need it
+        from aion.execute.assembly import check_triggers
+        from aion.execute.trace import recordable
+
+        if self.record is not None:
+            recordable(self.definitions)
+        check_triggers(self.windows, self.policy_overrides.get("trigger"))
+        load_policy("standard" if self.policy is None else self.policy, self.policy_overrides)
+
+    def _repr_html_(self) -> str:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = {field.name for field in fields(self) if given[field.name] != field.default}
+        shown = {name: value for name, value in given.items() if name in changed and name != "windows"}
+        return html_of(f"aion.Spec {self.name}", {"windows": list(self.definitions), **shown})
 
     @property
     def definitions(self) -> dict[str, Definition]:
@@ -224,6 +255,15 @@ class Spec:
         key = [pa.field(name, pa.null()) for name in key_names(self.key)]
         changes = self.emit == CHANGES
         return result_schema(key, pa.null(), self.unbound_outputs(), completeness=self.completeness, changes=changes)
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigError if an operator cannot have this name."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", name):
+        raise ConfigError(
+            f"name: {name!r} becomes a folder name; use only letters, digits, '_', '-' and '.', and do not start "
+            "with '.'"
+        )
 
 
 class OfSpec(Protocol[Stream, Answer]):

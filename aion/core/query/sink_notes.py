@@ -1,0 +1,78 @@
+"""What a checkpoint knows of the tables that its query writes to, and which columns a new definition needs there. Pure.
+
+A sink notes it beside the checkpoint's logs: a file for each table, in the folder FOLDER, when its first batch has come
+and when its columns change. A note is for people: a query works without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+FOLDER = "aion-sinks"
+
+
+@dataclass(frozen=True)
+class Note:
+    """``operator``: whose panes are written; None: the panes do not say. ``uri``: of the database, without a password;
+    empty for a lake. ``columns``: those that were written. ``adds``: whether the sink adds columns to its table.
+    """
+
+    operator: str | None
+    table: str
+    uri: str
+    columns: tuple[str, ...]
+    adds: bool
+
+    @classmethod
+    def of(cls, text: str | bytes) -> Note:
+        found: dict[str, Any] = json.loads(text)
+        return cls(found["operator"], found["table"], found["uri"], tuple(found["columns"]), bool(found["adds"]))
+
+    def __str__(self) -> str:
+        return self.table if not self.uri else f"{self.table} of {self.uri}"
+
+
+def notes_of(texts: Iterable[str | bytes]) -> tuple[Note, ...]:
+    """Returns notes, but for those that were not written to the end, or by another version of Aion."""
+    found = []
+    for text in texts:
+        with suppress(ValueError, KeyError, TypeError):
+            found.append(Note.of(text))
+    return tuple(found)
+
+
+def written(note: Note) -> Sequence[str]:
+    """Returns the columns that were written last."""
+    return note.columns
+
+
+def lacking(
+    notes: Iterable[Note],
+    operator: str,
+    new: Sequence[str],
+    stored: Mapping[str, Any],
+    columns_of: Callable[[Note], Sequence[str]] = written,
+) -> list[str]:
+    """Says which tables lack columns that an operator will write. ``new``: its result columns. ``stored``: the
+    definition of its state; a query may leave out on purpose what that has. ``columns_of``: what a table has.
+    """
+    before = {name for name, _ in stored.get("words", {}).get("aggregates", [])}
+    said = []
+    for note in notes:
+        there = columns_of(note)
+        missing = [name for name in new if name not in there and name not in before]
+        if note.operator not in (None, operator) or not missing:
+            continue
+        said.append(
+            f"table {note} has no column {', '.join(map(repr, missing))}"
+            + (
+                "; its sink adds it with the first batch"
+                if note.adds
+                else ", so the first batch would fail: add it (ALTER TABLE) before, or give upsert add_columns=True"
+            )
+        )
+    return said
