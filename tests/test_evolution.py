@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.base.numbers import NEVER
-from aion.core.query.evolution import Change, change, finished, reached_us, same
+from aion.core.query.evolution import Change, Version, change, finished, reached_us, same
 from aion.core.query.evolved import evolved, of_shard
 from aion.core.query.history import EVOLUTION, Evolution
 from aion.core.windows import Aligned
@@ -24,6 +24,7 @@ from aion.errors import ForeignState
 from aion.execute.assembly import longest_bound_us, make_contents
 from aion.execute.windows import Windows
 from aion.spec import Spec
+from state_backends.format.definitions import FOLLOWS, digest
 from tests.durations import us
 from tests.examples import some
 
@@ -66,6 +67,8 @@ class Restarted:
         self.definition = _stored(self._local._windows.plan.definition)
         self.batches = 0
         self.change: Change | None = None
+        self.oldest: list[Version] = []
+        """Other versions that are kept, besides the newest one."""
 
     def restart(self, spec: Spec, on_removed: str = "finish") -> None:
         local, plan = self._local, spec.plan(self.schema)
@@ -75,7 +78,15 @@ class Restarted:
         over = finished([snapshot], found, longest_bound_us(plan, local.policy))
         if over or not same(found, plan):
             at_us = reached_us(snapshot)
-            self.change = change(found, plan, at_us=at_us, batch=self.batches, finished=over, on_removed=on_removed)
+            self.change = change(
+                found,
+                plan,
+                at_us=at_us,
+                batch=self.batches,
+                finished=over,
+                on_removed=on_removed,
+                oldest=[Version(found, snapshot), *self.oldest],
+            )
             plan = evolved(plan, self.change.evolution)
         elif EVOLUTION in found:
             plan = evolved(plan, Evolution.of(found))
@@ -84,6 +95,16 @@ class Restarted:
         contents = make_contents(plan, local._codec, local.policy)
         local._windows = Windows(plan, local.policy, local._attempt, snapshot, contents)
         local._spec = spec
+
+    def kept_bytes(self) -> tuple[int, int]:
+        """The bytes of the definition, and of the snapshot's part about it."""
+        assert self._local._windows is not None
+        snapshot = self._local._windows.save().snapshot
+        return len(orjson.dumps(self.definition)), len(orjson.dumps(snapshot.get(EVOLUTION)))
+
+    def version(self) -> Version:
+        assert self._local._windows is not None
+        return Version(self.definition, orjson.loads(orjson.dumps(self._local._windows.save().snapshot)))
 
     def process(self, events: list[tuple[Any, int, int]], watermark: int | None) -> list[dict[str, Any]]:
         self.batches += 1
@@ -257,6 +278,52 @@ def test_changes_go_on_with_other_aggregates(columns: list[set[str]], data: st.D
                         assert row[f"old_{name}"] in may, (where, name)
                     shown[where] = {**before, **{name: row[name] for name in chosen}}
                     stays[where] = {*chosen}
+
+
+@pytest.mark.parametrize(
+    ("windows", "more_bytes"), [(["ten"], 0), (["ten", "hop"], 200)], ids=["the same windows", "windows come and go"]
+)
+def test_what_no_version_needs_of_earlier_definitions_is_forgotten(windows: list[str], more_bytes: int) -> None:
+    """A query may change each day for years. Only a definition that went leaves its number, in a few bytes."""
+    ways = [(["ten"], ["count"]), (windows, ["count", "total"]), (["ten"], ["count", "top"])]
+    definitions, snapshots = [], []
+    with Restarted(spec_of(*ways[0])) as running:
+        for number in range(24):
+            for at in range(1000 * number, 1000 * number + 900, 100):
+                running.process([("a", at, 1), ("b", at + 7, 2)], at)
+            running.restart(spec_of(*ways[(number + 1) % len(ways)]))
+            if number % 3 == 2:
+                sizes = running.kept_bytes()
+                definitions.append(sizes[0])
+                snapshots.append(sizes[1])
+        evolution = Evolution.of(running.definition)
+    assert len(evolution.steps) <= 2 and evolution.changes == 24 and len(running.definition[FOLLOWS]) <= 2
+    assert definitions[-1] - definitions[2] <= 5 * more_bytes + 20
+    assert snapshots[-1] - snapshots[2] <= 20
+
+
+def test_what_a_version_that_is_kept_needs_is_not_forgotten() -> None:
+    """Spark may go back to it, and a shard that has had no events for long is still at one."""
+    with Restarted(spec_of(["ten"], ["count"])) as running:
+        running.process([("a", 1, 1)], 0)
+        old = running.version()
+        running.oldest.append(old)
+        for number, names in enumerate((["count", "total"], ["count"], ["count", "top"])):
+            running.process([("a", 1000 * number, 1)], 1000 * number)
+            running.restart(spec_of(["ten"], names))
+        evolution = Evolution.of(running.definition)
+        assert len(evolution.steps) == evolution.changes == 3
+        plan = evolved(spec_of(["ten"], ["count", "top"]).plan(SCHEMA), evolution)
+        shard = of_shard(plan, old.snapshot)
+        assert shard.history is not None and shard.history.step_of(0) == 0
+        running.oldest.clear()
+        for number, names in enumerate((["count"], ["count", "top"]), 4):
+            running.process([("a", 1000 * number, 1)], 1000 * number)
+            running.restart(spec_of(["ten"], names))
+        assert digest(old.definition) not in running.definition[FOLLOWS]
+        plan = evolved(plan, Evolution.of(running.definition))
+        with pytest.raises(ForeignState, match="a version is from before change 1 of the definition"):
+            of_shard(plan, old.snapshot)
 
 
 def test_no_change_is_before_an_event_that_ever_came() -> None:

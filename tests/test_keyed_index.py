@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,30 @@ class CountedValues(MemoryValues):
     def put(self, values: Sequence[Change]) -> None:
         self.written_bytes += sum(len(key) + len(value or b"") for key, value, _ in values)
         super().put(values)
+
+
+class WithDeleted(MemoryValues):
+    """Keeps what was deleted, as runs do until they are merged.
+
+    ``found``: the entries that scans have found. ``passed``: those that they have passed, also deleted ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: set[bytes] = set()
+        self.found = self.passed = 0
+
+    def put(self, values: Sequence[Change]) -> None:
+        self.known.update(key for key, *_ in values)
+        super().put(values)
+
+    def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        keys = sorted(self.known)
+        for key in keys[bisect_left(keys, begin) : None if end is None else bisect_left(keys, end)]:
+            self.passed += 1
+            if key in self.values:
+                self.found += 1
+                yield key, self.values[key]
 
 
 class Shard:
@@ -208,6 +233,23 @@ def test_a_watermark_costs_what_is_due() -> None:
     shard.values.read = 0
     assert len(panes(shard.do(10 + 50))) == 51
     assert shard.values.read <= 51
+
+
+@pytest.mark.usual_sizes
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_is_due_is_found_without_what_was_deleted_before(restarts: bool) -> None:
+    """An entry that went is passed once more, when the first one that is left is looked for."""
+    shard, batches = Shard(aion.Session(us(10)), 0), 200
+    shard.values = values = WithDeleted()  # type: ignore[assignment]
+    shard.windows.kept.values = shard.values
+    for batch in range(batches):
+        shard.do([(f"{batch} {key}", 10 * batch + key % 10, 0) for key in range(500)])
+        shard.do(10 * batch)
+        shard.windows.write()
+        if restarts:
+            shard.restart()
+    assert values.found > 10 * batches
+    assert values.passed <= 3 * values.found
 
 
 @pytest.mark.usual_sizes

@@ -195,12 +195,16 @@ def longest_bound_us(plan: Plan, policy: Policy) -> int:
 
 def _own_rules(plan: Plan, policy: Policy, forecast: Forecast, snapshot: Mapping[str, Any] | None) -> dict[int, Own]:
     """What definitions decide for themselves. One that finishes keeps what it decided, as the snapshot has it."""
-    finishing = set() if plan.history is None or snapshot is None else plan.history.evolution.finishing
+    evolution = None if plan.history is None or snapshot is None else plan.history.evolution
+    finishing = set() if evolution is None else evolution.finishing
     triggers = own_triggers(plan.windows)
     own = {}
     for number, (name, window) in enumerate(plan.windows.items()):
         if number in finishing:
-            assert snapshot is not None
+            assert snapshot is not None and evolution is not None
+            if evolution.windows[number].over:
+                own[number] = Own()
+                continue
             own[number] = _kept_rules(snapshot, str(number), forecast)
             continue
         timing = window.timing

@@ -10,7 +10,7 @@ from typing import Any
 
 from aion.base.time import format_instant
 from aion.config import policy_from_text
-from aion.core.query.evolution import Change, change, finished, reached_us, same, settled
+from aion.core.query.evolution import Change, Version, change, finished, reached_us, same, settled
 from aion.core.query.evolved import evolved
 from aion.core.query.history import EVOLUTION, Evolution
 from aion.core.query.plan import Plan
@@ -51,7 +51,15 @@ class GoesOn:
         self, kept: State, plan: Plan, at_us: int | None, batch: int | None, over: set[int], on_removed: str
     ) -> Change:
         try:
-            return change(self.found, plan, at_us=at_us, batch=batch, finished=over, on_removed=on_removed)
+            return change(
+                self.found,
+                plan,
+                at_us=at_us,
+                batch=batch,
+                finished=over,
+                on_removed=on_removed,
+                oldest=kept.oldest(),
+            )
         except ForeignState as error:
             differ = "; ".join(changes(self.found, plan.definition))
             raise ForeignState(
@@ -84,6 +92,21 @@ class State:
         if not snapshots:
             raise StateError(f"{self.place}: operator {self.operator!r} has no version that can be read")
         return snapshots
+
+    def oldest(self) -> list[Version] | None:
+        """Returns the oldest versions that are kept of each shard, in all lineages. None: one cannot be read.
+
+        A copy of the checkpoint may not have taken the versions of the original yet.
+        """
+        with closing(StateFolder(self.place)) as folder:
+            found = []
+            for query, operator, shard in folder.shards():
+                if query == self.query and operator.partition("/")[0] == self.operator:
+                    versions = folder.oldest((query, operator, shard))
+                    if versions is None:
+                        return None
+                    found += [Version(manifest.identity.definition, manifest.snapshot) for manifest in versions]
+        return found
 
 
 def bound_of(plan: Plan, policy: str) -> int:

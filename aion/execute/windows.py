@@ -155,6 +155,6 @@ def _newly_over(plan: Plan, snapshot: Mapping[str, Any] | None) -> list[int]:
     if plan.history is None or snapshot is None:
         return []
     evolution = plan.history.evolution
-    if snapshot.get(EVOLUTION, {"steps": 0})["steps"] >= len(evolution.steps):
+    if snapshot.get(EVOLUTION, {"steps": 0})["steps"] >= evolution.changes:
         return []
     return [number for number, kept in enumerate(evolution.windows) if kept.over]

@@ -2,7 +2,8 @@
 
 A shard that is opened again on this host, by this state server or a later one, takes its files from here. The servers
 of a user on a host share one folder. Files have two names while their shard is open: one here, and one in the folder of
-the shard. So they need no disk of their own until the shard is closed. What was used least recently goes first.
+the shard. So they need no disk of their own until the shard is closed. What was used least recently goes first. If a
+query is opened by a server that keeps none, because its policy no longer says so, what was kept of it is removed.
 
 Nothing here is trusted: who takes a file compares its length at once and its checksum behind the batch.
 """
@@ -14,6 +15,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -41,6 +43,16 @@ class KeptCopies:
     def __init__(self, folder: Path, limit_bytes: int = 0) -> None:
         self._folder = folder / FOLDER
         self.limit_bytes = limit_bytes
+
+    def opens(self, place: str) -> None:
+        """A shard is opened. If this server keeps nothing, removes the copies of all shards of the shard's operator.
+
+        Other queries may have a server that keeps copies, so theirs stay.
+        """
+        if self.limit_bytes:
+            return
+        for folder in self._folder.glob(f"{_digest(place.rpartition('/shard-')[0])}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def take(self, place: str, file: SstFile) -> bool:
         """Gives a copy the path of ``file``. Returns whether it did. ``place``: the URI of the file's folder."""
@@ -83,7 +95,7 @@ class KeptCopies:
                 self._path(place, name).unlink()
 
     def _path(self, place: str, name: str) -> Path:
-        return self._folder / hashlib.sha256(place.encode()).hexdigest()[:32] / name
+        return self._folder / f"{_digest(place.rpartition('/shard-')[0])}-{_digest(place)}" / name
 
     def _make_room(self) -> None:
         with self._locked():
@@ -116,3 +128,7 @@ class KeptCopies:
             yield
         finally:
             os.close(fd)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -44,6 +44,7 @@ class LocalCopies:
         """See :meth:`state_backends.files.storage.Storage.fetch`."""
         make_folder(self._local)
         self.close()
+        self._kept.opens(self._place)
         wanted = {f.name for f in files}
         for path in sorted(self._local.iterdir()):  # a copy before its mark
             if path.name not in wanted or mark_of(path).exists():

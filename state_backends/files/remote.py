@@ -91,8 +91,10 @@ class Remote:
         client = self._link.s3
         return None if client is None else client.counted_by(self.requests)
 
-    def put_once(self, path: str, data: bytes, where: str) -> bytes:
+    def put_once(self, path: str, data: bytes, where: str, part: str | None = None) -> bytes:
         """Writes a small file unless there is one. Returns what is there afterwards: it may be another host's.
+
+        ``part``: see RemoteUpload; by default beside the file.
 
         On S3 with boto3 the server decides who is first. Elsewhere a file that is there already stays, and of two
         hosts that write at the same moment one is overwritten, and may not see it. Raises StorageError.
@@ -105,7 +107,7 @@ class Remote:
                         return data
             with contextlib.suppress(FileNotFoundError):
                 return b"".join(chunks_of(fs, path, where))
-        upload = RemoteUpload(self, path, where, f".{uuid4().hex}{PART}", alone=False)
+        upload = RemoteUpload(self, path, where, part or f"{path}.{uuid4().hex}{PART}", alone=False)
         try:
             upload.write(data)
             upload.finish()
@@ -200,14 +202,14 @@ def _has_bucket(fs: Any, bucket: str) -> bool:
 class RemoteUpload:
     """A file that is being written. It appears under its name when it is complete.
 
-    ``where``: its URI, for messages. ``part``: the end of the name that it has until then, on file systems that do not
-    put files whole. ``alone``: no other process writes a file of this name. Every method raises StorageError.
+    ``where``: its URI, for messages. ``part``: its path until then, on file systems that do not put files whole; by
+    default beside it. ``alone``: no other process writes a file of this name. Every method raises StorageError.
     """
 
-    def __init__(self, remote: Remote, path: str, where: str = "", part: str = PART, *, alone: bool = True) -> None:
+    def __init__(self, remote: Remote, path: str, where: str = "", part: str = "", *, alone: bool = True) -> None:
         self._remote = remote
         self._path, self._where = path, where or path
-        self._part = part
+        self._part = part or path + PART
         self._alone = alone
         self._out: Any = None
         self._unconfirmed = 0
@@ -231,7 +233,7 @@ class RemoteUpload:
             else:
                 out.flush()
                 out.close()
-                fs.move(self._path + self._part, self._path)
+                fs.move(self._part, self._path)
             self._finished = True
 
     def discard(self) -> None:
@@ -246,7 +248,7 @@ class RemoteUpload:
         with contextlib.suppress(StorageError), storage_errors(self._where):
             self._out.close()  # only a stream that is closed can be deleted
         with contextlib.suppress(StorageError):
-            self._remote.delete([self._path if self._is_whole else self._path + self._part])
+            self._remote.delete([self._path if self._is_whole else self._part])
 
     @property
     def _is_whole(self) -> bool:
@@ -256,8 +258,8 @@ class RemoteUpload:
         if self._out is None:
             fs, _ = self._remote.connect()
             if not self._is_whole:
-                fs.create_dir(self._path.rpartition("/")[0], recursive=True)
-            self._out = fs.open_output_stream(self._path if self._is_whole else self._path + self._part)
+                fs.create_dir(self._part.rpartition("/")[0], recursive=True)
+            self._out = fs.open_output_stream(self._path if self._is_whole else self._part)
         return self._out
 
 

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from uuid import uuid4
 
 import pyarrow.fs as pafs
 
@@ -17,12 +16,12 @@ from state_backends.files.bodies import Footer, Places, advise, by_file, find, f
 from state_backends.files.handed_remote import HandedPlace, bring
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.local_copies import LocalCopies
-from state_backends.files.names import HANDED, MANIFEST, OPERATOR, PART, Doomed, SstFile
+from state_backends.files.names import HANDED, MANIFEST, OPERATOR, Doomed, SstFile
 from state_backends.files.parallel import in_parallel, wait_for
 from state_backends.files.partial import PartialCopy
 from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, storage_errors
 from state_backends.files.requests import CountedFiles, Requests
-from state_backends.files.storage import check_same, link_or_copy, make_folder
+from state_backends.files.storage import check_same, link_or_copy, make_folder, part_of
 from state_backends.format.block import Block
 from state_backends.format.errors import CorruptState, StateError, StorageError
 from state_backends.thresholds import threshold
@@ -222,9 +221,10 @@ class RemoteStorage:
     def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
         path, where = self._at("manifests", token + MANIFEST)[1], self.where(token)
         if first:
-            check_same(self._remote.put_once(path, manifest, where), manifest, where)
+            part = self._part_of(token + MANIFEST)
+            check_same(self._remote.put_once(path, manifest, where, part), manifest, where)
         else:
-            self._write(path, where, [manifest])
+            self._put("manifests", token + MANIFEST, [manifest])
 
     def load(self, token: str) -> bytes:
         fs, path = self._at("manifests", token + MANIFEST)
@@ -245,11 +245,11 @@ class RemoteStorage:
             return b"".join(file.whole())
         return None
 
-    def claim(self, owner: bytes, *, first: bool) -> bytes:
-        path, where = self._operator()
+    def claim(self, owner: bytes, *, first: bool, batch: int = 0) -> bytes:
+        (path, where), part = self._operator(), self._part_of(f"{batch:010d}-{OPERATOR}")
         if first:
-            return self._remote.put_once(path, owner, where)
-        self._write(path, where, [owner], alone=False)
+            return self._remote.put_once(path, owner, where, part)
+        self._write(path, where, [owner], part, alone=False)
         return owner
 
     def leave(self) -> None:
@@ -294,10 +294,13 @@ class RemoteStorage:
 
     def _put(self, kind: str, name: str, chunks: Iterable[bytes]) -> None:
         _, path = self._at(kind, name)
-        self._write(path, self._uri(kind, name), chunks)
+        self._write(path, self._uri(kind, name), chunks, part_of(path))
 
-    def _write(self, path: str, where: str, chunks: Iterable[bytes], *, alone: bool = True) -> None:
-        upload = RemoteUpload(self._remote, path, where, f".{uuid4().hex}{PART}", alone=alone)
+    def _part_of(self, name: str) -> str:
+        return self._at("manifests", part_of(name))[1]
+
+    def _write(self, path: str, where: str, chunks: Iterable[bytes], part: str, *, alone: bool = True) -> None:
+        upload = RemoteUpload(self._remote, path, where, part, alone=alone)
         try:
             for chunk in chunks:
                 upload.write(chunk)

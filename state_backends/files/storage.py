@@ -120,8 +120,12 @@ class Storage(Protocol):
         file.
         """
 
-    def claim(self, owner: bytes, *, first: bool) -> bytes:
-        """Writes ``operator.json``; with ``first`` only if it does not exist. Returns its contents afterwards."""
+    def claim(self, owner: bytes, *, first: bool, batch: int = 0) -> bytes:
+        """Writes ``operator.json``; with ``first`` only if it does not exist. Returns its contents afterwards.
+
+        ``batch``: the one at work. Until the file is complete, it lies among the manifests under a name with the batch.
+        So if this process dies meanwhile, what it leaves is listed and deleted as what other dead attempts leave.
+        """
 
     def siblings(self) -> list[str]:
         """Returns the names of this folder and those beside it: the operator's shards that have state, and lineages."""
@@ -227,11 +231,11 @@ class LocalStorage:
     def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
         path = self._path(token)
         if first:
-            self._write(path, manifest, overwrite=False)
+            self._write(path, manifest, self._manifests / part_of(path.name), overwrite=False)
             check_same(self.load(token), manifest, str(path))
             return
         try:
-            self._write(path, manifest)
+            self._write(path, manifest, self._manifests / part_of(path.name))
         except BaseException:
             with contextlib.suppress(OSError):  # the commit fails, so its version must not be visible
                 path.unlink()
@@ -254,9 +258,9 @@ class LocalStorage:
             return (self.folder.parent / OPERATOR).read_bytes()
         return None
 
-    def claim(self, owner: bytes, *, first: bool) -> bytes:
-        path = self.folder.parent / OPERATOR
-        self._write(path, owner, overwrite=not first)
+    def claim(self, owner: bytes, *, first: bool, batch: int = 0) -> bytes:
+        part = self._manifests / part_of(f"{batch:010d}-{OPERATOR}")
+        self._write(self.folder.parent / OPERATOR, owner, part, overwrite=not first)
         return self.owner() or owner
 
     def siblings(self) -> list[str]:
@@ -269,12 +273,14 @@ class LocalStorage:
     def close(self) -> None:
         """Does nothing: there are no copies."""
 
-    def _write(self, path: Path, data: bytes, *, overwrite: bool = True) -> None:
-        """Writes a file that is complete and durable, or does not appear. ``overwrite``: replaces an existing file."""
-        part = path.with_name(f"{path.name}.{uuid4().hex}{PART}")  # another host may write the same file
+    def _write(self, path: Path, data: bytes, part: Path, *, overwrite: bool = True) -> None:
+        """Writes a file that is complete and durable, or does not appear. ``overwrite``: replaces an existing file.
+
+        ``part``: where it is until then, on the same file system.
+        """
         try:
             with disk_errors("writing a version", path.parent):
-                make_folder(path.parent)
+                make_folder(part.parent)
                 with open(part, "wb", opener=private) as out:
                     out.write(data)
                     out.flush()
@@ -315,6 +321,11 @@ def make_folder(path: Path) -> None:
     sync(path.parent)
 
 
+def part_of(name: str) -> str:
+    """Returns a name for a file while it is being written. Another host may write the same file."""
+    return f"{name}.{uuid4().hex}{PART}"
+
+
 def check_same(found: bytes, wanted: bytes, where: str) -> None:
     """Raises CorruptState if a file that should be written was there already, and is not the same."""
     if found != wanted:
@@ -346,7 +357,7 @@ def linking(source: Path, target: Path) -> Generator[int, None, None]:
             raise
     if target.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-    part = target.with_name(f"{target.name}.{uuid4().hex}{PART}")
+    part = target.with_name(part_of(target.name))
     try:
         with source.open("rb") as read, open(part, "xb", opener=private) as out:
             while block := read.read(COPY_BYTES):

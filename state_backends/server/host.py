@@ -97,7 +97,7 @@ class Host:
         self._executions_s: deque[float] = deque(maxlen=_REMEMBERED_EXECUTIONS)
         self._folders = Folders(locate)
         self._committed = Committed()
-        self._requests: dict[tuple[str, str], Requests] = {}  # by operator, since this server began
+        self._requests: dict[tuple[str, str], Requests] = {}  # by operator
         self._closing: list[tuple[Shard, threading.Lock]] = []  # no attempt can find them any more
         self._closed_counts = StoreStats()  # counts of the shards that were closed
         self._endpoint = MetricsEndpoint(self.stats)
@@ -250,7 +250,8 @@ class Host:
         """Closes the shards of runs that ended, and shards without an attempt for long: they are on another host now.
 
         If such a shard is opened again, it is rebuilt from its version. A shard that a request still works on is closed
-        by a later call: nothing else may wait for a request that hangs.
+        by a later call: nothing else may wait for a request that hangs. What was counted for an operator goes when no
+        batch of it has come for a week.
         """
         with self._lock:
             finished = self.attempts.operators_of(ended)
@@ -263,6 +264,9 @@ class Host:
                 self._made_for.pop(key, None)
                 self._disk_times.pop(key, None)
             self.attempts.forget(idle, self._shards)
+            for operator in self._schedule.gone(self._shards):
+                self._committed.forget(operator)
+                self._requests.pop(operator, None)
         for shard, lock in closing:
             self._close(shard, lock, wait=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from state_backends.server.attempts import ShardKey
 
 _IDLE_S = 600.0
 _IDLE_IN_USE_S = 86_400.0  # if its worker died, its attempt never ends
+_GONE_S = 7 * 86_400.0
 _IDLE_BATCHES = 20
 _WEIGHT, _DEVIATION_WEIGHT = 0.3, 0.25  # of the newest interval
 _DEVIATIONS = 4  # as many mean deviations earlier than the mean
@@ -39,7 +40,8 @@ class _Interval:
 class Schedule:
     """It owns the time when each shard was last opened, how often its batches come, and planned prestages.
 
-    How often they come is kept when a shard is closed. It has no lock: hold the host's lock around every call.
+    How often they come is kept when a shard is closed, until the operator is :meth:`gone`. It has no lock: hold the
+    host's lock around every call.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -82,9 +84,24 @@ class Schedule:
 
         ``in_use``: an attempt works on it.
         """
+        return self._is_over(key, _IDLE_IN_USE_S if in_use else _IDLE_S)
+
+    def gone(self, there: Iterable[ShardKey]) -> set[tuple[str, str]]:
+        """Forgets operators, as (query, name), to which no batch has come for a week, and returns them.
+
+        ``there``: the shards that are open on this host. Their operators are not gone.
+        """
+        stay = {key[:2] for key in there}
+        stay |= {key[:2] for key in self._opened_s if key[:2] not in stay and not self._is_over(key, _GONE_S)}
+        over = [key for key in self._opened_s if key[:2] not in stay]
+        for key in over:
+            del self._opened_s[key]
+            self._intervals.pop(key, None)
+        return {key[:2] for key in over}
+
+    def _is_over(self, key: ShardKey, least_s: float) -> bool:
         now = self.now_s()
-        longest = max(_IDLE_IN_USE_S if in_use else _IDLE_S, _IDLE_BATCHES * self._mean_s(key))
-        return now - self._opened_s.get(key, now) > longest
+        return now - self._opened_s.get(key, now) > max(least_s, _IDLE_BATCHES * self._mean_s(key))
 
     def _mean_s(self, key: ShardKey) -> float:
         return self._intervals[key].mean_s if key in self._intervals else 0.0

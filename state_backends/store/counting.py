@@ -32,6 +32,9 @@ class Committed:
     def restored(self, operator: Operator) -> None:
         self._of(operator)["restores"] += 1
 
+    def forget(self, operator: Operator) -> None:
+        self._operators.pop(operator, None)
+
     def to_json(self, shards: Iterable[tuple[Operator, Snapshot | None]]) -> dict[str, Any]:
         """Everything by query, then by operator. ``shards``: the host's shards, with the snapshot of each."""
         by_operator: dict[Operator, list[Snapshot | None]] = {}

@@ -26,6 +26,7 @@ from state_backends.format.errors import ConfigError, CorruptState, FormatError,
 from state_backends.thresholds import threshold
 from state_backends.versions.lineage import PREFIX, digest_of, take_all
 from state_backends.versions.manifest import FileEntry, Manifest, load, load_operator, runs_of
+from state_backends.versions.retention import batch_of
 
 _CHUNK_BYTES = threshold(4 << 20, 256)
 DAMAGED = ".damaged"
@@ -351,6 +352,14 @@ class StateFolder:
         if listed:
             raise CorruptState(f"{folder}: none of its {len(listed)} manifests can be read")
         return None
+
+    def oldest(self, shard: tuple[str, str, str]) -> list[Manifest] | None:
+        """Returns the versions of the oldest batch of a shard that has any. None: one of them cannot be read."""
+        folder = f"{self._base}/{'/'.join(shard)}"
+        listed = [n.removesuffix(MANIFEST) for n, _ in self._list(f"{folder}/manifests") if n.endswith(MANIFEST)]
+        batch = min((batch for token in listed if (batch := batch_of(token)) >= 0), default=-1)
+        found = [self._version(shard, folder, token).manifest for token in listed if batch_of(token) <= batch]
+        return None if None in found else [manifest for manifest in found if manifest is not None]
 
     def _exists(self, path: str) -> bool:
         return bool(self._fs.get_file_info(path).type is pafs.FileType.File)

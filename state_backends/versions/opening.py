@@ -34,7 +34,7 @@ def claim(
     """
     found, own = storage.owner(), dump_operator(identity)
     if found is None:
-        found = storage.claim(own, first=True)
+        found = storage.claim(own, first=True, batch=max(batch, 0))
     if found == own:
         return
     where = f"{OPERATOR} of operator {identity.operator!r}"
@@ -47,7 +47,7 @@ def claim(
                 f"the state of {where} is used by the query with the checkpoint {operator['checkpoint']}, not by this "
                 f"one with {identity.checkpoint}; start again, and it gets a folder of its own"
             )
-    storage.claim(own, first=False)
+    storage.claim(own, first=False, batch=max(batch, 0))
 
 
 def check_begins(storage: Storage, identity: Identity, committed: int) -> None:

@@ -61,6 +61,30 @@ def test_without_a_budget_nothing_is_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "kept").exists()
 
 
+def test_copies_go_when_their_query_is_opened_on_a_host_that_keeps_none(
+    bucket: ObjectStore, hosts: Any, tmp_path: Path
+) -> None:
+    """Also those of the operator's shards that are on other hosts now. Those of other queries stay."""
+    kept = KeptCopies(tmp_path, 1 << 30)
+    one = hosts(kept=kept)
+    token = fill(one, 2, 20)
+    one.storage.settle()
+    uri = one.remote.shown
+    others = [f"{uri}/query/tolls/shard-00004/files", f"{uri}/query/other/shard-00003/files", "s3://other/shard-00003"]
+    for number, other in enumerate(others):
+        kept.put(other, Path(of(tmp_path / "files", f"of-{number}.sst").path))
+    before = kept_names(tmp_path)
+    assert {"of-0.sst", "of-1.sst", "of-2.sst"} < before
+    hosts(kept=KeptCopies(tmp_path, 1 << 30)).shard.open(token, READER, IDENTITY)
+    assert kept_names(tmp_path) == before
+    later = hosts(kept=KeptCopies(tmp_path))
+    later.shard.open(token, READER, IDENTITY)
+    assert kept_names(tmp_path) == {"of-1.sst", "of-2.sst"}
+    assert read(later, range(40)) == [*range(40)]
+    kept.put(others[0], Path(of(tmp_path / "files", "of-0.sst").path))
+    assert "of-0.sst" in kept_names(tmp_path), "a server that is alive goes on keeping"
+
+
 def test_what_is_not_the_file_is_not_taken(tmp_path: Path) -> None:
     kept = KeptCopies(tmp_path, 1000)
     file = of(tmp_path / "one", "1.sst")

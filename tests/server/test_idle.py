@@ -110,6 +110,30 @@ def test_what_a_query_held_is_let_go_of_when_its_run_ended(served: Served) -> No
         )
 
 
+def test_what_was_counted_for_a_query_goes_a_week_after_its_last_batch(served: Served) -> None:
+    """Here, or anywhere: a server serves for months, and queries come and go."""
+    for number in range(3):
+        for query in ("gone", "moved", "goes-on"):
+            served.batch(query, 0, number)
+    served.host.close_idle({"run"})
+    week = 7 * 86_400.0
+    served.now = week - 1
+    served.host.close_idle()
+    assert set(served.host.stats()["queries"]) == {"gone", "moved", "goes-on"}
+    version = served.batch("goes-on", 0, 3)
+    served.open("moved", 1, None, "0000000003-moved1")
+    served.now = week + 1
+    served.host.close_idle()
+    counts = served.host.stats()["queries"]
+    assert set(counts) == {"moved", "goes-on"}
+    assert counts["goes-on"]["tolls"]["commits"] == 4, "what goes on does not begin at 0 again"
+    served.open("goes-on", 0, version, "0000000004-goes-on0")
+    served.host.close_idle()
+    assert served.host.stats()["queries"]["goes-on"]["tolls"]["commits"] == 4
+    served.batch("gone", 0, 3)
+    assert served.host.stats()["queries"]["gone"]["tolls"]["commits"] == 1, "it has come back"
+
+
 def test_nothing_else_waits_for_a_request_that_hangs(served: Served) -> None:
     version = served.batch("hangs", 0, 0)
     served.open("hangs", 0, version, "0000000001-hangs0")

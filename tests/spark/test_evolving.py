@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from click.testing import Result
 from pyspark.errors import StreamingQueryException
@@ -73,6 +74,28 @@ def test_windows_and_columns_come_and_go(
     assert last["five", "a", 300] == (1, 8.0)
     assert not {key for key in last if key[0] == "five" and key[2] < 300}, "they began before the change"
     assert ("minute", "a", 300) not in last
+
+
+def test_earlier_definitions_go_when_no_version_that_is_kept_needs_them(
+    stream: FileStream, sink: Sink, spark: SparkSession, tmp_path: Path, place: Callable[[str], None]
+) -> None:
+    place(str(tmp_path / "state"))
+    spark.conf.set("spark.sql.streaming.minBatchesToRetain", "1")
+    one, steps = {"state": {"shards": 1}}, []
+    try:
+        for number in range(5):
+            for second in (0, 100, 200):
+                stream.put([("a", 100_000 * number + second, 1.0)])
+            columns = {"n": A.count(), "top": A.max("v")} if number % 2 else {"n": A.count()}
+            rows = sink.run(query(stream, ["minute"], aggregates=columns, policy=one))
+            (stored,) = (tmp_path / "state").rglob("operator.json")
+            evolution = orjson.loads(stored.read_bytes().splitlines()[0])["definition"].get("evolution", {"steps": []})
+            steps.append((len(evolution["steps"]), evolution.get("gone", 0)))
+    finally:
+        spark.conf.unset("spark.sql.streaming.minBatchesToRetain")
+    assert steps == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
+    last = found(rows, "n")
+    assert {last["minute", "a", (100_000 * number + 100) // 60 * 60] for number in range(5)} == {(1,)}
 
 
 def test_a_damaged_manifest_of_an_attempt_that_failed_hides_no_shard(

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from aion.errors import CorruptState
+from state_backends.files.remote_storage import RemoteStorage
 from tests.stores.rig import make_block
 from tests.versions.host import IDENTITY, Host
+
+_DIES = """
+import os, sys
+from pathlib import Path
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+from state_backends.files.remote import Remote
+from state_backends.files.remote_storage import RemoteStorage
+from state_backends.files.storage import LocalStorage
+from tests.files.rig import Hooked
+
+where, folder, batch = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+if where == "remote":
+    fs = SubTreeFileSystem(str(folder.parent), LocalFileSystem())
+    dies = Hooked(fs, lambda call, path: os._exit(9) if call == "move" else None)
+    storage = RemoteStorage(Remote("test://remote", (dies, folder.name)), "state", folder / "dead")
+else:
+    storage = LocalStorage(folder / "state")
+    os.fsync = lambda fd: os._exit(9)
+storage.claim(b"another", first=False, batch=batch)
+"""
 
 
 def test_versions_that_nobody_can_ask_for_are_deleted_with_their_files(host: Host) -> None:
@@ -68,6 +91,26 @@ def test_what_failed_attempts_left_is_deleted_in_the_end(make: Callable[..., Hos
         tokens.append(host.commit(tokens[-1], (1 + i, i), purge=[i - 1]))
     assert host.manifests() == set(tokens[-3:])
     assert host.files() == host.named_files(*tokens[-3:])
+
+
+@pytest.mark.parametrize("where", ["tiered", "remote"])
+def test_what_died_while_it_wrote_operator_json_leaves_nothing(make: Callable[..., Host], where: str) -> None:
+    """It is removed as other files of dead attempts: not before Spark has decided about their batch."""
+    host = make(where, retain=2)
+    token, left = host.commit(None, (0, 0)), []
+    for batch in (1, 900):
+        died = subprocess.run([sys.executable, "-c", _DIES, where, str(host.folder), str(batch)], check=False)
+        assert died.returncode == 9
+        (part,) = set(host.folder.rglob("*operator*.part")) - set(left)
+        left.append(part)
+    assert len(left) == 2
+    host.restart()
+    for i in range(2):
+        token = host.commit(token, (1 + i, i))
+        if isinstance(host.storage, RemoteStorage):
+            host.storage.settle()
+        assert left[0].exists() == (not i), "another attempt of its batch may still write it"
+    assert list(host.folder.rglob("*.part")) == left[1:], "a batch that no attempt works on yet"
 
 
 def test_what_an_attempt_wrote_before_its_commit_is_seen_by_nobody(make: Callable[..., Host]) -> None:

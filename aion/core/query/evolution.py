@@ -24,11 +24,18 @@ from aion.base.arrow_types import arrow_type
 from aion.base.numbers import NEVER
 from aion.core.calendars import Steps, ZoneRules
 from aion.core.packing import untable
-from aion.core.query.history import EVOLUTION, Evolution, Kept, Part, Step
+from aion.core.query.history import EVOLUTION, OVER, Evolution, Kept, Part, Step, layouts_of
 from aion.core.query.plan import DROP, FINISH, SLICE, Plan
 from aion.core.windows import ALIGNED, Aligned
 from aion.errors import AionError, ForeignState
 from state_backends.format.definitions import BEFORE, FOLLOWS, NOT_COMPARED, WORDS, digest
+
+
+class Version(NamedTuple):
+    """A version of a shard: the definition that it was made with, and its snapshot."""
+
+    definition: Mapping[str, Any]
+    snapshot: Mapping[str, Any]
 
 
 class Change(NamedTuple):
@@ -80,11 +87,13 @@ def change(
     batch: int | None,
     finished: Container[int] = (),
     on_removed: str = FINISH,
+    oldest: Sequence[Version] | None = None,
 ) -> Change:
     """Returns how a stored definition becomes what the plan asks for. Raises ForeignState if it cannot.
 
     ``at_us``: the change. ``batch``: the last batch that has ended. ``finished``: numbers of definitions that have no
-    window any more.
+    window any more. ``oldest``: the oldest versions that are kept, of each shard and lineage. What none of them needs
+    is forgotten, and so neither does a later one. None: they are not known.
     """
     now = plan.definition
     _check_key(found, plan)
@@ -97,19 +106,40 @@ def change(
             "column) came or went beside other windows, and what is kept for them differs; " + _BESIDE
         )
     before = Evolution.of(found)
-    windows, added, removed = _windows(before, plan, at_us, finished, drops=on_removed == DROP)
+    known_over = _known_over(before, oldest)
+    windows, added, removed = _windows(before, plan, at_us, finished, known_over, drops=on_removed == DROP)
     since, columns = _since(before, found, plan, at_us)
     _check_columns(found, plan)
     for part in _parts(found):
         part.widths()  # raises ForeignState if it is unclear which columns belong to which partial
-    steps = (*before.steps, Step(_edges(before), _parts(found)))
-    follows = tuple(dict.fromkeys((*before.follows, digest(found))))
+    first, follows = _needed(before, (*before.follows, digest(found)), oldest)
+    steps = (*before.steps, Step(_edges(before), _parts(found)))[first - before.gone :]
     gone = _names(found) - {name for name, _ in now[WORDS]["aggregates"]}
     kept = {**found, BEFORE: {"batch": None, "definition": None}} if EVOLUTION in found else found
     keys = before.keys or tuple(type_ for _, type_ in found["key"])
-    evolution = Evolution(windows, since, steps, keys, follows, batch, kept)
+    evolution = Evolution(windows, since, steps, keys, follows, batch, kept, first)
     drops = on_removed == DROP
     return Change(evolution, at_us, added, removed, columns, tuple(sorted(gone)), drops)
+
+
+def _needed(before: Evolution, follows: Sequence[str], oldest: Sequence[Version] | None) -> tuple[int, tuple[str, ...]]:
+    """Returns the first step, and those of the digests of earlier definitions, that versions need."""
+    known = list(dict.fromkeys(follows))
+    digests = {digest(version.definition) for version in oldest or ()}
+    if not oldest or not digests <= set(known):
+        return before.gone, tuple(known)
+    first = before.changes
+    for version in oldest:
+        kept = version.snapshot.get(EVOLUTION, {"steps": 0, "layouts": []})
+        # A later version may have blocks that are as they were before any of the steps that this one does not know.
+        first = min(first, kept["steps"], *(layout.step for layout in layouts_of(kept)))
+    return max(first, before.gone), tuple(known[min(map(known.index, digests)) :])
+
+
+def _known_over(before: Evolution, oldest: Sequence[Version] | None) -> set[int]:
+    """Returns the numbers of definitions that versions know to be over, so that nobody needs to know what they were."""
+    known = [Evolution.of(version.definition).windows for version in oldest or ()]
+    return {n for n in range(len(before.windows)) if known and all(n < len(w) and w[n].over for w in known)}
 
 
 _BESIDE = "start it as another query with a checkpoint of its own, and let this one run until it is not needed"
@@ -159,7 +189,13 @@ def _names(found: Mapping[str, Any]) -> set[str]:
 
 
 def _windows(
-    before: Evolution, plan: Plan, at_us: int | None, finished: Container[int], *, drops: bool
+    before: Evolution,
+    plan: Plan,
+    at_us: int | None,
+    finished: Container[int],
+    known_over: Container[int],
+    *,
+    drops: bool,
 ) -> tuple[tuple[Kept, ...], tuple[str, ...], tuple[str, ...]]:
     asked = {name: window.spec() for name, window in plan.windows.items()}
     kept: list[Kept] = []
@@ -176,6 +212,8 @@ def _windows(
             never = at_us is None or since >= at_us or drops
             old = old._replace(until_us=at_us, over=never)
             _check_calendar(old, plan)
+        elif number in known_over:
+            old = OVER
         elif number in finished or drops:
             old = old._replace(over=True)
         kept.append(old)

@@ -15,9 +15,9 @@ from aion.base.arrow_types import arrow_type
 from aion.base.numbers import NEVER
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
 from aion.core.query.evolution import length_us, nothing, rules_of
-from aion.core.query.history import EVOLUTION, Evolution, History, Part
+from aion.core.query.history import EVOLUTION, Evolution, History, Layout, Part, layouts_of
 from aion.core.query.plan import SENT, SLICE, Plan, is_event_wise
-from aion.core.slicing.grid import slices_from_json
+from aion.core.slicing.grid import slices_from_json, start_of
 from aion.core.windows import Aligned, Calendar, Definition, Periodic
 
 
@@ -57,29 +57,28 @@ def evolved(plan: Plan, evolution: Evolution) -> Plan:
 
 def definition_of(spec: Mapping[str, Any], rules: Mapping[str, ZoneRules]) -> Aligned:
     """Returns a definition that finishes, from what is stored of it."""
-    if spec["type"] == "periodic":
+    if spec and spec["type"] == "periodic":
         return Periodic(spec["size_us"], spec["slide_us"], spec["offset_us"])
-    zone = spec["zone"]
-    if zone not in rules:  # it has no windows any more
+    if not spec or spec["zone"] not in rules:  # it has no windows any more
         return Periodic(1_000_000, 1_000_000, 0)
-    return Calendar(CalendarEdges(Steps.of(spec["every"], spec.get("start")), rules[zone]))
+    return Calendar(CalendarEdges(Steps.of(spec["every"], spec.get("start")), rules[spec["zone"]]))
 
 
 def of_shard(plan: Plan, snapshot: Mapping[str, Any] | None) -> Plan:
     """Returns the plan for a shard with this snapshot, which may have been made before the last changes."""
     if plan.history is None or snapshot is None:
         return plan
-    steps = plan.history.evolution.steps
+    evolution = plan.history.evolution
     kept = snapshot.get(EVOLUTION, {"steps": 0, "layouts": [], "ends": []})
-    layouts = [(below, step) for below, step in kept["layouts"]]
-    ends = dict(kept["ends"])
-    if kept["steps"] < len(steps):
+    layouts, ends = layouts_of(kept), dict(kept["ends"])
+    starts = slices_from_json(snapshot["slices"])
+    if kept["steps"] < evolution.changes and starts:
         # The shard had no batch between these steps, so its blocks are as they were before the first of them.
-        step = steps[kept["steps"]]
-        layouts.append((snapshot["next_seq"], kept["steps"]))
+        step = evolution.step(kept["steps"])
+        layouts.append(Layout(snapshot["next_seq"], kept["steps"], max(map(start_of, starts))))
         if plan.history.is_cut_anew and step.windows and plan.layout is not None:
             longest_us = min(length_us(spec) for _, spec in step.windows)
-            own = [start_us for start_us in slices_from_json(snapshot["slices"]) if plan.holds(start_us)]
+            own = [start_us for start_us in starts if plan.holds(start_us)]
             ends |= {start_us: max(ends.get(start_us, 0), start_us + longest_us) for start_us in own}
     history = replace(plan.history, layouts=tuple(layouts), ends=ends)
     inner = plan.event_rows
@@ -119,7 +118,7 @@ def schema_before(plan: Plan, step: int) -> pa.Schema:
 
 def _part(plan: Plan, step: int) -> Part:
     assert plan.history is not None
-    return plan.history.evolution.steps[step].parts[plan.history.part]
+    return plan.history.evolution.step(step).parts[plan.history.part]
 
 
 def _names_then(plan: Plan, step: int) -> dict[str, str]:

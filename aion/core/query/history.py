@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from aion.base.numbers import NEVER
+from aion.core.slicing.grid import start_of
 from aion.errors import ForeignState
 from state_backends.format.definitions import BEFORE, FOLLOWS
 
@@ -30,6 +32,10 @@ class Kept(NamedTuple):
     @property
     def is_current(self) -> bool:
         return self.until_us is None and not self.over
+
+
+OVER = Kept("", {}, 0, 0, True)
+"""In the place of a definition that is over, when no version needs to know what it was."""
 
 
 class Part(NamedTuple):
@@ -76,13 +82,24 @@ class Step(NamedTuple):
     parts: list[Part]
 
 
+class Layout(NamedTuple):
+    """Blocks with numbers below ``below`` are as they were before a step. ``last_us``: the start of the last segment
+    that had any. When all segments begin later, there is none left.
+    """
+
+    below: int
+    step: int
+    last_us: int
+
+
 @dataclass(frozen=True)
 class Evolution:
     """What a definition has become over all starts. JSON values.
 
     ``windows``: by number. ``since``: for partials that blocks have not had from the beginning, from when on windows
-    have them; a pair each. ``steps``: the oldest first. ``keys``: the types that the key has had at first, by which its
-    hashes in blocks are made. ``follows``: the digests of the definitions before. ``batch``:
+    have them; a pair each. ``steps``: the oldest first, without the first ``gone`` ones, which no version that is kept
+    needs. ``keys``: the types that the key has had at first, by which its
+    hashes in blocks are made. ``follows``: the digests of the definitions before that kept versions have. ``batch``:
     the last batch before the newest change, and ``before``: the definition of then, without what was before it.
     """
 
@@ -93,6 +110,22 @@ class Evolution:
     follows: tuple[str, ...] = ()
     batch: int | None = None
     before: dict[str, Any] | None = None
+    gone: int = 0
+
+    @property
+    def changes(self) -> int:
+        """How often the definition has changed. The steps have the numbers below."""
+        return self.gone + len(self.steps)
+
+    def step(self, number: int) -> Step:
+        """Returns a step. Raises ForeignState if it is gone: no version that was kept needed it."""
+        if number < self.gone:
+            raise ForeignState(
+                f"a version is from before change {number + 1} of the definition, and only changes from "
+                f"{self.gone + 1} on are known: it is older than all that were kept when the query was changed last. "
+                "Start the query with a new checkpoint, or from a version that is not as old"
+            )
+        return self.steps[number - self.gone]
 
     @property
     def finishing(self) -> set[int]:
@@ -105,6 +138,7 @@ class Evolution:
             "since": [list(pair) for pair in self.since],
             "keys": list(self.keys),
             "steps": [[step.windows, [list(part) for part in step.parts]] for step in self.steps],
+            **({"gone": self.gone} if self.gone else {}),
         }
 
     @property
@@ -131,6 +165,7 @@ class Evolution:
             tuple(definition[FOLLOWS]),
             before["batch"],
             before["definition"],
+            value.get("gone", 0),
         )
 
     def since_us(self, partials: Iterable[Any]) -> int | None:
@@ -148,9 +183,8 @@ class History:
     """What a plan knows of the definitions before it. ``part``: which part of a plan it is for.
 
     ``limits``: by number, where windows of a definition begin (from, before). ``columns``: by result column, the first
-    window that has it. ``keys``: the types of the key at first, if they are wider now. Of one shard: ``layouts``, pairs
-    of a block's number and a step: blocks below it are as they were before the step; ``ends``, of segments that other
-    windows made.
+    window that has it. ``keys``: the types of the key at first, if they are wider now. Of one shard: ``layouts``; and
+    ``ends``, of segments that other windows made.
     """
 
     evolution: Evolution
@@ -158,7 +192,7 @@ class History:
     limits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     columns: Mapping[str, int] = field(default_factory=dict)
     keys: tuple[pa.DataType, ...] = ()
-    layouts: tuple[tuple[int, int], ...] = ()
+    layouts: tuple[Layout, ...] = ()
     ends: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -173,9 +207,23 @@ class History:
 
     def step_of(self, seq: int) -> int | None:
         """Returns the first step after a block was made. None: the block has the columns that blocks have now."""
-        return next((step for below, step in self.layouts if seq < below), None)
+        return next((layout.step for layout in self.layouts if seq < layout.below), None)
 
-    def to_json(self, live: Container[int]) -> dict[str, Any]:
+    def to_json(self, live: Collection[int]) -> dict[str, Any]:
         """Its part of a snapshot. ``live``: the segments with blocks."""
         ends = sorted((start, end) for start, end in self.ends.items() if start in live)
-        return {"steps": len(self.evolution.steps), "layouts": [list(pair) for pair in self.layouts], "ends": ends}
+        first_us = min(map(start_of, live), default=NEVER + 1)
+        layouts = [layout for layout in self.layouts if first_us <= layout.last_us]
+        return {
+            "steps": self.evolution.changes,
+            "layouts": [[layout.below, layout.step] for layout in layouts],
+            "lasts": [layout.last_us for layout in layouts],
+            "ends": ends,
+        }
+
+
+def layouts_of(kept: Mapping[str, Any]) -> list[Layout]:
+    """Returns the layouts of a snapshot. ``kept``: its part about the history. Older ones have no ``lasts``."""
+    pairs = kept["layouts"]
+    lasts = kept.get("lasts", [NEVER] * len(pairs))
+    return [Layout(below, step, last_us) for (below, step), last_us in zip(pairs, lasts, strict=True)]

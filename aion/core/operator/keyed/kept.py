@@ -178,7 +178,10 @@ class KeptPages:
         self.pages: int = 1 if snapshot is None else snapshot["pages"]
         self.rest = Rest(None if snapshot is None else snapshot["rest"])
         self.first: dict[int, int | None] = dict.fromkeys((OPEN, CLOSED, KEPT, EARLY))
-        """For these kinds, the time of the first entry, as of the last :meth:`write`."""
+        """For these kinds, the time of the first entry, as of the last :meth:`write`.
+
+        Scans begin there: what was deleted before it costs time until the runs of the map are merged.
+        """
         if snapshot is not None:
             self.first = dict(zip(self.first, snapshot["first"], strict=True))
         self._held: dict[int, bytes | None] = {}  # the pages in memory, as they are in the map
@@ -207,7 +210,7 @@ class KeptPages:
         first = self.first[kind]
         if first is None or first > upto:
             return np.empty(0, np.int64)
-        return self._pages_between(self._prefix(kind), self._prefix(kind, upto + 1))
+        return self._pages_between(self._prefix(kind, first), self._prefix(kind, upto + 1))
 
     def early(self) -> Ints:
         """The pages that are not in memory and have open windows with news."""
@@ -225,7 +228,8 @@ class KeptPages:
         There may be more of them. Windows that took events after their entry was made end later than it says.
         """
         kinds = (CLOSED, OPEN) if self.rest.sums["live"] else ()
-        scans = (self.values.scan(self._prefix(kind), self._prefix(kind + 1)) for kind in kinds)
+        firsts = ((kind, first) for kind in kinds if (first := self.first[kind]) is not None)
+        scans = (self.values.scan(self._prefix(kind, first), self._prefix(kind + 1)) for kind, first in firsts)
         return np.unique(_pages_of([key for scan in scans for key, _ in islice(scan, most)]))
 
     def read(self, numbers: Ints) -> tuple[Table, Table]:
@@ -306,13 +310,13 @@ class KeptPages:
 
     def _note_first(self, kinds: Ints, times: Ints, deleted: Ints) -> None:
         for kind, before in self.first.items():
+            first = int(times[kinds == kind].min(initial=NEVER if before is None else before))
             if before is not None and bool(((deleted[:, 0] == kind) & (deleted[:, 1] == before)).any()):
                 # Only the map knows which entry is the first one now.
-                found = next(iter(self.values.scan(self._prefix(kind), self._prefix(kind + 1))), None)
+                found = next(iter(self.values.scan(self._prefix(kind, first), self._prefix(kind + 1))), None)
                 self.first[kind] = None if found is None else int.from_bytes(found[0][-16:-8], "big") - _SIGN
             else:
-                added = int(times[kinds == kind].min(initial=NEVER if before is None else before))
-                self.first[kind] = added if (kinds == kind).any() or before is not None else None
+                self.first[kind] = first if (kinds == kind).any() or before is not None else None
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, as of the last :meth:`write`."""
