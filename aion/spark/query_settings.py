@@ -16,6 +16,8 @@ seen these.
 """
 ENDS = "spark.sql.streaming.aion.ends"
 """The number of the batch from which on the run shows all late windows: see :mod:`aion.spark.run_ends`. Unset: none."""
+BEGINS = "spark.sql.streaming.aion.begins"
+"""The number of the run's first batch. Unset: the query is new."""
 PAST = "spark.sql.streaming.aion.past."
 """What the definition of an operator has been before, as JSON, if it was another one. The name of the operator follows.
 """

@@ -28,7 +28,7 @@ from aion.spark.checkpoint_files import RemoteFiles
 from aion.spark.look import Look, Operator, Seen, check_names, settings_of
 from aion.spark.partitions import NOTE, rescaled
 from aion.spark.plans import plan_of
-from aion.spark.query_settings import CHECKPOINT, ENDS, RESCALED, TEMPORARY
+from aion.spark.query_settings import BEGINS, CHECKPOINT, ENDS, RESCALED, TEMPORARY
 from aion.spark.remote_batches import Batches
 from aion.spark.sessions import master
 from aion.spark.settings import CHECKPOINTS, of_queries
@@ -118,6 +118,8 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
         batch = max(batches, default=None)
         if there:
             found |= _rescaled(files, batches, writer, given)
+            if (begins := files.first_batch(batches)) is not None:
+                found[BEGINS] = str(begins)
     names = tuple(operator.config.name for operator in there)
     if writer._write_proto.available_now or writer._write_proto.once:
         found[ENDS] = "0"  # each batch may be the last one

@@ -44,6 +44,17 @@ def test_a_window_that_is_shown_once_is_not_shown_earlier(spark: SparkSession, s
     assert first(sink.run(windows(stream, emit="final"))) == [("final", 13)]
 
 
+def test_late_events_of_shards_that_have_no_events_at_last(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
+    """The last file has events of one key, and so of one shard. The late events of the others came before."""
+    keys = [f"key-{number}" for number in range(8)]
+    stream.put([(key, 1, 1.0) for key in keys])
+    stream.put([(key, 25, 1.0) for key in keys])
+    stream.put([(key, 4, 1.0) for key in keys])
+    stream.put([(keys[0], 26, 1.0)])
+    rows = sink.run(windows(stream))
+    assert [first([row for row in rows if row["k"] == key]) for key in keys] == [[("on_time", 1), ("late", 2)]] * 8
+
+
 @pytest.mark.proof
 def test_a_query_without_an_end_waits_for_its_trigger(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
     put(stream)
