@@ -19,7 +19,8 @@ class WindowsDefinition(TenantDefinition):
     """See TenantDefinition."""
 
     STATE, FIELDS = "state", ("timer_ms",)
-    ASKED = SHOWS_ALL = True
+    SHOWS_ALL = True
+    asked = True
 
     def __init__(self, config: RootConfig) -> None:
         super().__init__(config)

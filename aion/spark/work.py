@@ -40,8 +40,8 @@ class Task:
         assert context is not None
         self._query, self._run, self.batch = Running.of(context)
         self._brings = definition.batch is not None  # state from elsewhere, where it may have been before
-        self._asked = definition.ASKED
-        self._is_first = definition.ASKED and is_first(context)
+        self._asked = definition.asked
+        self._is_first = definition.asked and is_first(context)
         self._shows_all = definition.SHOWS_ALL and shows_all(context, self.batch)
         if definition.batch is not None:
             self.batch = definition.batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pyspark.sql import functions as F
 
 import aion
 from aion import aggregates as A
+from tests.counters import Counter
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes
 
 KEYS = [f"key-{number}" for number in range(8)]
@@ -34,6 +36,12 @@ def windows(stream: FileStream, *, only: str | None = None) -> DataFrame:
     )  # fmt: skip
 
 
+def processor(stream: FileStream) -> DataFrame:
+    return aion.group_by(stream.read(EVENTS_DDL), "k").transformWithState(
+        Counter(), "k string, n long", "Append", "none"
+    )
+
+
 def manifests(state: Path) -> dict[str, list[Path]]:
     """The manifests of each shard."""
     found: dict[str, list[Path]] = {}
@@ -42,18 +50,19 @@ def manifests(state: Path) -> dict[str, list[Path]]:
     return found
 
 
+@pytest.mark.parametrize("query", [windows, processor])
 def test_a_token_that_is_lost_after_the_first_version_is_missed(
-    spark: SparkSession, stream: FileStream, sink: Sink, state: Path
+    spark: SparkSession, stream: FileStream, sink: Sink, state: Path, query: Callable[[FileStream], DataFrame]
 ) -> None:
     stream.put([(KEYS[0], 1, 1.0)])
-    sink.run(windows(stream))
+    sink.run(query(stream))
     ((shard, (manifest,)),) = manifests(state).items()
     other = manifest.parents[2] / ("shard-00000" if shard != "shard-00000" else "shard-00001") / "manifests"
     other.mkdir(parents=True)
     shutil.copy(manifest, other)  # a version of a committed batch, which Spark does not name
-    stream.put([(key, 2, 1.0) for key in KEYS])
+    stream.put([(KEYS[0], 2, 1.0)])  # it has no event yet
     with pytest.raises(PySparkException, match=r"CorruptState.*names no version of shard.*begin again with nothing"):
-        sink.run(windows(stream))
+        sink.run(query(stream))
 
 
 def test_what_a_failed_batch_has_left_is_not_missed(
