@@ -122,7 +122,7 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
                 found[BEGINS] = str(begins)
     names = tuple(operator.config.name for operator in there)
     if writer._write_proto.available_now or writer._write_proto.once:
-        found[ENDS] = "0"  # each batch may be the last one
+        found[ENDS] = json.dumps({"from": 0, "again": {}})  # each batch may be the last one
     for operator in there:
         look = Look(operator, query, checkpoint, master(spark).startswith("local"), batch, names)
         found |= settings_of(operator.config.name, _in_a_task(spark, look))

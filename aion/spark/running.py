@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark import TaskContext
 
@@ -40,4 +40,10 @@ def is_first(context: TaskContext) -> bool:
 def shows_all(context: TaskContext, batch: int) -> bool:
     """Returns whether a batch shows all late windows, because its run may end with it (:mod:`aion.spark.run_ends`)."""
     ends = context.getLocalProperty(ENDS)
-    return ends is not None and batch >= int(ends)
+    return ends is not None and shows(json.loads(ends), batch)
+
+
+def shows(ends: dict[str, Any], batch: int) -> bool:
+    """Returns the same, from what ENDS says."""
+    again: bool | None = ends["again"].get(str(batch))
+    return again if again is not None else ends["from"] is not None and batch >= ends["from"]
