@@ -1,4 +1,8 @@
-"""Blocks as Spark rows, the form in which they cross every shuffle between child, merging levels and root."""
+"""Blocks as Spark rows, the form in which they cross every shuffle between child, merging levels and root.
+
+In the first batch of a run and in its last one, each shard also gets a row without a block, which only says that the
+batch has come.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from pyspark.sql.types import StructType
 from aion.core.ingest.builder import ShardBlock
 from aion.core.ingest.fragments import Defragmenter, Fragmenter
 from aion.core.topology import Tree
+from aion.spark.running import Running, is_first, shows_all
 from state_backends.thresholds import threshold
 
 # A batch of rows is sent to Spark when it has at least this size.
@@ -36,6 +41,10 @@ class BlockRows:
         assert context is not None
         self._parents = tree.parents(level, context.partitionId(), shards) if level < tree.levels else None
         self.schema = _TO_ROOT if self._parents is None else _TO_LEVEL
+        # One task asks all shards.
+        asks = self._parents is None and context.partitionId() == 0
+        asks = asks and (is_first(context) or shows_all(context, Running.of(context).batch))
+        self._asked = list(shards) if asks else []
         # No other attempt of any task of this application has the same number.
         self._fragmenter = Fragmenter(context.taskAttemptId(), limit_bytes)
 
@@ -54,6 +63,11 @@ class BlockRows:
                     shards, rows, size = [], [], 0
         if rows:
             yield self._batch(shards, rows)
+
+    def asking(self) -> Iterator[pa.RecordBatch]:
+        """Yields a row without a block for each shard, if this task says that the batch has come."""
+        if self._asked:
+            yield self._batch(self._asked, [b""] * len(self._asked))
 
     def _batch(self, shards: list[int], rows: list[bytes]) -> pa.RecordBatch:
         columns = [pa.array(shards, pa.int32()), pa.array(rows, pa.binary())]

@@ -39,6 +39,12 @@ class ReadableFiles(ABC):
         """Returns the batches that a log has entries of, in their order."""
         return sorted(int(name) for name in self.names(log) if name.isdecimal())
 
+    def first_batch(self, commits: list[int]) -> int | None:
+        """Returns the batch with which the next run begins: that behind ``commits``. None: the checkpoint is new."""
+        if commits:
+            return commits[-1] + 1
+        return min(self.batches("offsets"), default=None)
+
     def entry(self, log: str, batch: int) -> Entry:
         return self.read(f"{log}/{batch}").split("\n")
 

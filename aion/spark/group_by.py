@@ -179,6 +179,7 @@ class Grouped:
                 self._name,
                 ids,
                 tells_each=config.event_time is not None,
+                asks=True,
                 announces=announces if prestages(policy) else None,
             )
             grouped = in_arrow(grouped, child, CHILD)

@@ -144,10 +144,11 @@ class Sending:
         return self._rows.of(blocks if self._hand_over is None else self._hand_over.of(blocks))
 
     def finish(self, blocks: Iterator[ShardBlock]) -> Iterator[pa.RecordBatch]:
-        """Yields the last blocks of the task."""
+        """Yields the last rows of the task."""
         yield from self.of(blocks)
         if self._hand_over is not None:
             yield from self._rows.of(self._hand_over.finish())
+        yield from self._rows.asking()
 
     def close(self) -> None:
         if self._hand_over is not None:

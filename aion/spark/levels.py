@@ -32,6 +32,7 @@ class Merging:
             for shard, block, _ in blocks_of(batches):
                 yield from rows.of(merger.add(shard, block))
             yield from rows.of(merger.finish())
+        yield from rows.asking()
 
 
 def merged(blocks: DataFrame, work: ChildWork) -> DataFrame:

@@ -29,6 +29,7 @@ class ProcessorDefinition(TenantDefinition):
     def __init__(self, config: StatefulConfig, processor: StatefulProcessor) -> None:
         super().__init__(config)
         self.time_mode = config.time_mode
+        self.asked = not config.pandas  # where Spark makes the frames, there is no child to ask
         self._stateful = config
         self._processor = processor
         self._restored: Sequence[Declaration] | None = None

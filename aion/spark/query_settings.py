@@ -15,7 +15,11 @@ RESCALED = "spark.sql.streaming.aion.rescaled"
 seen these.
 """
 ENDS = "spark.sql.streaming.aion.ends"
-"""The number of the batch from which on the run shows all late windows: see :mod:`aion.spark.run_ends`. Unset: none."""
+"""Which batches of the run show all late windows (:mod:`aion.spark.run_ends`), as JSON. ``from``: the first one, or
+null. ``again``: what holds instead for a batch that an earlier run has begun. Unset: no batch does.
+"""
+BEGINS = "spark.sql.streaming.aion.begins"
+"""The number of the run's first batch. Unset: the query is new."""
 PAST = "spark.sql.streaming.aion.past."
 """What the definition of an operator has been before, as JSON, if it was another one. The name of the operator follows.
 """

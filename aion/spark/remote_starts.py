@@ -28,7 +28,7 @@ from aion.spark.checkpoint_files import RemoteFiles
 from aion.spark.look import Look, Operator, Seen, check_names, settings_of
 from aion.spark.partitions import NOTE, rescaled
 from aion.spark.plans import plan_of
-from aion.spark.query_settings import CHECKPOINT, ENDS, RESCALED, TEMPORARY
+from aion.spark.query_settings import BEGINS, CHECKPOINT, ENDS, RESCALED, TEMPORARY
 from aion.spark.remote_batches import Batches
 from aion.spark.sessions import master
 from aion.spark.settings import CHECKPOINTS, of_queries
@@ -120,9 +120,11 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
         batch = max(batches, default=None)
         if there:
             found |= _rescaled(files, batches, writer, given)
+            if (begins := files.first_batch(batches)) is not None:
+                found[BEGINS] = str(begins)
     names = tuple(operator.config.name for operator in there)
     if writer._write_proto.available_now or writer._write_proto.once:
-        found[ENDS] = "0"  # each batch may be the last one
+        found[ENDS] = json.dumps({"from": 0, "again": {}})  # each batch may be the last one
     for operator in there:
         look = Look(operator, query, checkpoint, master(spark).startswith("local"), batch, names)
         found |= settings_of(operator.config.name, _in_a_task(spark, look))

@@ -46,7 +46,7 @@ class Root(StatefulProcessor):
         with self._failing_cleanly():
             shard = int(key[0])
             arrived = self._definition.arrived(rows)
-            if arrived or not self._has_nothing_to_do(shard, timerValues):
+            if arrived or self._is_asked(shard, timerValues) or not self._has_nothing_to_do(shard, timerValues):
                 yield from self._batch(shard, arrived, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
@@ -148,6 +148,23 @@ class Root(StatefulProcessor):
             self._works[shard] = task.work(state.token, batch)
         return self._works[shard]
 
+    def _is_asked(self, shard: int, times: Any) -> bool:
+        """Returns whether a shard without rows has something to do because of the batch.
+
+        In the last batch of a run, windows show late events. In the first one, a shard without a version gets one if
+        there are versions that Spark does not name: attempts that failed have left them. From then on nothing that is
+        there can be taken for a version whose token was lost (:func:`state_backends.versions.opening.check_begins`).
+        """
+        if shard in self._works:
+            return False
+        token = self._read().token
+        if not self._task().asks(token):
+            return False
+        if token is not None or self._open(shard, times).finds_others:
+            return True
+        self._works.pop(shard).abort()
+        return False
+
     def _has_nothing_to_do(self, shard: int, times: Any) -> bool:
         """Returns whether a shard without rows need not be opened. If so, remembers the watermark, and sets the next
         timer.
@@ -173,7 +190,11 @@ class Root(StatefulProcessor):
             self._handle.deleteTimer(before.timer_ms)
         if timer_ms is not None and timer_ms != before.timer_ms:
             self._handle.registerTimer(timer_ms)
-        self._keep(shard, State(now.token, timer_ms, now_ms, now.due_ms))
+        kept, fields = State(now.token, timer_ms, now_ms, now.due_ms), 1 + len(self._definition.FIELDS)
+        if kept[:fields] != before[:fields]:
+            self._keep(shard, kept)
+        else:
+            self._states[shard] = kept
 
     def _read(self) -> State:
         """What Spark keeps of the shard whose turn it is."""

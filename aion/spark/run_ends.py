@@ -3,21 +3,28 @@
 Spark does not say which batch is the last one, and has no batch after it if the watermark stays. Only how many files
 are left can be counted before the first batch, with Spark's own class. Files that come at that moment may be one batch
 more, after which late windows wait for the next run. For other sources, each batch of the run may be the last one.
-So the answer is the number of a batch: it and those after it show all late windows. A batch decides the same when it
-runs again in the same run. In a run with another trigger, late windows may be shown in another batch, and the same
-values in the end.
+So the answer is the number of a batch: it and those after it show all late windows.
+
+A batch that runs again in another run must show the same, because a sink may have its rows already. Spark's logs do not
+say what it has shown. So a run that ends leaves a note in the checkpoint, and the next run decides as it says about the
+batch that it repeats. A client of Spark Connect can leave none.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from typing import Any
 
 from pyspark import SparkContext
 
+from aion.spark.checkpoint_files import CheckpointFiles
+from aion.spark.running import shows
 from state_backends.thresholds import threshold
 
+NOTE = "aion-ends.json"
+"""The file of a checkpoint that says which batches of its last run show all late windows."""
 _TRIGGERS = ("AvailableNowTrigger", "OneTimeTrigger")
 _OF_FILES = "maxfilespertrigger"
 _OTHERS = ("maxbytespertrigger", "filenameonly")
@@ -26,7 +33,30 @@ _MOST = threshold(100_000, 100)
 log = logging.getLogger(__name__)
 
 
-def shows_all_from(execution: Any) -> int | None:
+def decide(execution: Any, files: CheckpointFiles, commits: list[int]) -> str | None:
+    """Returns which batches of a run show all late windows, for :func:`aion.spark.running.shows_all`. None: no batch.
+
+    ``execution``: Spark's, before its first batch. ``files``: of its checkpoint. ``commits``: the batches that are
+    complete. Notes the answer in the checkpoint.
+    """
+    last = _shows_all_from(execution)
+    begun = max(files.batches("offsets"), default=-1)
+    noted = json.loads(files.read(NOTE)) if files.exists(NOTE) else None
+    again = {}
+    if begun >= 0 and begun not in commits:
+        again[str(begun)] = noted is not None and shows(noted, begun)
+    found = {"from": last, "again": again}
+    shows_none = last is None and not any(again.values())
+    if not shows_none:
+        files.write(f".{NOTE}", json.dumps(found))
+    files.delete(NOTE)
+    if shows_none:
+        return None
+    files.move(f".{NOTE}", NOTE)
+    return json.dumps(found)
+
+
+def _shows_all_from(execution: Any) -> int | None:
     """Returns the batch from which on a run shows all late windows. None: the run does not end by itself.
 
     ``execution``: Spark's, before its first batch.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark import TaskContext
 
-from aion.spark.query_settings import RUNNING
+from aion.spark.query_settings import BEGINS, ENDS, RUNNING
 
 
 class Running(NamedTuple):
@@ -29,3 +29,21 @@ class Running(NamedTuple):
             return cls(*json.loads(said))
         run = context.getLocalProperty("spark.jobGroup.id") or ""
         return cls(query or "no-query", run, int(context.getLocalProperty("streaming.sql.batchId") or "0"))
+
+
+def is_first(context: TaskContext) -> bool:
+    """Returns whether this is the first batch of a run that goes on with a checkpoint."""
+    begins = context.getLocalProperty(BEGINS)
+    return begins is not None and Running.of(context).batch == int(begins)
+
+
+def shows_all(context: TaskContext, batch: int) -> bool:
+    """Returns whether a batch shows all late windows, because its run may end with it (:mod:`aion.spark.run_ends`)."""
+    ends = context.getLocalProperty(ENDS)
+    return ends is not None and shows(json.loads(ends), batch)
+
+
+def shows(ends: dict[str, Any], batch: int) -> bool:
+    """Returns the same, from what ENDS says."""
+    again: bool | None = ends["again"].get(str(batch))
+    return again if again is not None else ends["from"] is not None and batch >= ends["from"]

@@ -18,12 +18,12 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from aion.core.query.sink_notes import FOLDER, notes_of
 from aion.errors import AionError
-from aion.spark import downstream, remote_starts
+from aion.spark import downstream, remote_starts, run_ends
 from aion.spark.checkpoint_files import CheckpointFiles
 from aion.spark.look import Look, Operator, check_names, settings_of
 from aion.spark.partitions import rescaled, take_back
 from aion.spark.plans import ROOT, Node, plan_of
-from aion.spark.query_settings import REFUSED, RESCALED
+from aion.spark.query_settings import BEGINS, ENDS, REFUSED, RESCALED
 from aion.spark.sessions import is_remote, master
 from aion.spark.settings import of_queries
 from aion.spark.touched import note_change
@@ -70,6 +70,10 @@ def look(spark: SparkSession, execution: Any, plan: Node, run: str, checkpoint: 
     if (idle := rescaled(files, batches)) is not None:
         conf.set(RESCALED, json.dumps(idle))
         _tell_sink(spark, execution, idle)
+    if (begins := files.first_batch(batches)) is not None:
+        conf.set(BEGINS, str(begins))
+    if (ends := run_ends.decide(execution, files, batches)) is not None:
+        conf.set(ENDS, ends)
     query = execution.id().toString() if batches else None
     is_here = master(spark).startswith("local")
     try:

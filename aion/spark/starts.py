@@ -27,8 +27,8 @@ from pyspark.sql.streaming import StreamingQueryListener
 from aion import errors
 from aion.core.heartbeat import RUN
 from aion.errors import AionError, ConfigError, StateError, WatermarkError
-from aion.spark import positions, progress, run_ends, upstream
-from aion.spark.query_settings import CHECKPOINT, ENDS, REFUSED, TEMPORARY
+from aion.spark import positions, progress, upstream
+from aion.spark.query_settings import CHECKPOINT, REFUSED, TEMPORARY
 from aion.spark.sessions import application, is_remote
 from state_backends.server.server_folder import note_end, runtime_dir
 
@@ -69,8 +69,6 @@ class _Starts(StreamingQueryListener):
                 starting.refuse(event.runId().toString(), WatermarkError(upstream.WAITS), conf)
             checkpoint = execution.resolvedCheckpointRoot()
             conf.set(CHECKPOINT, checkpoint)
-            if (last := run_ends.shows_all_from(execution)) is not None:
-                conf.set(ENDS, str(last))
             starting.look(self._session, execution, plan, event.runId().toString(), checkpoint, conf)
             if any(node.source == RUN for node in plan):
                 positions.add(execution)

@@ -2,7 +2,8 @@
 
 Spark hands single rows to Python one value at a time, which costs more than the processor (docs/stateful.md). So the
 child sends the rows of a shard as Arrow batches in few, large rows of Spark. It also sends an empty one to each shard
-in each batch: the root then knows the watermark of every batch, by which rows of the next batch are late.
+in each batch: the root then knows the watermark of every batch, by which rows of the next batch are late. Without event
+times it does so in the first batch of a run, in which each shard without a version is looked at.
 
 If the last batch of a shard of this host read state from disk, and memory holds what it read, the child tells the state
 server which keys are coming. Their state is then in memory when the root asks for it ("keyed prefetching", arXiv
@@ -25,7 +26,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 from aion.base.hashing import ShardOfKeys
 from aion.config import policy_from_text
 from aion.errors import ServerError
-from aion.spark.running import Running
+from aion.spark.running import Running, is_first
 from aion.spark.shards import ids_here
 from aion.spark.task import client_of
 from aion.spark.worker import begin_task
@@ -58,14 +59,21 @@ class StatefulChild:
     """A function for ``mapInArrow``. The last column is the hash of the key.
 
     ``operator``, ``ids``: its name, and the ids of its shards when it was planned. ``tells_each``: whether each shard
-    gets an empty row. ``announces``: None: the child says nothing about keys.
+    gets an empty row in each batch; ``asks``: in the first batch of a run. ``announces``: None: the child says nothing
+    about keys.
     """
 
     def __init__(
-        self, operator: str, ids: tuple[int, ...], *, tells_each: bool = False, announces: Announces | None = None
+        self,
+        operator: str,
+        ids: tuple[int, ...],
+        *,
+        tells_each: bool = False,
+        asks: bool = False,
+        announces: Announces | None = None,
     ) -> None:
         self._operator, self._ids = operator, ids
-        self._tells_each = tells_each
+        self._tells_each, self._asks = tells_each, asks
         self._announces = announces
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -90,7 +98,8 @@ class StatefulChild:
                 yield packed_rows(packed)
                 packed = []
         packed += ((shard, data) for shard, parts in waiting.items() for data in pack(parts))
-        if self._tells_each and (context is None or context.partitionId() == 0):
+        tells_each = self._tells_each or (self._asks and context is not None and is_first(context))
+        if tells_each and (context is None or context.partitionId() == 0):
             packed += ((shard, b"") for shard in ids)
         if packed:
             yield packed_rows(packed)

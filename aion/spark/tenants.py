@@ -85,12 +85,16 @@ class TenantDefinition:
 
     ``STATE``, ``FIELDS``: the state variable in which Spark keeps State, and what it keeps beside the token. Spark
     compares both with what a checkpoint has. ``time_mode``: Spark's mode of time, in lower case. ``AT_ONCE``: the task
-    begins before a shard has something to do. ``batch``: the number of the batch; None: Spark's.
+    begins before a shard has something to do. ``SHOWS_ALL``: each shard is called in the last batch of a
+    run, too, and has something to do in it. ``asked``: each shard is called in the first batch of a run. ``batch``: the
+    number of the batch; None: Spark's.
     """
 
     STATE: ClassVar[str]
     FIELDS: ClassVar[tuple[str, ...]]
     AT_ONCE: ClassVar[bool] = False
+    SHOWS_ALL: ClassVar[bool] = False
+    asked = False
     batch: int | None = None
     time_mode = "eventtime"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
@@ -17,10 +19,16 @@ class WindowsDefinition(TenantDefinition):
     """See TenantDefinition."""
 
     STATE, FIELDS = "state", ("timer_ms",)
+    SHOWS_ALL = True
+    asked = True
 
     def __init__(self, config: RootConfig) -> None:
         super().__init__(config)
         self._windows = config
+
+    def arrived(self, rows: Iterator[Any]) -> Iterable[Any]:
+        first = next((frame for frame in rows if any(map(len, frame["block"]))), None)
+        return () if first is None else chain([first], rows)
 
     def timer_ms(self, due_ms: int | None, now_ms: int, fires_ms: int | None) -> int | None:
         # Spark looks only for timers after the watermark of the batch before, which is 0 at first. A window that ended

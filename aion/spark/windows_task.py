@@ -25,8 +25,8 @@ from aion.execute.windows import Windows
 from aion.spark.counting import COUNTED, COUNTS
 from aion.spark.frames import to_frame
 from aion.spark.hand_over import BatchFolder
-from aion.spark.query_settings import ENDS
 from aion.spark.root_config import RootConfig
+from aion.spark.running import shows_all
 from aion.spark.shards import ids_here
 from aion.spark.tenants import Batch, Tenants
 from aion.spark.zones import plan_here, record_rules, shard_plan
@@ -85,8 +85,7 @@ class WindowsTenants(Tenants):
         self.rows_first = config.rows_first
         record_rules(plan, config.name)
         self._codec = CodecPool(policy.io.codec_threads)
-        context = TaskContext.get()
-        self._ends = None if context is None else context.getLocalProperty(ENDS)
+        self._context = TaskContext.get()
 
     def open(
         self, attempt: RemoteAttempt, batch: Batch
@@ -103,7 +102,7 @@ class WindowsTenants(Tenants):
             others=attempt.others,
             learnt=attempt.learnt,
             delay_us=config.watermark_delay_us,
-            ends=self._ends is not None and batch.number >= int(self._ends),
+            ends=self._context is not None and shows_all(self._context, batch.number),
         )
         if config.record is not None:
             recorder = Recorder(Path(config.record), Definition.of(plan, commits=True), batch.shard)
@@ -121,7 +120,7 @@ class WindowsTenants(Tenants):
         def blocks(rows: Iterable[pd.DataFrame]) -> Iterator[list[Block]]:
             parts = Defragmenter()
             for frame in rows:
-                if arrived := [attempt.mapped(block) for block in parts.blocks(frame["block"])]:
+                if arrived := [attempt.mapped(block) for block in parts.blocks(filter(len, frame["block"]))]:
                     yield arrived
             parts.end()
 

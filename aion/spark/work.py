@@ -14,7 +14,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from aion.config import policy_from_text
 from aion.errors import MissingState
 from aion.execute.assembly import store_config
-from aion.spark.running import Running
+from aion.spark.running import Running, is_first, shows_all
 from aion.spark.settings import CHECKPOINTS, FOLDER
 from aion.spark.shards import ids_here, partition_of
 from aion.spark.starts import checkpoint_of
@@ -40,6 +40,9 @@ class Task:
         assert context is not None
         self._query, self._run, self.batch = Running.of(context)
         self._brings = definition.batch is not None  # state from elsewhere, where it may have been before
+        self._asked = definition.asked
+        self._is_first = definition.asked and is_first(context)
+        self._shows_all = definition.SHOWS_ALL and shows_all(context, self.batch)
         if definition.batch is not None:
             self.batch = definition.batch
         self._checkpoint = checkpoint_of(context)
@@ -72,6 +75,7 @@ class Task:
                 state_dir=config.state_dir,
                 store=self._store,
                 committed=-1 if self._brings else self.batch - 1,
+                asked=self._asked,
                 **self.tenants.asks,
             )
         except MissingState as error:
@@ -81,6 +85,12 @@ class Task:
                 f"{error}"
             ) from None
         return Work(self.tenants, attempt, batch)
+
+    def asks(self, token: str | None) -> bool:
+        """Returns whether this batch opens a shard that has no rows in it. ``token``: of its version; None: it has
+        none.
+        """
+        return self._is_first if token is None else self._shows_all
 
     @property
     def _why_there(self) -> str:
@@ -132,6 +142,11 @@ class Work:
         self._commit: Future[None] | None = None
         self.due_ms: int | None = None
         self.ended = False
+
+    @property
+    def finds_others(self) -> bool:
+        """Whether the shard begins where there are versions that Spark does not name."""
+        return self._attempt.finds_others
 
     @property
     def makes(self) -> str:

@@ -164,7 +164,7 @@ def _batches(findings: Sequence[ShardFinding], columns: Mapping[str, tuple[str, 
             if version.manifest is None:
                 before = None
                 continue
-            if version.manifest.parent is None:
+            if version.manifest.is_first:
                 before = {}
             if before is not None:
                 did.setdefault(version.batch, _Batch()).add(version, before, columns)

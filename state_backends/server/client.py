@@ -223,12 +223,13 @@ class StateClient:
         others: bool = False,
         moved: bool = False,
         committed: int = -1,
+        asked: bool = False,
     ) -> RemoteAttempt:
         """Starts an attempt on the version ``token``; None: there is none yet. The new version will be ``makes``.
 
         ``place``: Spark's stage and the partition in it, where the task is. None: the attempt only reads.
         ``others``: whether the answer contains what the operator's other shards have learnt. ``moved``: whether it
-        contains how long the disk took to stage and to write. ``committed``: see OpenRequest.
+        contains how long the disk took to stage and to write. ``committed``, ``asked``: see OpenRequest.
         """
         opening = {
             "identity": asdict(identity),
@@ -242,6 +243,7 @@ class StateClient:
             "others": others,
             "moved": moved,
             "committed": committed,
+            "asked": asked,
         }
         return RemoteAttempt(self, opening)
 

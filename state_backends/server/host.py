@@ -126,8 +126,9 @@ class Host:
             rebuilds = shard.rebuilds
             try:
                 snapshot = shard.open(request.token, request.attempt, identity, makes=request.makes)
-                if request.token is None:
-                    check_begins(shard.storage, identity, request.committed)
+                others = request.token is None and check_begins(
+                    shard.storage, identity, request.committed, asked=request.asked
+                )
             except BaseException:
                 self.attempts.end(request.attempt)
                 raise
@@ -139,6 +140,7 @@ class Host:
                 "rebuilt": rebuilt,
                 "bodies": bodies,
                 "on_disk": on_disk,
+                "finds_others": others,
             }
         if answer["rebuilt"] and snapshot is not None:
             with self._lock:

@@ -123,6 +123,11 @@ class RemoteAttempt:
         return found
 
     @property
+    def finds_others(self) -> bool:
+        """Whether a shard that begins has versions in its folder. Failed attempts may have left them."""
+        return bool(self._answer.get("finds_others", False))
+
+    @property
     def rebuilt(self) -> bool:
         """Whether the server rebuilt the shard from the files of its version. Then none of it is in memory."""
         return bool(self._answer.get("rebuilt", False))

@@ -168,7 +168,8 @@ class OpenRequest(ServerRequest):
     in it, where the task is. None: the attempt only reads. ``others``: whether the answer contains what the operator's
     other shards have learnt. ``moved``: whether it contains how long the disk took to stage and to write, since a
     client last asked for that. ``committed``: the last batch that Spark has committed, if a shard that had versions by
-    then must have a token. -1: nothing is known of that, or this attempt brings the first version.
+    then must have a token. -1: nothing is known of that, or this attempt brings the first version. ``asked``: see
+    :func:`state_backends.versions.opening.check_begins`.
     """
 
     identity: IdentityFields
@@ -183,6 +184,7 @@ class OpenRequest(ServerRequest):
     others: bool
     moved: bool = False
     committed: int = -1
+    asked: bool = False
 
 
 class AttemptRequest(ServerRequest):

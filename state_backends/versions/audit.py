@@ -333,8 +333,8 @@ class StateFolder:
             if version.manifest is not None or self._exists(f"{folder}/manifests/{version.token}{MANIFEST}"):
                 found.append(version)
             if version.manifest is not None:
-                parent = version.manifest.parent
-                listed = [token for token in listed if parent is not None and token <= parent]
+                parent = "" if version.manifest.is_first else str(version.manifest.parent)
+                listed = [token for token in listed if token <= parent]
         return found[::-1]
 
     def newest(self, shard: tuple[str, str, str]) -> Manifest | None:
@@ -469,7 +469,7 @@ def _has_state_after(finding: ShardFinding, batch: int) -> bool:
     before = [v for v in finding.versions if v.batch <= batch]
     if not before:
         first = [v.manifest for v in finding.versions if v.manifest is not None]
-        return any(m.parent is None for m in first)
+        return any(m.is_first for m in first)
     newest = max(v.batch for v in before)
     return all(v.problem is None for v in before if v.batch == newest)
 

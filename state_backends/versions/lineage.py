@@ -259,7 +259,8 @@ class Taking:
 
         Raises FileNotFoundError, FormatError, or CorruptState, also if a file is missing.
         """
-        manifest = replace(read_version(self._theirs, token), history=())
+        found = read_version(self._theirs, token)
+        manifest = replace(found, parent=found.parent or token, history=())
         names = [file.name for file in manifest.files if file.name not in self._there]
         self._ours.take(self._theirs, names)
         self._there.update(names)

@@ -89,9 +89,10 @@ class Manifest:
 
     ``next_file_no``: an attempt that starts from this version gives this number to its first file. ``history``: older
     versions that are kept, oldest first. The last one is the parent. The history is empty if the parent lies in another
-    lineage's folder. ``runs``: the numbers of the files with keyed values, oldest first. All other files have blocks.
-    ``purged``, ``superseded``: slices and runs of seqs that are dead although a file still has them. Only manifests of
-    format 3 have them; there they say which blocks are alive.
+    lineage's folder; the parent of a first version that was taken from there is that version itself. ``runs``: the
+    numbers of the files with keyed values, oldest first. All other files have blocks. ``purged``, ``superseded``:
+    slices and runs of seqs that are dead although a file still has them. Only manifests of format 3 have them; there
+    they say which blocks are alive.
     """
 
     token: str
@@ -105,6 +106,11 @@ class Manifest:
     runs: tuple[int, ...] = ()
     purged: frozenset[int] = frozenset()
     superseded: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the shard had no version before."""
+        return self.parent in (None, self.token)
 
     @property
     def alive(self) -> Alive:

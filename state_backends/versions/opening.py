@@ -9,7 +9,7 @@ from functools import partial
 from state_backends.files.names import MANIFEST, OPERATOR
 from state_backends.files.storage import Storage
 from state_backends.format.errors import CorruptState, ForeignState, FormatError, MissingState, StateError
-from state_backends.versions.lineage import newest_versions, read_version
+from state_backends.versions.lineage import is_taken, newest_versions, read_version
 from state_backends.versions.manifest import (
     Identity,
     Manifest,
@@ -50,32 +50,39 @@ def claim(
     storage.claim(own, first=False, batch=max(batch, 0))
 
 
-def check_begins(storage: Storage, identity: Identity, committed: int) -> None:
-    """Checks that a shard that is opened without a version has never had one. Raises CorruptState.
+def check_begins(storage: Storage, identity: Identity, committed: int, *, asked: bool = False) -> bool:
+    """Checks that a shard that is opened without a version has never had one. Raises CorruptState. Returns whether
+    there are versions, which may be what failed attempts left.
 
-    ``committed``: the last batch that Spark has committed. A version up to it with a history proves that Spark has kept
-    a token of the shard: whoever made it was handed the token of the version before. A version without a history proves
-    nothing: it may be what a failed attempt left when its batch ran again without rows for the shard, or what the
-    copy of a checkpoint has taken from the original. Versions of later batches prove nothing either: the checkpoint may
-    have been set back to an older batch.
+    ``committed``: the last batch that Spark has committed. A version up to it proves that Spark has kept a token of the
+    shard, if one of these is true:
+
+    - It has a history: whoever made it was handed the token of the version before.
+    - ``asked``: in the first batch of each run, each shard is opened, and gets a version if it finds others. So what
+      the runs before have left is older than a token. And if an attempt of this run had rows for the shard, so had the
+      one that took its place. A version that was taken from another lineage proves nothing: the checkpoint may have
+      been copied from a third one, which has no token.
+
+    Versions of later batches prove nothing: the checkpoint may have been set back to an older batch.
     """
-    for name in sorted(storage.listing()[0]) if committed >= 0 else ():
-        token = name.removesuffix(MANIFEST)
-        if not name.endswith(MANIFEST) or not 0 <= batch_of(token) <= committed:
+    tokens = sorted(n.removesuffix(MANIFEST) for n in storage.listing()[0] if n.endswith(MANIFEST))
+    for token in tokens:
+        if not 0 <= batch_of(token) <= committed:
             continue
         try:
             manifest = read_version(storage, token)
         except (CorruptState, FormatError, FileNotFoundError):
             continue
-        if manifest.history:
+        if manifest.history or (asked and not is_taken(manifest)):
+            said = f" from version {manifest.history[-1].token}" if manifest.history else ""
             raise CorruptState(
                 f"Spark's checkpoint names no version of shard {identity.shard} of operator {identity.operator!r}, but "
-                f"it has named one: batch {batch_of(token)} made {storage.where(token)} from version "
-                f"{manifest.history[-1].token}. The shard would begin again with nothing. Was the operator changed by "
-                "something that keeps state of its own around it? Start the query as it ran before, or with a new "
-                "checkpoint. If you have set the checkpoint back to a batch before the shard had events, move the "
-                "manifests in that folder elsewhere"
+                f"it has named one: batch {batch_of(token)} made {storage.where(token)}{said}. The shard would begin "
+                "again with nothing. Was the operator changed by something that keeps state of its own around it? "
+                "Start the query as it ran before, or with a new checkpoint. If the checkpoint is right and the shard "
+                "had no events yet, move the manifests in that folder elsewhere"
             )
+    return bool(tokens)
 
 
 def older(storage: Storage, manifest: Manifest | None, keep: int) -> tuple[list[Past], int]:

@@ -139,7 +139,7 @@ class Sink:
         self._batches: dict[int, list[dict[str, Any]]] = {}
 
     def start(self, df: DataFrame, **trigger: Any) -> StreamingQuery:
-        writer = df.writeStream.foreachBatch(self._keep).option("checkpointLocation", str(self.folder / "checkpoint"))
+        writer = df.writeStream.foreachBatch(self.keep).option("checkpointLocation", str(self.folder / "checkpoint"))
         query = (writer.trigger(**trigger) if trigger else writer).start()
         self.query_id = query.id
         return query
@@ -151,7 +151,10 @@ class Sink:
     def rows(self) -> list[dict[str, Any]]:
         return [row for _, rows in sorted(self._batches.items()) for row in rows]
 
-    def _keep(self, batch: DataFrame, number: int) -> None:
+    def of_batch(self, number: int) -> list[dict[str, Any]]:
+        return self._batches[number]
+
+    def keep(self, batch: DataFrame, number: int) -> None:
         self._batches[number] = [row.asDict(recursive=True) for row in batch.collect()]
 
 

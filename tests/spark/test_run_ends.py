@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 
 import aion
 from aion import aggregates as A
@@ -42,6 +43,47 @@ def test_a_window_that_is_shown_once_is_not_shown_earlier(spark: SparkSession, s
     assert first(sink.run(windows(stream, emit="final"))) == []
     stream.put([("a", 8000, 1.0)])
     assert first(sink.run(windows(stream, emit="final"))) == [("final", 13)]
+
+
+def test_late_events_of_shards_that_have_no_events_at_last(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
+    """The last file has events of one key, and so of one shard. The late events of the others came before."""
+    keys = [f"key-{number}" for number in range(8)]
+    stream.put([(key, 1, 1.0) for key in keys])
+    stream.put([(key, 25, 1.0) for key in keys])
+    stream.put([(key, 4, 1.0) for key in keys])
+    stream.put([(keys[0], 26, 1.0)])
+    rows = sink.run(windows(stream))
+    assert [first([row for row in rows if row["k"] == key]) for key in keys] == [[("on_time", 1), ("late", 2)]] * 8
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_batch_that_runs_again_decides_the_same(
+    spark: SparkSession, stream: FileStream, sink: Sink, ends: bool
+) -> None:
+    """The sink fails when it has the rows. In the run that repeats the batch, it is the last one, or is not."""
+    taken: list[dict[str, Any]] = []
+
+    def fails(batch: DataFrame, number: int) -> None:
+        rows = [row.asDict(recursive=True) for row in batch.collect()]
+        if number == 2:
+            taken.extend(rows)
+            raise ValueError("no answer")
+        sink.keep(batch, number)
+
+    put(stream)
+    writer = windows(stream).writeStream.foreachBatch(fails)
+    writer = writer.option("checkpointLocation", str(sink.folder / "checkpoint"))
+    query = (writer.trigger(availableNow=True) if ends else writer).start()
+    with pytest.raises(StreamingQueryException, match="no answer"):
+        query.awaitTermination()
+    assert first(taken) == [("on_time", 3), *([("late", 13)] if ends else [])]
+    if ends:
+        stream.put([("a", 5, 1.0)] * 10)
+    rows = sink.run(windows(stream))
+    assert first(rows) == [("on_time", 3), *([("late", 13), ("late", 23)] if ends else [])]
+    assert sink.of_batch(2) == taken
+    stream.put([("a", 26, 1.0)])
+    assert first(sink.run(windows(stream)))[-1] == ("late", 23 if ends else 13), "no later than in the next run"
 
 
 @pytest.mark.proof
