@@ -45,14 +45,17 @@ def test_a_window_that_is_shown_once_is_not_shown_earlier(spark: SparkSession, s
     assert first(sink.run(windows(stream, emit="final"))) == [("final", 13)]
 
 
-def test_late_events_of_shards_that_have_no_events_at_last(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
+@pytest.mark.parametrize("levels", [0, pytest.param(1, marks=pytest.mark.proof)])
+def test_late_events_of_shards_that_have_no_events_at_last(
+    spark: SparkSession, stream: FileStream, sink: Sink, levels: int
+) -> None:
     """The last file has events of one key, and so of one shard. The late events of the others came before."""
     keys = [f"key-{number}" for number in range(8)]
     stream.put([(key, 1, 1.0) for key in keys])
     stream.put([(key, 25, 1.0) for key in keys])
     stream.put([(key, 4, 1.0) for key in keys])
     stream.put([(keys[0], 26, 1.0)])
-    rows = sink.run(windows(stream))
+    rows = sink.run(windows(stream, policy={"distribution": {"merge_levels": levels}}))
     assert [first([row for row in rows if row["k"] == key]) for key in keys] == [[("on_time", 1), ("late", 2)]] * 8
 
 
