@@ -204,13 +204,15 @@ def transformed(transform: Transform, events: pa.RecordBatch, schema: pa.Schema 
 class FileChild:
     """The function for ``mapInArrow`` that makes blocks. Its input is that of the scan's reader.
 
-    ``watermark``: the column of event times that make it.
+    ``watermark``: the column of event times that make it. ``columns``: what each column of the plan is called in the
+    files.
     """
 
-    def __init__(self, scan: FileScan, work: ChildWork, watermark: str) -> None:
+    def __init__(self, scan: FileScan, work: ChildWork, watermark: str, columns: Sequence[str]) -> None:
         self._scan = scan
         self._work = work
         self._watermark = watermark
+        self._columns = columns
 
     def __call__(self, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counts = dict.fromkeys(COUNTS, 0)
@@ -221,7 +223,8 @@ class FileChild:
                 # Before any block of these events leaves.
                 newest = pc.max(events.column(self._watermark))
                 latest = max((s for s in (latest, newest) if s.is_valid), key=_value, default=latest)
-                for row in sending.of(builder.add(_with_one_zero(events.select(names), self._work.plan.key))):
+                own = pa.RecordBatch.from_arrays([events.column(name) for name in self._columns], names)
+                for row in sending.of(builder.add(_with_one_zero(own, self._work.plan.key))):
                     yield extended(row, latest)
             for row in sending.finish(builder.finish()):
                 yield extended(row, latest)

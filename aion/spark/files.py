@@ -195,7 +195,20 @@ class Files:
     rows_first: ClassVar[bool] = False
 
     def plan(self, spec: Spec) -> Plan:
-        return spec.plan(self.schema)
+        fields = {field.name: field for field in self.schema}
+        asked = {name: self._meant(name) for name in spec.used_columns if name not in fields}
+        renamed = {
+            asked[name]: name for name in asked if asked[name] in fields and asked[name] not in spec.used_columns
+        }
+        kept = [field.with_name(renamed.get(field.name, field.name)) for field in self.schema]
+        more = [fields[real].with_name(name) for name, real in asked.items() if real in fields and real not in renamed]
+        return spec.plan(pa.schema([*kept, *more]))
+
+    def _meant(self, name: str) -> str:
+        """Returns the column that a name means for Spark: perhaps one in another case."""
+        alike = [each for each in self.schema.names if each.lower() == name.lower()]
+        is_other = name not in alike and len(alike) == 1 and not is_case_sensitive(self.session)
+        return alike[0] if is_other else name
 
     def policy(self, spec: Spec, policy: Policy) -> Policy:
         return policy
@@ -217,7 +230,7 @@ class Files:
         ``time``.
         """
         column, delay_us = self._watermark
-        return delay_us if column == time else None
+        return delay_us if column == self._meant(time) else None
 
     def reading(self, plan: Plan) -> str:
         """Returns how the children read the events, in words."""
@@ -238,7 +251,7 @@ class Files:
             raise SchemaError(f"key: read_files cannot hash keys of type {', '.join(map(str, work.key_types))}")
         column, delay_us = self._watermark
         scan = self._scan(self._needed(work.plan), work.name)
-        child = FileChild(scan, work, column)
+        child = FileChild(scan, work, column, [self._meant(name) for name in work.plan.schema.names])
         fields = [*row_type(work.tree, level=0), StructField(LATEST, TimestampType()), *_COUNT_FIELDS]
         rows = in_arrow(self._input(scan), child, StructType(fields))
         blocks = _counted(rows, f"{work.name}.files").withWatermark(LATEST, _spark_delay(delay_us))
@@ -257,7 +270,7 @@ class Files:
         raise TypeError(f"a stream of read_files is no DataFrame; write .to_df()[{name!r}]")
 
     def _needed(self, plan: Plan) -> list[str]:
-        return list(dict.fromkeys([*plan.schema.names, self._watermark[0]]))
+        return list(dict.fromkeys([*map(self._meant, plan.schema.names), self._watermark[0]]))
 
     @property
     def _is_recursive(self) -> bool:

@@ -97,3 +97,12 @@ def test_names_mean_what_they_mean_for_spark(stream: FileStream, sink: Sink, key
     rows: DataFrame = stream.read(EVENTS_DDL).withColumn("s", F.struct(F.col("k").alias("x")))
     panes = aion.windowed(rows.withWatermark("ts", "1 second"), key=key, **{**COUNT, "time": "TS"})
     assert sorted((row[name], row["n"]) for row in sink.run(panes)) == [("a", 1), ("b", 1)]
+
+
+def test_names_mean_the_same_for_files(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
+    stream.put([("a", 1, 1.0), ("b", 2, 2.0), ("a", 25, 1.0)])
+    files = aion.read_files(spark, str(stream.folder), schema=TYPES, watermark=("ts", "1 second"))
+    aggregates = {"n": A.count(), "high": A.max("V"), "low": A.min("v")}
+    panes = aion.windowed(files, key="K", **{**COUNT, "time": "TS", "aggregates": aggregates})
+    rows = [(row["K"], row["n"], row["high"], row["low"]) for row in sink.run(panes)]
+    assert sorted(rows) == [("a", 1, 1.0, 1.0), ("b", 1, 2.0, 2.0)]
