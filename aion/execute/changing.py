@@ -199,13 +199,14 @@ class Changes:
         of_bin = of_bin.reshape(-1)
         numbers = [_bin(*pair) for pair in distinct.tolist()]
         heads = self._values.get([_SPACE + _BIN + number for number in numbers])
-        counts = np.array([(0, 1) if head is None else np.frombuffer(head, np.int64) for head in heads])
+        rows = [(0, 1) if head is None else np.frombuffer(head, np.int64) for head in heads]
+        counts = np.array(rows, np.int64).reshape(-1, 2)
         places, page_of = np.unique(
             np.column_stack((of_bin, ids[:, 0] & (counts[of_bin, 1] - 1))), axis=0, return_inverse=True
         )
         keys = [_page_key(numbers[b], page) for b, page in places.tolist()]
         pages = [self._read(value) for value in self._values.get(keys)]
-        stored = pa.concat_tables(pages).combine_chunks()
+        stored = pa.concat_tables([self._page.empty_table(), *pages]).combine_chunks()
         return _Kept(numbers, counts, places, page_of.reshape(-1), pages, stored, _found(ids, _ids(stored)))
 
     def _settled(self, old: pa.Table, new: pa.Table) -> pa.Table:
