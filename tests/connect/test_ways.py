@@ -64,6 +64,7 @@ def started(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return restored
 
 
+@pytest.mark.proof
 def test_windows_go_on_when_each_start_is_another(server: Server, tmp_path: Path, undisturbed: Any) -> None:
     for way, batches in (("run", BATCHES[:1]), ("connect", BATCHES[1:2]), ("conf", BATCHES[2:])):
         found = start(way, server.url, tmp_path, batches)
