@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 import aion
 from aion import aggregates as A
 from aion.errors import ConfigError, SchemaError
-from tests.spark.conftest import EVENTS_DDL, FileStream
+from tests.spark.conftest import EVENTS_DDL, FileStream, take_all
 
 
 def sessions(stream: FileStream, **more: Any) -> DataFrame:
@@ -38,11 +38,11 @@ def test_the_newest_panes_of_a_query_that_runs(stream: FileStream, alone: SparkS
         stream.put([("a", 1, 1.0), ("a", 20, 1.0), ("b", 5, 1.0)])
         stream.put([("a", 100, 1.0)])
         stream.put([("z", 101, 1.0)])
-        query.processAllAvailable()
+        take_all(query)
         assert shown(query) == [("a", 1, 1), ("a", 20, 1), ("b", 5, 1)]
         stream.put([("a", 10, 1.0), ("a", 12, 1.0)])  # joins two sessions, which are taken back
         stream.put([("z", 102, 1.0)])
-        query.processAllAvailable()
+        take_all(query)
         assert shown(query) == [("a", 1, 4), ("b", 5, 1)]
         assert list(aion.table(query).columns)[:5] == ["k", "window", "window_start", "window_end", "n"]
         assert not {"pane_seq", "reason", "event"} & set(aion.table(query).columns)

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import aion
 from aion import aggregates as A
-from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
+from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, take_all
 
 
 def windows(stream: FileStream, **definition: Any) -> Any:
@@ -93,7 +93,7 @@ def test_a_batch_that_runs_again_decides_the_same(
 def test_a_query_without_an_end_waits_for_its_trigger(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
     put(stream)
     query = sink.start(windows(stream), processingTime="0 seconds")
-    query.processAllAvailable()
+    take_all(query)
     query.stop()
     assert first(sink.rows()) == [("on_time", 3)]
 

@@ -20,7 +20,7 @@ from aion.metrics import StateMetrics
 from experiments.workloads import application, load, sources
 from experiments.workloads.average import SCHEMA, mean
 from experiments.workloads.model import Shape
-from tests.spark.conftest import EVENTS_DDL, FileStream
+from tests.spark.conftest import EVENTS_DDL, FileStream, take_all
 from tests.spark.test_tiers import new_server
 
 __all__ = ["new_server"]
@@ -153,7 +153,7 @@ class Open:
             self.windows += 1
             rows = int(mib * MIB / ROW_BYTES)
             self.stream.put([(600 * self.windows + i % 600, 1.0, "x" * ROW_BYTES) for i in range(rows)])
-        self.query.processAllAvailable()
+        take_all(self.query)
 
 
 def total(key: Any, window: Any, events: Any) -> dict[str, float]:

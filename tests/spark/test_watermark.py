@@ -20,7 +20,7 @@ import aion
 from aion import aggregates as A
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from tests.server.conftest import wait_until
-from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
+from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, take_all
 
 HOUR = 3600
 POLICY = {"lateness": {"initial_bound": "10 minutes", "coverage": None}, "trigger": {"kind": "every_batch"}}
@@ -193,7 +193,7 @@ def test_windows_of_a_silent_source_close(
         stream.put([("a", old + second, 1.0)])
     df = aion.watermark(stream.read(EVENTS_DDL), "ts", "0 seconds", idle_after="1 second", max_ahead="2 minutes")
     query = started(aion.windowed(df, **SECONDS, policy=POLICY))
-    query.processAllAvailable()
+    take_all(query)
     now = int(time.time())
     stream.put([("a", now, 1.0)])
     truth = [("a", at, 1, "on_time") for at in (old, old + 1, old + 2, now)]

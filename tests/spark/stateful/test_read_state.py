@@ -18,7 +18,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import aion
 from aion.errors import ConfigError
-from tests.spark.conftest import FileStream
+from tests.spark.conftest import FileStream, take_all
 from tests.spark.stateful.rig import Case, Output, grouped_by_aion, query_of, to_the_end
 
 COLUMNS = [("k", pa.string()), ("v", pa.int64())]
@@ -134,7 +134,7 @@ def test_a_query_that_is_running_is_left_alone(spark: SparkSession, tmp_path: Pa
     running = df.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "aion")).outputMode("update")
     query = running.start()
     try:
-        query.processAllAvailable()
+        take_all(query)
         with pytest.raises(ConfigError, match="its query is running"):
             aion.read_state(spark, str(tmp_path / "aion"))
     finally:
