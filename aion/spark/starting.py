@@ -102,7 +102,8 @@ def _tell_sink(spark: SparkSession, execution: Any, idle: tuple[int, int]) -> No
 
 def refuse(run: str, error: AionError, conf: Any) -> None:
     """Notes that a query cannot run, for ``start`` and for its tasks, which may begin before that returns.
-    The first reason counts.
+
+    If there are several reasons, the first one is raised.
     """
     if run not in _refused:
         conf.set(REFUSED, json.dumps([type(error).__name__, str(error)]))

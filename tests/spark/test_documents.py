@@ -160,7 +160,7 @@ def check_sinks(stage: Stage) -> None:
 
 
 def check_bad_values(stage: Stage) -> None:
-    """The page only makes the sink; it takes results here of which one segment has a name that is not UTF-8."""
+    """The page only makes a sink. Here the sink gets results, and the name of one segment is not UTF-8."""
     name = F.when(F.col("segment") == 1, F.expr("CAST(X'61FF' AS STRING)")).otherwise(F.col("segment").cast("string"))
     panes = aion.windowed(
         stage.stream.withWatermark("ts", "20 seconds").withColumn("segment", name), name="careful", **THE_REST
