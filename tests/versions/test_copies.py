@@ -59,6 +59,8 @@ class Operator:
             shard.release(name, purge=[number - keeps])
             after[no] = shard.commit(name, {"next_seq": next_seq + 1})
             shard.close()
+            if isinstance(shard.storage, RemoteStorage):
+                shard.storage.settle()  # it deletes in the background
         return after
 
     def slices(self, checkpoint: str, number: int, token: str | None, no: int) -> list[int]:
