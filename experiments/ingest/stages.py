@@ -131,7 +131,7 @@ class WiredAttempt(CountedAttempt):
     def __init__(self, shard: Shard, attempt: str) -> None:
         super().__init__(shard, attempt)
         self.count = Count()
-        self._bodies = Bodies(shard.storage.bodies)
+        self._bodies = Bodies(shard.bodies)
 
     def mapped(self, block: Block) -> Block:
         return self._bodies.of(block)

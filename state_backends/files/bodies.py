@@ -7,6 +7,8 @@ length of the list u32, its CRC-32 u32, and the magic "AIOH".
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 import orjson
 import pyarrow as pa
 
-from state_backends.format.block import Block
+from state_backends.format.block import Block, BodyAt
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import CorruptBlock, CorruptState
 
@@ -25,18 +27,20 @@ ALIGNMENT = 64
 """Arrow reads columns without a copy if they are aligned."""
 END = struct.Struct("<II4s")
 MAGIC = b"AIOH"
-_STRIDE = 128 << 10  # the system reads at least as much at once
+_PAGE = mmap.PAGESIZE
 
 
 class Places(NamedTuple):
     """Where the files are: local ``folders``, or else ``paths`` on the remote file system of ``uri``.
 
-    What is found there is downloaded to the first local folder. ``uri`` is empty if there is no such file system.
+    ``uri`` is empty if there is no such file system. ``staged``: the folder of shared memory with staged bodies, each
+    in a file of its own (:func:`staged_name`); empty if there is none.
     """
 
     folders: Sequence[str]
     uri: str = ""
     paths: Sequence[str] = ()
+    staged: str = ""
 
 
 class Footer(NamedTuple):
@@ -48,14 +52,15 @@ class Footer(NamedTuple):
 
 
 class Bodies:
-    """Maps files with bodies into memory, so that nothing is copied.
+    """Maps bodies into memory, so that nothing is copied: a staged body, or the file that has it.
 
-    ``download(places, name)`` brings a file to the first local folder; it raises FileNotFoundError if there is none.
+    ``fetch(places, reference)`` reads the body of a file that is not on this host; it raises FileNotFoundError if there
+    is none.
     """
 
-    def __init__(self, places: Places, download: Callable[[Places, str], None] | None = None) -> None:
+    def __init__(self, places: Places, fetch: Callable[[Places, Block], bytes] | None = None) -> None:
         self._places = places
-        self._download = download
+        self._fetch = fetch
         self._maps: dict[str, Any] = {}
 
     def of(self, block: Block) -> Block:
@@ -65,25 +70,45 @@ class Bodies:
     def _body(self, block: Block) -> Any:
         """Raises CorruptBlock if the file is missing or too short."""
         assert block.at is not None
-        mapped = self._maps.get(block.at.file)
-        if mapped is None:
-            mapped = self._maps[block.at.file] = self._map(block.at.file)
-        size, offset = block.header.body_bytes, block.at.offset
-        if offset + size > mapped.size:
-            raise CorruptBlock(f"{block.at.file}: it ends before the block at {offset} with {size} bytes does")
-        return mapped.slice(offset, size)
+        size, (name, offset) = block.header.body_bytes, block.at
+        if (staged := self._staged(block.at, size)) is not None:
+            return staged
+        mapped = self._maps.get(name) or self._map(name)
+        if mapped is not None:
+            self._maps[name] = mapped
+            if offset + size > mapped.size:
+                raise too_short(block.at, size)
+            return mapped.slice(offset, size)
+        if self._fetch is not None:
+            with contextlib.suppress(FileNotFoundError):
+                return pa.py_buffer(self._fetch(self._places, block))
+        where = " or ".join([*self._places.folders, *self._places.paths]) or "this kind of place"
+        raise CorruptBlock(f"{name}: a version names blocks in this file, and it is not in {where}")
+
+    def _staged(self, at: BodyAt, size: int) -> Any:
+        """The staged body. Its memory is freed when nobody uses the buffer, so this keeps none."""
+        if self._places.staged:
+            with contextlib.suppress(FileNotFoundError):
+                mapped = pa.memory_map(f"{self._places.staged}/{staged_name(at)}").read_buffer()
+                if mapped.size == size:
+                    return mapped
+        return None
 
     def _map(self, name: str) -> Any:
         path = find(self._places.folders, name)
-        if path is None and self._download is not None:
-            with contextlib.suppress(FileNotFoundError):
-                self._download(self._places, name)
-                path = find(self._places.folders, name)
         if path is not None:
             with contextlib.suppress(FileNotFoundError):
                 return pa.memory_map(str(path)).read_buffer()
-        where = " or ".join([*self._places.folders, *self._places.paths]) or "this kind of place"
-        raise CorruptBlock(f"{name}: a version names blocks in this file, and it is not in {where}")
+        return None
+
+
+def staged_name(at: BodyAt) -> str:
+    """The name of a staged body's file."""
+    return f"{at.file}.{at.offset}"
+
+
+def too_short(at: BodyAt, size: int) -> CorruptBlock:
+    return CorruptBlock(f"{at.file}: it ends before the block at {at.offset} with {size} bytes does")
 
 
 def find(folders: Sequence[str], name: str) -> Path | None:
@@ -101,27 +126,39 @@ def by_file(references: Iterable[Block]) -> dict[str, list[Block]]:
     return found
 
 
-def advise(path: Path, references: Iterable[Block]) -> None:
-    """Asks the system to read bodies of this file from disk, because they will be needed soon. Does not wait."""
-    with contextlib.suppress(OSError):  # the reader of a block reports the error
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            for block in references:
-                assert block.at is not None
-                os.posix_fadvise(fd, block.at.offset, block.header.body_bytes, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(fd)
+def are_resident(path: Path, ranges: Sequence[tuple[int, int]]) -> list[bool]:
+    """Returns whether the system has each range (offset, bytes) of a file in memory. False if it cannot say."""
+    found = [False] * len(ranges)
+    with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:  # the reader of a block reports it
+        size = os.fstat(file.fileno()).st_size
+        base = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0) if size and _libc else None
+        if _libc is None or base in (None, _FAILED):
+            return found
+        for number, (offset, length) in enumerate(ranges):
+            begin = offset - offset % _PAGE
+            pages = -(-(offset + length - begin) // _PAGE)
+            flags = ctypes.create_string_buffer(pages)
+            if offset + length <= size and not _libc.mincore(base + begin, pages * _PAGE, flags):
+                found[number] = flags.raw.count(b"\x01") == pages  # the system sets the lowest bit only
+        _libc.munmap(base, size)
+    return found
 
 
-def wait_for_body(places: Places, block: Block, begin: int, end: int) -> bool:
-    """Waits until a part of a body that :func:`advise` asked for is in memory. False: it is not on this host."""
-    assert block.at is not None
-    path = find(places.folders, block.at.file)
-    if path is not None:
-        with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:  # the reader of a block reports it
-            for offset in range(begin, end, _STRIDE):
-                os.pread(file.fileno(), 1, block.at.offset + offset)
-    return path is not None
+def _system() -> ctypes.CDLL | None:
+    """The C library, where it can tell what is in memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    except AttributeError:
+        return None
+    return libc
+
+
+_libc = _system()
+_FAILED = ctypes.c_void_p(-1).value
 
 
 def read_footer(path: Path) -> Footer:

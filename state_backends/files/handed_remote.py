@@ -2,24 +2,23 @@
 
 A child uploads a file for each shard, while it works. A version that needs the file copies it into its shard's folder;
 the file system does that itself. After that the first one is deleted. What the children of a host have written is also
-in a folder of that host, and all other hosts download what they need: before it is needed if it is staged, or else when
-it is read.
+in a folder of that host. All other hosts read the ranges that they need: before they are needed if they are staged, or
+else when they are read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from state_backends.files.bodies import Places, read_footer
+from state_backends.files.bodies import Places, too_short
 from state_backends.files.handed import HandedFile, sweep
-from state_backends.files.names import HANDED_FOLDER, PART
-from state_backends.files.remote import Remote, RemoteUpload, chunks_of, keep
-from state_backends.files.storage import make_folder
+from state_backends.files.names import HANDED_FOLDER
+from state_backends.files.remote import Remote, RemoteUpload, storage_errors
+from state_backends.format.block import Block
 
 
 class HandedPlace(NamedTuple):
@@ -61,31 +60,26 @@ def shared(uri: str) -> Remote:
     return Remote(uri)
 
 
-def download(places: Places, name: str) -> None:
-    """Brings a file to the first local folder of ``places``.
-
-    Raises FileNotFoundError if it is nowhere, CorruptState if it is not complete, StorageError.
-    """
-    bring(shared(places.uri), places, name)
+def fetch_body(places: Places, reference: Block) -> bytes:
+    """Reads the body of a reference. Raises FileNotFoundError if its file is nowhere, CorruptBlock, StorageError."""
+    return read_body(shared(places.uri), places, reference)
 
 
-def bring(remote: Remote, places: Places, name: str) -> None:
-    """See :func:`download`. Several processes may bring one file at the same time."""
+def read_body(remote: Remote, places: Places, reference: Block) -> bytes:
+    """See :func:`fetch_body`. Exactly this range is read: a file has the blocks of many windows."""
+    assert reference.at is not None
+    (name, offset), size = reference.at, reference.header.body_bytes
     fs, base = remote.connect()
-    target = Path(places.folders[0]) / name
-    make_folder(target.parent)
-    part = target.with_name(f"{name}.{uuid.uuid4().hex}{PART}")
-    try:
-        for number, path in enumerate(places.paths):
-            source = "/".join(filter(None, [base, path, name]))
-            try:
-                keep(chunks_of(fs, source, source), part)
-                break
-            except FileNotFoundError:
-                # It may just have been copied from the first place to the next.
-                if number + 1 == len(places.paths):
-                    raise
-        read_footer(part)
-        part.rename(target)
-    finally:
-        part.unlink(missing_ok=True)
+    for number, path in enumerate(places.paths):
+        source = "/".join(filter(None, [base, path, name]))
+        try:
+            with storage_errors(source, may_be_missing=True), fs.open_input_file(source) as file:
+                body = file.read_at(size, offset)
+            break
+        except FileNotFoundError:
+            # It may just have been copied from the first place to the next.
+            if number + 1 == len(places.paths):
+                raise
+    if len(body) != size:
+        raise too_short(reference.at, size)
+    return body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
 import tempfile
@@ -24,6 +25,7 @@ from state_backends.files.storage import LocalStorage, Storage, local_path, make
 from state_backends.format.errors import StorageError
 
 _PROBE = ".aion-probe-"
+log = logging.getLogger(__name__)
 
 
 class Location(Protocol):
@@ -141,12 +143,27 @@ def scratch() -> Path:
     parent = Path(first) if first else Path(tempfile.gettempdir())
     if parent.name.startswith("blockmgr-"):
         parent = parent.parent
+    return _only_ours(parent)
+
+
+def shared_memory() -> Path | None:
+    """This user's folder of shared memory, for staged bodies. None: this system has none, or not for us."""
+    parent = Path("/dev/shm")
+    try:
+        return _only_ours(parent) if parent.is_dir() else None
+    except StorageError as error:
+        log.warning("handed-over blocks are not staged, but read when they are needed: %s", error)
+        return None
+
+
+def _only_ours(parent: Path) -> Path:
+    """This user's folder there. Raises StorageError."""
     folder = parent / f"aion-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
     except OSError as error:
-        raise StorageError(f"cannot make a folder for copies of remote files: {error}") from error
+        raise StorageError(f"cannot make a folder for temporary files: {error}") from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise StorageError(f"{folder} must be a folder, not a link, that only this user can enter (mode 0700)")
     return folder

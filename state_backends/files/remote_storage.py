@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 
-from state_backends.files.bodies import Footer, Places, advise, by_file, find, footer_of, read_footer, wait_for_body
-from state_backends.files.handed_remote import HandedPlace, bring
+from state_backends.files.bodies import Footer, Places, footer_of, read_footer
+from state_backends.files.handed_remote import HandedPlace, read_body
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.local_copies import LocalCopies
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, Doomed, SstFile
@@ -23,7 +23,7 @@ from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, storag
 from state_backends.files.requests import CountedFiles, Requests
 from state_backends.files.storage import check_same, link_or_copy, make_folder, part_of
 from state_backends.format.block import Block
-from state_backends.format.errors import CorruptState, StateError, StorageError
+from state_backends.format.errors import CorruptBlock, CorruptState, StorageError
 from state_backends.thresholds import threshold
 
 _CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
@@ -52,8 +52,6 @@ class RemoteStorage:
         self.files = cache
         self._handed = handed
         self._adopted: list[str] = []  # paths of files that were copied, and can be deleted
-        self._coming: set[str] = set()  # files that are being downloaded because they will be read
-        self._closed = False
         kept = kept or KeptCopies(cache)
         self._copies = LocalCopies(self._remote, f"{folder}/files", cache, kept, self._in_background)
         self._uploads: dict[str, Future[None]] = {}  # by name: files that no version names yet
@@ -120,35 +118,20 @@ class RemoteStorage:
             folders, paths = [*folders, str(self._handed.local)], [self._handed.path, *paths]
         return Places(folders, self._remote.uri, paths)
 
-    def read_ahead(self, references: Iterable[Block]) -> None:
-        """Downloads the files that are not on this host, in the background."""
-        places = self.bodies
-        for name, blocks in by_file(references).items():
-            if (path := find(places.folders, name)) is not None:
-                advise(path, blocks)
-            elif name not in self._coming:
-                self._coming.add(name)
-                try:
-                    self._remote.ahead.submit(self._bring, places, name)
-                except RuntimeError:  # the connection is closed
-                    self._coming.discard(name)
+    def body_of(self, reference: Block) -> Future[bytes] | None:
+        def read() -> bytes:
+            try:
+                return read_body(self._remote, self.bodies, reference)
+            except FileNotFoundError as error:
+                raise CorruptBlock(f"a version names blocks in this file, and it is missing: {error}") from None
 
-    def wait_for_body(self, reference: Block, begin: int, end: int) -> bool:
-        return wait_for_body(self.bodies, reference, begin, end)
-
-    def _bring(self, places: Places, name: str) -> None:
         try:
-            bring(self._remote, places, name)
-        except (OSError, StateError) as error:  # the reader of the block reports it
-            log.debug("%s was not downloaded ahead: %s", name, error)
-        finally:
-            self._coming.discard(name)
-            if self._closed:
-                (self.files / name).unlink(missing_ok=True)
+            return self._remote.ranges.submit(read)
+        except RuntimeError:
+            raise StorageError("the connection was closed") from None
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         self._remote.connect()  # raises for a wrong URI, before any work is done
-        self._closed = False
         self._copies.fetch(files, partly=partly)
 
     def partial(self, name: str) -> PartialCopy | None:
@@ -257,7 +240,6 @@ class RemoteStorage:
 
     def close(self) -> None:
         """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""
-        self._closed = True
         self.end_publishing()
         self._copies.close()
         shutil.rmtree(self.files, ignore_errors=True)

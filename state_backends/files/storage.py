@@ -11,13 +11,14 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from state_backends.files.bodies import Footer, Places, advise, by_file, find, read_footer, wait_for_body
+from state_backends.files.bodies import Footer, Places, read_footer
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
 from state_backends.files.partial import PartialCopy
@@ -67,11 +68,11 @@ class Storage(Protocol):
     def bodies(self) -> Places:
         """Where this shard's workers find files that children handed over."""
 
-    def read_ahead(self, references: Iterable[Block]) -> None:
-        """Begins to bring the bodies of references to this host's memory, because they will be read. Does not wait."""
+    def body_of(self, reference: Block) -> Future[bytes] | None:
+        """Begins to read the body of a reference whose file is not on this host. Does not wait.
 
-    def wait_for_body(self, reference: Block, begin: int, end: int) -> bool:
-        """Waits until a part of a body is in memory that :meth:`read_ahead` asked for. False: it is on no disk here."""
+        None: there is no other file system that may have it. The future raises CorruptBlock or StorageError.
+        """
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         """Makes sure that these files are in the folder ``files``. Downloads missing files, and checks them.
@@ -183,13 +184,8 @@ class LocalStorage:
     def bodies(self) -> Places:
         return Places([str(folder) for folder in (self.files, self._handed) if folder is not None])
 
-    def read_ahead(self, references: Iterable[Block]) -> None:
-        for name, blocks in by_file(references).items():
-            if (path := find(self.bodies.folders, name)) is not None:
-                advise(path, blocks)
-
-    def wait_for_body(self, reference: Block, begin: int, end: int) -> bool:
-        return wait_for_body(self.bodies, reference, begin, end)
+    def body_of(self, reference: Block) -> None:
+        """Returns None: all files are in folders."""
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         """Does nothing: RocksDB notices a missing file when it ingests it."""

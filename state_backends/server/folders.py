@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from state_backends.files.location import LocalLocation, Location
+from state_backends.files.location import LocalLocation, Location, shared_memory
 from state_backends.files.requests import Requests
 from state_backends.files.storage import Storage
 from state_backends.format.errors import ServerError
@@ -20,13 +20,14 @@ from state_backends.versions.manifest import Identity
 class ShardFolders(NamedTuple):
     """The folders of one shard. ``live``: an empty folder of its own. ``home``: see versions.shard.Shard.
 
-    ``requests`` counts what is asked of a remote file system for the shard.
+    ``requests`` counts what is asked of a remote file system for the shard. ``staged``: a folder of shared memory.
     """
 
     storage: Storage
     live: Path
     home: Callable[[Identity], Home]
     requests: Requests
+    staged: Path | None
 
 
 class Folders:
@@ -68,7 +69,18 @@ class Folders:
             live.joinpath("shard", *names),
             lambda now: home_of(location, now, copies, counts),
             counts,
+            staged / str(self._made) if (staged := self._shared_memory()) is not None else None,
         )
+
+    def _shared_memory(self) -> Path | None:
+        """This server's folder of shared memory. None: there is none."""
+        parent = shared_memory()
+        if parent is None:
+            return None
+        if parent not in self._live:
+            live_folder.sweep(parent)
+            self._live[parent] = LiveFolder(parent, self._id)
+        return self._live[parent].path
 
     def live(self) -> list[LiveFolder]:
         return list(self._live.values())

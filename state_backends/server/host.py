@@ -132,7 +132,7 @@ class Host:
             except BaseException:
                 self.attempts.end(request.attempt)
                 raise
-            bodies, rebuilt = shard.storage.bodies, shard.rebuilds > rebuilds
+            bodies, rebuilt = shard.bodies, shard.rebuilds > rebuilds
             on_disk = shard.on_disk or (rebuilt and snapshot is not None)
             answer: dict[str, Any] = {
                 "server": self.attempts.server,
@@ -407,6 +407,7 @@ class Host:
             home=folders.home,
             cache=self._cache,
             requests=folders.requests,
+            staged=folders.staged,
         )
 
 

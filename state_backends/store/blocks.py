@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from state_backends.files.names import SstFile
-from state_backends.format.block import Block
+from state_backends.format.block import Block, BodyAt
 from state_backends.store.file_index import Indexed
 from state_backends.store.ledger import IN_MEMORY, NO_FILE, Entry, HandedBody, Ledger, Move, Place
 from state_backends.store.live_files import LiveFiles
@@ -27,10 +27,12 @@ class Blocks:
     Hold ``lock`` around every call. Never hold it during I/O.
     """
 
-    def __init__(self, budget: MemoryBudget, files: LiveFiles) -> None:
+    def __init__(
+        self, budget: MemoryBudget, files: LiveFiles, unstage: Callable[[BodyAt], None] = lambda at: None
+    ) -> None:
         self.lock = threading.RLock()
         self.ledger = Ledger()
-        self.memory = MBuckets(budget)
+        self.memory = MBuckets(budget, unstage)
         self.files = files
         self.staging = StagingCounts()
         self.closed = False
@@ -94,7 +96,17 @@ class Blocks:
         """Records that a prestaged block is in memory. ``reserved_bytes``: the room that was reserved for it."""
         self.ledger.move(entry.seq, Move.STAGED)
         self.memory.add(entry.seq, block, reserved_bytes=reserved_bytes)
-        self.staging.staged(entry)
+        self.staging.staged(entry.seq, entry.size_bytes)
+
+    def staged_body(self, entry: Entry, reserved_bytes: int) -> None:
+        """Records that the body of a reference in memory is staged."""
+        self.memory.add_body(entry.seq, reserved_bytes=reserved_bytes)
+        self.staging.staged(entry.seq, entry.body_bytes)
+
+    def without_bodies(self, entries: Iterable[Entry]) -> list[tuple[Entry, Block]]:
+        """Returns the references among these that are in memory, and whose bodies are not staged."""
+        handed = [e for e in entries if e.handed is not None and e.place in IN_MEMORY]
+        return [(e, self.memory[e.seq]) for e in handed if not self.memory.is_whole(e.seq)]
 
     def evict(self, entry: Entry) -> None:
         """Removes a block from memory. It must be on disk."""
@@ -179,7 +191,8 @@ class Blocks:
         """Returns bytes by place, and how well staging served reads."""
         both = sum(e.size_bytes for e in self.ledger if e.place is Place.BOTH)
         on_disk = self.ledger.disk_bytes + self.ledger.handed_bytes
-        stats = StoreStats(len(self.ledger), self.ledger.memory_bytes, on_disk, on_disk - both)
+        staged = self.memory.body_bytes
+        stats = StoreStats(len(self.ledger), self.ledger.memory_bytes + staged, on_disk, on_disk - both - staged)
         stats.staging.add(self.staging.stats)
         return stats
 
@@ -189,7 +202,7 @@ class Blocks:
         assert self._budgeted_bytes == self.ledger.own_bytes
         in_memory = {e.seq for e in self.ledger if e.place in IN_MEMORY}
         assert in_memory == self.memory.seqs(), "a block is in memory exactly if the ledger says so"
-        assert self.ledger.memory_bytes == self.memory.total_bytes
+        assert self.ledger.memory_bytes == self.memory.total_bytes - self.memory.body_bytes
         live: dict[int, set[tuple[int, int]]] = {no: set() for no in self.files}
         sizes = dict.fromkeys(self.files, 0)
         for entry in self.ledger:

@@ -91,7 +91,7 @@ class Eviction:
         self._expired.update(slices)
         self.touch(slices)
         for slice_us in slices:
-            size = sum(e.size_bytes for e in self._blocks.ledger.of_slices([slice_us]))
+            size = sum(e.whole_bytes for e in self._blocks.ledger.of_slices([slice_us]))
             self._shrink(slice_us, int(self._keep_fraction * size))
 
     def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
@@ -118,8 +118,9 @@ class Eviction:
         """Returns what a destage policy sees: the fields of a WindowView for each slice that has anything in memory."""
         on_disk: dict[int, int] = {}
         for entry in self._blocks.ledger:
-            if entry.place not in IN_MEMORY:
-                on_disk[entry.slice_us] = on_disk.get(entry.slice_us, 0) + entry.size_bytes
+            if not self._blocks.memory.is_whole(entry.seq):
+                far = entry.body_bytes if entry.place in IN_MEMORY else entry.whole_bytes
+                on_disk[entry.slice_us] = on_disk.get(entry.slice_us, 0) + far
         views = []
         for slice_us, m_bytes in self._blocks.memory.sizes().items():
             first_s, last_s, size = self._appended.get(slice_us, (0.0, 0.0, 0))
@@ -149,8 +150,9 @@ class Eviction:
                 self._prestager.cancel(entry)
             if entry.place not in IN_MEMORY:
                 continue
-            keep_bytes -= entry.size_bytes
+            keep_bytes -= entry.whole_bytes
             if keep_bytes < 0:
                 found_any = True
+                self._prestager.cancel(entry)
                 self._writer.evict_when_written(entry)
         return found_any

@@ -24,10 +24,26 @@ class Fetcher:
                 raise StateError(f"block {entry.seq} of slice {entry.slice_us}: its store was closed while it was read")
             if entry.place is not Place.DISK:
                 return None
-            return self._io.submit(Priority.READ, self.steps(entry))
+            return self._io.submit(Priority.READ, self._whole(entry))
+
+    def start_body(self, entry: Entry) -> Pending[Block] | None:
+        """Starts reading the body of a reference in memory. Returns None if it is staged, or is being prestaged."""
+        with self._blocks.lock:
+            block = self._blocks.memory.get(entry.seq)
+            if block is None or self._blocks.memory.is_whole(entry.seq):
+                return None
+            self._blocks.staging.lacked(entry)
+            return self._io.submit(Priority.READ, self._files.bodies.read(block))
+
+    def _whole(self, entry: Entry) -> Steps[Block]:
+        """Reads a block, with its body, unless a worker can map that at once."""
+        block = yield from self.steps(entry)
+        if block.at is not None and not self._files.bodies.resident([block])[0]:
+            block = yield from self._files.bodies.read(block)
+        return block
 
     def steps(self, entry: Entry) -> Steps[Block]:
-        """Reads a block. Its file is looked up when the request runs, because merging moves blocks to other files."""
+        """Reads a block as it is stored. Its file is looked up when the request runs: merging moves blocks."""
         while True:
             file_no = entry.file_no
             try:
@@ -39,15 +55,19 @@ class Fetcher:
                     if entry.file_no == file_no:
                         raise
             else:
-                if block.at is not None:  # its reader maps the body
-                    self._files.read_ahead([block])
                 return block
 
-    def ahead(self, references: Sequence[Block]) -> Steps[int]:
-        """Brings the bodies of references to memory. Waits for those on this host, and returns their bytes."""
-        yield 0
-        self._files.read_ahead(references)
-        return (yield from self._files.arriving(references))
+    def resident(self, references: Sequence[Block]) -> list[bool]:
+        """Returns whether the body of each can be mapped at once."""
+        return self._files.bodies.resident(references) if references else []
+
+    def stage_body(self, block: Block) -> Steps[bool]:
+        """See :meth:`state_backends.store.body_files.BodyFiles.stage`."""
+        return self._files.bodies.stage(block)
+
+    def unstage_body(self, block: Block) -> None:
+        if block.at is not None:
+            self._files.bodies.unstage(block.at)
 
 
 def purged(entry: Entry) -> StateError:

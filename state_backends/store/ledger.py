@@ -103,6 +103,16 @@ class Entry:
         """The seq of the block that brought its last event: its own, unless it was compacted from other blocks."""
         return self.seq if self.compacted is None else self.compacted.last_seq
 
+    @property
+    def whole_bytes(self) -> int:
+        """The bytes that a function needs: of a reference, with its body."""
+        return self.size_bytes + self.body_bytes
+
+    @property
+    def body_bytes(self) -> int:
+        """The bytes of the body elsewhere, if this is a reference."""
+        return 0 if self.handed is None else self.handed.size_bytes
+
     def moved(self, move: Move, place: Place) -> None:
         self.place = place
         self.story = (self.story << 4 | _MOVES.index(move) + 1) & 0xFF
@@ -121,7 +131,7 @@ class Ledger:
         self._slices: dict[int, list[Entry]] = {}
         self.memory_bytes = 0
         self.disk_bytes = 0
-        self.handed_bytes = 0  # of bodies, which are never in memory
+        self.handed_bytes = 0  # of bodies, wherever they are
 
     def __len__(self) -> int:
         return len(self._entries)

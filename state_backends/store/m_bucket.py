@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from state_backends.format.block import Block
+from state_backends.format.block import Block, BodyAt
 
 
 class Stretches(NamedTuple):
@@ -133,11 +133,18 @@ class MemoryBudget:
 
 
 class MBuckets:
-    """The blocks of one store that are in memory. It has no lock: hold the store's lock around every call."""
+    """The blocks of one store that are in memory, and the bodies of references that are staged.
 
-    def __init__(self, budget: MemoryBudget) -> None:
+    ``unstage`` frees a staged body. It has no lock: hold the store's lock around every call.
+    """
+
+    def __init__(self, budget: MemoryBudget, unstage: Callable[[BodyAt], None] = lambda at: None) -> None:
         self._budget = budget
+        self._unstage = unstage
         self._blocks: dict[int, Block] = {}
+        self._bodies: dict[int, BodyAt] = {}
+        self.body_bytes = 0
+        """Of all staged bodies."""
         self._slices: dict[int, int] = {}
         self._total = 0
 
@@ -188,26 +195,47 @@ class MBuckets:
 
     def add(self, seq: int, block: Block, *, reserved_bytes: int = 0) -> None:
         """Keeps a block in memory. ``reserved_bytes``: the room that was reserved for it in the budget."""
-        slice_us = block.header.slice_us
         self._blocks[seq] = block
-        self._slices[slice_us] = self._slices.get(slice_us, 0) + block.size_bytes
-        self._total += block.size_bytes
-        self._budget.add(block.size_bytes, reserved_bytes=reserved_bytes)
+        self._count(block.header.slice_us, block.size_bytes, reserved_bytes)
+
+    def add_body(self, seq: int, *, reserved_bytes: int = 0) -> None:
+        """The body of a reference in memory is staged. ``reserved_bytes``: the room that was reserved for it."""
+        block = self._blocks[seq]
+        assert block.at is not None and seq not in self._bodies
+        self._bodies[seq] = block.at
+        self.body_bytes += block.header.body_bytes
+        self._count(block.header.slice_us, block.header.body_bytes, reserved_bytes)
+
+    def is_whole(self, seq: int) -> bool:
+        """Whether a block is in memory, with its body."""
+        block = self._blocks.get(seq)
+        return block is not None and (block.at is None or seq in self._bodies)
 
     def remove(self, seq: int) -> None:
-        """Removes a block if it is in memory."""
+        """Removes a block if it is in memory, and its body if that is staged."""
         block = self._blocks.pop(seq, None)
         if block is None:
             return
-        slice_us = block.header.slice_us
-        self._slices[slice_us] -= block.size_bytes
-        self._total -= block.size_bytes
+        size_bytes = block.size_bytes
+        if (at := self._bodies.pop(seq, None)) is not None:
+            size_bytes += block.header.body_bytes
+            self.body_bytes -= block.header.body_bytes
+            self._unstage(at)
+        self._count(block.header.slice_us, -size_bytes)
+
+    def _count(self, slice_us: int, size_bytes: int, reserved_bytes: int = 0) -> None:
+        self._slices[slice_us] = self._slices.get(slice_us, 0) + size_bytes
         if not self._slices[slice_us]:
             del self._slices[slice_us]
-        self._budget.add(-block.size_bytes)
+        self._total += size_bytes
+        self._budget.add(size_bytes, reserved_bytes=reserved_bytes)
 
     def clear(self) -> None:
         self._budget.add(-self.total_bytes)
+        for at in self._bodies.values():
+            self._unstage(at)
+        self._bodies.clear()
+        self.body_bytes = 0
         self._blocks.clear()
         self._slices.clear()
         self._total = 0

@@ -28,6 +28,7 @@ from state_backends.format.block import Block, parse
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import CorruptBlock, CorruptState, StateError
 from state_backends.format.sst_table import Span
+from state_backends.store.body_files import BodyFiles, NoBodies
 from state_backends.store.file_index import Indexed
 from state_backends.store.io import Steps
 from state_backends.store.sst_file import NewFile, block_key, checksum, index_key, read_index, rocksdb_options
@@ -35,7 +36,6 @@ from state_backends.store.waiting import waiting_for
 from state_backends.thresholds import threshold
 
 _FILES_AT_ONCE = threshold(64, 2)  # takes about 0.1 s; an urgent read of another shard waits for that
-_PIECE_BYTES = threshold(1 << 20, 1000)  # of a body; an urgent read waits for one
 CACHE_BYTES = 4 << 20
 # A RocksDB that failed may refuse to close, and then it keeps its folder locked. So each gets its own folder.
 _db_numbers = itertools.count()
@@ -68,10 +68,8 @@ class PBucket:
         self.live = live
         self.durable = durable
         self.tag = "0"
-        self.ahead: Callable[[Sequence[Block]], None] = lambda references: None
-        """Brings the bodies of references nearer. Others read them, and map their files."""
-        self.wait_for_body: Callable[[Block, int, int], bool] = lambda reference, begin, end: False
-        """Waits for a part of the body of a reference that ``ahead`` asked for. False: it is not on this host."""
+        self.bodies: BodyFiles | NoBodies = NoBodies()
+        """Of the references among the blocks."""
         self.partial: Callable[[str], PartialCopy | None] = lambda name: None
         """The local copy of a file, by its name, if a part of it may be missing."""
         self.made: Callable[[int, Path], None] = lambda file_no, path: None
@@ -219,22 +217,6 @@ class PBucket:
         copies = [copy for file in files if (copy := self.partial(file.name)) is not None]
         yield from waiting_for([future for copy in copies for future in copy.bring(Span(0, copy.file.size_bytes))])
 
-    def read_ahead(self, references: Sequence[Block]) -> None:
-        """Begins to bring the bodies of references to this host's memory. Does not wait."""
-        self.ahead(references)
-
-    def arriving(self, references: Sequence[Block]) -> Steps[int]:
-        """Steps that wait until the bodies are in memory that are on this host. Returns their bytes."""
-        arrived = 0
-        for reference in references:
-            size = reference.header.body_bytes
-            for begin in range(0, size, _PIECE_BYTES):
-                end = min(begin + _PIECE_BYTES, size)
-                moved = end - begin if self.wait_for_body(reference, begin, end) else 0
-                arrived += moved
-                yield moved
-        return arrived
-
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
         """Steps that ingest existing files; returns the index of each.
 
@@ -336,6 +318,7 @@ class PBucket:
             self._db = None
         self._ingested.clear()
         self._copies.clear()
+        self.bodies.close()
         shutil.rmtree(self.live, ignore_errors=True)
 
     # -- RocksDB ------------------------------------------------------------------------------------------

@@ -1,15 +1,17 @@
 """Brings blocks into memory before they are read (paper section 3.2 and 3.3).
 
-A prestage fetches as much as an execution needs in order not to wait, and at most what memory has room for.
+A prestage fetches as much as an execution needs in order not to wait, and at most what memory has room for. Of a
+handed-over block that is its body, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from policies.prestage import StagingSpeed
 from policies.sizing import m_bucket_bytes
+from state_backends.format.block import Block
 from state_backends.store.blocks import Blocks
 from state_backends.store.fetching import Fetcher
 from state_backends.store.io import Io, Pending, Priority, Steps
@@ -23,15 +25,28 @@ _MARGIN = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Staging:
-    """One block on its way into memory. ``reserved_bytes`` of the budget are reserved for it until it is over.
+    """One block, or the body of one, on its way into memory.
 
-    A block can be staged, cancelled and staged again before the first request has cleaned up. So each request checks
-    whether it is still the current one of its block.
+    ``reserved_bytes`` of the budget are reserved for it until it is over. A block can be staged, cancelled and staged
+    again before the first request has cleaned up. So each request checks whether it is still the current one of its
+    block. ``body_only``: the reference is in memory already.
     """
 
     entry: Entry
     reserved_bytes: int
+    body_only: bool = False
     request: Pending[None] = field(init=False)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """What one call prestages together: when it was asked for and when the first request ran, and the bytes moved."""
+
+    asked_s: float
+    began_s: float | None = None
+    moved_bytes: int = 0
+    under_way: int = 0
+    has_failed: bool = False
 
 
 class Prestager:
@@ -56,47 +71,41 @@ class Prestager:
     def prestage(self, slices: Sequence[int], only: Only | None) -> None:
         """Starts fetching the visible blocks of these slices, in this order. Does not wait.
 
-        The body of a reference is fetched even if the reference is in memory: it is on a disk, or on another host.
+        The body of a reference in memory is fetched too, unless a worker can map it at once.
         """
-        begin = self._io.now()
-        last: Pending[None] | None = None
-        size, times = 0, [begin]
-        moved: list[int] = []
+        run = _Run(self._io.now())
+        requests: list[Pending[None]] = []
+        size = 0
         busy = self._io.busy()
+        slices = list(dict.fromkeys(slices))
+        with self._blocks.lock:
+            lacking = self._blocks.without_bodies(self._blocks.visible(slices, only))
+        resident = self._fetcher.resident([block for _, block in lacking])
+        cold = {entry for (entry, _), is_there in zip(lacking, resident, strict=True) if not is_there}
         with self._blocks.lock:
             # At most what memory has room for, and what a function needs: it may begin before everything is there.
-            handed: list[Entry] = []
-            has_room = True
-            for slice_us in dict.fromkeys(slices):
+            for slice_us in slices:
                 entries = self._blocks.visible([slice_us], only)
-                handed += [e for e in entries if e.handed is not None and e.place in IN_MEMORY]
-                wanted = size + self._wanted_bytes(entries)
+                wanted = size + self._wanted_bytes(entries, cold)
                 for entry in entries:
-                    if not has_room or size >= wanted:
+                    if size >= wanted:
                         break
-                    if entry.place is not Place.DISK:
+                    body_only = entry in cold and entry.place in IN_MEMORY and entry.seq not in self._under_way
+                    if not body_only and entry.place is not Place.DISK:
                         continue
                     # The room is reserved now, so that neither appends nor other readers take it.
-                    has_room = self._budget.try_reserve(entry.size_bytes, spare_bytes=self._spare_bytes)
-                    if has_room:
-                        last = self._start(entry, Priority.PRESTAGE, entry.size_bytes, times).request
-                        size += entry.size_bytes
-                        handed += [entry] if entry.handed is not None else []
-        if handed:
-            last = self._io.submit(Priority.PRESTAGE, self._bodies(handed, moved))
-        if last is not None:
-            last.when_over(
-                lambda error: self._learn(
-                    error, size + sum(moved), self._io.now() - begin, times[-1] - begin if busy else 0.0
-                )
-            )
-
-    def _bodies(self, entries: Sequence[Entry], moved: list[int]) -> Steps[None]:
-        """Fetches the bodies of references that are in memory by then. ``moved`` gets the bytes that it waited for."""
-        with self._blocks.lock:
-            found = [self._blocks.memory.get(entry.seq) for entry in entries]
-        there = [block for block in found if block is not None and block.at is not None]
-        moved.append((yield from self._fetcher.ahead(there)))
+                    needed = entry.body_bytes if body_only else entry.whole_bytes
+                    if not self._budget.try_reserve(needed, spare_bytes=self._spare_bytes):
+                        break
+                    requests.append(self._start(entry, Priority.PRESTAGE, needed, run, body_only=body_only).request)
+                    size += needed
+                else:
+                    continue
+                if size < wanted:
+                    break  # memory is full
+            run.under_way = len(requests)
+        for request in requests:
+            request.when_over(lambda error: self._over(error, run, busy=busy))
 
     def load_all(self) -> None:
         """Fetches every block that is only on disk into memory, and waits for it."""
@@ -107,13 +116,14 @@ class Prestager:
             request.result()
 
     def find(self, seq: int) -> Pending[None] | None:
-        """Returns the request that is fetching a block, if there is one. Hold the lock."""
+        """Returns the request that is fetching a block or its body, if there is one. Hold the lock."""
         prestage = self._under_way.get(seq)
         return None if prestage is None else prestage.request
 
     def cancel(self, entry: Entry) -> None:
-        """Cancels the prestage of a block, if there is one: the block stays on disk. Hold the lock."""
-        if self._stop(entry.seq):
+        """Cancels the prestage of a block, if there is one: what is on disk stays there. Hold the lock."""
+        prestage = self._stop(entry.seq)
+        if prestage is not None and not prestage.body_only:
             self._blocks.ledger.move(entry.seq, Move.CANCEL)
 
     def forget(self, entry: Entry) -> None:
@@ -129,68 +139,98 @@ class Prestager:
         for seq in list(self._under_way):
             self._stop(seq)
 
-    def _stop(self, seq: int) -> bool:
-        """Cancels the prestage of a block, and gives back its room. Returns whether there was one."""
+    def _stop(self, seq: int) -> _Staging | None:
+        """Cancels the prestage of a block, and gives back its room. Returns it if there was one."""
         prestage = self._under_way.pop(seq, None)
         if prestage is not None:
             self._budget.give_back(prestage.reserved_bytes)
             prestage.request.cancel()
-        return prestage is not None
+        return prestage
 
-    def _wanted_bytes(self, entries: Sequence[Entry]) -> int:
+    def _wanted_bytes(self, entries: Sequence[Entry], cold: Collection[Entry]) -> int:
         """Returns how many bytes of a slice to prestage so that an execution over it never waits (paper 3.3).
 
-        An execution fetches the rest of each slice while it works on it.
+        An execution fetches the rest of each slice while it works on it. ``cold``: references whose bodies are far.
         """
-        window = sum(e.size_bytes for e in entries)
-        in_memory = sum(e.size_bytes for e in entries if e.place in IN_MEMORY)
+        window = sum(e.whole_bytes for e in entries)
+        near = sum(e.size_bytes if e in cold else e.whole_bytes for e in entries if e.place in IN_MEMORY)
         size = m_bucket_bytes(
             window,
             self._speed.bytes_per_s(window, _MARGIN),
             self.processing_bytes_per_s,
             blocking=self._blocking,
-            block_bytes=max((e.size_bytes for e in entries), default=1),
+            block_bytes=max((e.whole_bytes for e in entries), default=1),
         )
-        return size - in_memory
+        return size - near
 
-    def _learn(self, error: BaseException | None, size_bytes: int, seconds: float, waited_s: float) -> None:
-        """Learns the disk's speed from a prestage that is over, unless it failed."""
-        if error is not None:
-            return
-        self._speed.observe(size_bytes, seconds)
+    def _over(self, error: BaseException | None, run: _Run, *, busy: bool) -> None:
+        """One request of a prestage is over. After the last, learns the disk's speed, unless one failed."""
+        with self._blocks.lock:
+            run.under_way -= 1
+            run.has_failed |= error is not None
+            if run.under_way or run.has_failed or not run.moved_bytes:
+                return
+        seconds = self._io.now() - run.asked_s
+        self._speed.observe(run.moved_bytes, seconds)
         if self.on_staged is not None:
-            self.on_staged(size_bytes, seconds, waited_s)
+            waited_s = run.began_s - run.asked_s if busy and run.began_s is not None else 0.0
+            self.on_staged(run.moved_bytes, seconds, waited_s)
 
     def _start(
-        self, entry: Entry, priority: Priority, reserved_bytes: int, times: list[float] | None = None
+        self, entry: Entry, priority: Priority, reserved_bytes: int, run: _Run | None = None, *, body_only: bool = False
     ) -> _Staging:
-        """Starts fetching one block. Hold the lock. ``times``: see :meth:`_steps`."""
-        self._blocks.ledger.move(entry.seq, Move.STAGE)
-        prestage = self._under_way[entry.seq] = _Staging(entry, reserved_bytes)
-        prestage.request = self._io.submit(priority, self._steps(prestage, times))
+        """Starts fetching one block, or its body. Hold the lock."""
+        if not body_only:
+            self._blocks.ledger.move(entry.seq, Move.STAGE)
+        prestage = self._under_way[entry.seq] = _Staging(entry, reserved_bytes, body_only)
+        prestage.request = self._io.submit(priority, self._steps(prestage, run))
         return prestage
 
-    def _steps(self, prestage: _Staging, times: list[float] | None) -> Steps[None]:
-        """Fetches one block, unless it has been cancelled.
-
-        ``times``: one list for all blocks that are prestaged together. It has the time when they were requested. The
-        first request that runs adds the time when it began.
-        """
+    def _steps(self, prestage: _Staging, run: _Run | None) -> Steps[None]:
+        """Fetches one block, unless it has been cancelled."""
         entry = prestage.entry
-        if times is not None and len(times) == 1:
-            times.append(self._io.now())
+        if run is not None and run.began_s is None:
+            run.began_s = self._io.now()
+        block: Block | None = None
+        has_body = False
         try:
-            if self._under_way.get(entry.seq) is not prestage:
-                return
-            block = yield from self._fetcher.steps(entry)
+            with self._blocks.lock:
+                if self._under_way.get(entry.seq) is not prestage:
+                    return
+                block = self._blocks.memory.get(entry.seq)
+            if block is None and not prestage.body_only:
+                block = yield from self._fetcher.steps(entry)
+            if block is not None and block.at is not None:
+                has_body = yield from self._fetcher.stage_body(block)
         except BaseException:
             with self._blocks.lock:
                 if self._under_way.get(entry.seq) is prestage:
                     del self._under_way[entry.seq]
                     self._budget.give_back(prestage.reserved_bytes)
-                    self._blocks.ledger.move(entry.seq, Move.STAGE_FAILED)
+                    if not prestage.body_only:
+                        self._blocks.ledger.move(entry.seq, Move.STAGE_FAILED)
             raise
         with self._blocks.lock:
             if self._under_way.get(entry.seq) is prestage:
                 del self._under_way[entry.seq]
-                self._blocks.staged(entry, block, prestage.reserved_bytes)
+                self._staged(prestage, block, has_body=has_body, run=run)
+            # The next prestage of the block, if there is one, has the same place for its body.
+            is_wanted = entry.seq in self._under_way or self._blocks.memory.is_whole(entry.seq)
+            if has_body and block is not None and not is_wanted:
+                self._fetcher.unstage_body(block)
+
+    def _staged(self, prestage: _Staging, block: Block | None, *, has_body: bool, run: _Run | None) -> None:
+        """Records what has come. Hold the lock."""
+        entry, left, moved = prestage.entry, prestage.reserved_bytes, 0
+        if not prestage.body_only:
+            assert block is not None
+            size = min(entry.size_bytes, left)
+            self._blocks.staged(entry, block, size)
+            left, moved = left - size, entry.size_bytes
+        if has_body and entry.place in IN_MEMORY:  # a reference may have left memory meanwhile
+            size = min(entry.body_bytes, left)
+            self._blocks.staged_body(entry, size)
+            left, moved = left - size, moved + entry.body_bytes
+        self._budget.give_back(left)
+        if run is not None:
+            run.moved_bytes += moved

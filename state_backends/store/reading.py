@@ -6,7 +6,7 @@ Blocks on disk are fetched while the caller works on blocks in memory.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from state_backends.format.block import Block
 from state_backends.store.blocks import Blocks
@@ -91,6 +91,10 @@ class Reader:
         """See :meth:`state_backends.store.protocol.BlockStore.read`."""
         with self._blocks.lock:
             entries = deque(self._blocks.visible(slices, only))
+            lacking = self._blocks.without_bodies(entries)
+        resident = self._fetcher.resident([block for _, block in lacking])
+        near = {entry for (entry, _), is_there in zip(lacking, resident, strict=True) if is_there}
+        cold = {entry for entry, _ in lacking} - near
         to_fetch = deque(entries)
         ahead = _ReadAhead(self._budget, self._spare_bytes)
         most = len(entries) if blocking else self._read_ahead
@@ -98,7 +102,7 @@ class Reader:
         try:
             while entries:
                 begin = self._io.now()
-                while to_fetch and len(ahead) < most and self._fetch_ahead(to_fetch[0], ahead):
+                while to_fetch and len(ahead) < most and self._fetch_ahead(to_fetch[0], ahead, cold):
                     to_fetch.popleft()
                 if blocking:
                     blocking, waited = False, ahead.numbers()
@@ -108,30 +112,41 @@ class Reader:
                 entry = entries.popleft()
                 if to_fetch and to_fetch[0] is entry:
                     to_fetch.popleft()
-                block = self._take(entry, ahead.take(entry.seq), is_counted=entry.seq in waited)
+                block = self._take(entry, ahead.take(entry.seq), near, is_counted=entry.seq in waited)
                 yield StoredBlock(entry.seq, block)
                 ahead.free()
         finally:
             ahead.close()
 
-    def _fetch_ahead(self, entry: Entry, ahead: _ReadAhead) -> bool:
-        """Starts fetching a block ahead, if it is only on disk. Returns False if there is no room for it."""
-        if entry.place is not Place.DISK:
+    def _fetch_ahead(self, entry: Entry, ahead: _ReadAhead, cold: Collection[Entry]) -> bool:
+        """Starts fetching a block ahead, if it, or its body, is far. Returns False if there is no room for it."""
+        if entry.place is not Place.DISK and entry not in cold:
             return True
-        if not ahead.room_for(entry.size_bytes):
+        needed = entry.whole_bytes if entry.place is Place.DISK else entry.body_bytes
+        if not ahead.room_for(needed):
             return False
         request: Pending[Block] | None = None
         try:
-            request = self._fetcher.start(entry)
+            request = self._fetcher.start(entry) if entry.place is Place.DISK else self._start_body(entry)
         finally:
             if request is None:
-                self._budget.give_back(entry.size_bytes)
+                self._budget.give_back(needed)
         if request is not None:
-            ahead.add(entry.seq, request, entry.size_bytes)
+            ahead.add(entry.seq, request, needed)
         return True
 
-    def _take(self, entry: Entry, fetched: Pending[Block] | None, *, is_counted: bool) -> Block:
-        """Gets the block from where it is now. Counts how staging served this read, unless that was done."""
+    def _start_body(self, entry: Entry) -> Pending[Block] | None:
+        """Starts reading the body of a reference in memory, unless it is there, or is being prestaged."""
+        with self._blocks.lock:
+            return None if self._prestager.find(entry.seq) else self._fetcher.start_body(entry)
+
+    def _take(
+        self, entry: Entry, fetched: Pending[Block] | None, near: Collection[Entry], *, is_counted: bool
+    ) -> Block:
+        """Gets the block from where it is now. Counts how staging served this read, unless that was done.
+
+        ``near``: references in memory whose bodies a worker can map at once although they are not staged.
+        """
         begin = self._io.now()
         late = False
         is_ready = fetched is not None and fetched.over()
@@ -141,12 +156,12 @@ class Reader:
                 if entry.place is Place.PURGED:
                     raise purged(entry)
                 block = self._blocks.memory.get(entry.seq)
-                if block is not None:
+                if block is not None and (entry in near or self._blocks.memory.is_whole(entry.seq)):
                     self._blocks.staging.read(entry, late=late, blocked_s=self._io.now() - begin)
                     return block
                 prestage = self._prestager.find(entry.seq)
                 # If it has left memory since the read began, it is on disk.
-                fetched = self._fetcher.start(entry)
+                fetched = self._fetcher.start(entry) if block is None else self._start_body(entry)
             if prestage is not None:
                 late = True
                 prestage.raise_to(Priority.READ)

@@ -14,16 +14,20 @@ class StagingCounts:
 
     def __init__(self) -> None:
         self.stats = StagingStats()
-        self._unread: dict[int, bool] = {}  # whether it was fetched
+        self._unread: dict[int, int] = {}  # the bytes of each that were fetched
 
-    def staged(self, entry: Entry) -> None:
-        """Counts a block that was prestaged."""
-        self._unread[entry.seq] = True
-        self.stats.staged_bytes += entry.size_bytes
+    def staged(self, seq: int, size_bytes: int) -> None:
+        """Counts a block that was prestaged, or its body."""
+        self._unread[seq] = self._unread.get(seq, 0) + size_bytes
+        self.stats.staged_bytes += size_bytes
 
     def held(self, entry: Entry) -> None:
         """Records that a block stays in memory for an execution. Reading it is a hit, as if it had come back."""
-        self._unread.setdefault(entry.seq, False)
+        self._unread.setdefault(entry.seq, 0)
+
+    def lacked(self, entry: Entry) -> None:
+        """Records that a reference in memory is of no use: its body has to be read. What was fetched was in vain."""
+        self.stats.vain_bytes += self._unread.pop(entry.seq, 0)
 
     def read(self, entry: Entry, *, late: bool, blocked_s: float) -> None:
         """Counts a read of a block in memory, if it is the first since the block was prestaged."""
@@ -46,5 +50,4 @@ class StagingCounts:
 
     def left_memory(self, entry: Entry) -> None:
         """Records that a block left memory. If nobody read it since it was prestaged, that was in vain."""
-        if self._unread.pop(entry.seq, False):
-            self.stats.vain_bytes += entry.size_bytes
+        self.stats.vain_bytes += self._unread.pop(entry.seq, 0)

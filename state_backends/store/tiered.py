@@ -30,7 +30,7 @@ from state_backends.store.blocks import Blocks
 from state_backends.store.eviction import Eviction
 from state_backends.store.fetching import Fetcher
 from state_backends.store.io import BlockFiles, Io, Pending, Priority, Steps
-from state_backends.store.ledger import Entry, Place
+from state_backends.store.ledger import IN_MEMORY, Entry, Place
 from state_backends.store.live_files import LiveFiles
 from state_backends.store.m_bucket import MemoryBudget, Stretches
 from state_backends.store.merge_choice import DEFAULTS, Limits
@@ -77,7 +77,7 @@ class TieredStore:
             # This runs after all reads that are queued now. Later reads look up the new file of a block.
             io.submit(Priority.MAINTENANCE, p_bucket.drop(*dead))
 
-        self.blocks = Blocks(budget, LiveFiles(drop))
+        self.blocks = Blocks(budget, LiveFiles(drop), p_bucket.bodies.unstage)
         fetcher = Fetcher(self.blocks, p_bucket, io)
         self._prestager = Prestager(self.blocks, fetcher, io, budget, blocking=blocking, spare_bytes=spare)
         self._reader = Reader(
@@ -152,9 +152,8 @@ class TieredStore:
 
     def size_on_disk(self, slices: Sequence[int]) -> int:
         with self.blocks.lock:
-            entries = self.blocks.visible(slices)
-        bodies = sum(e.handed.size_bytes for e in entries if e.handed is not None)
-        return bodies + sum(e.size_bytes for e in entries if e.place is Place.DISK)
+            far = [e for e in self.blocks.visible(slices) if not self.blocks.memory.is_whole(e.seq)]
+            return sum(e.body_bytes if e.place in IN_MEMORY else e.whole_bytes for e in far)
 
     # -- moves between memory and disk --------------------------------------------------------------------
 

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
+from state_backends.files.bodies import Footer
 from state_backends.files.names import SstFile
 from state_backends.format.checksum import crc32
 from state_backends.format.definitions import NOT_COMPARED, WORDS, follows
 from state_backends.format.errors import CorruptState, ForeignState, FormatError
 from state_backends.format.plain_names import PLAIN, is_plain
+from state_backends.store.ledger import NO_FILE
 from state_backends.store.protocol import Alive, Runs
 from state_backends.versions.json_values import dumps
 
@@ -76,6 +78,16 @@ class FileEntry:
     index_crc: int
     blocks: int
     alive: Runs | None = None
+
+    @classmethod
+    def of(cls, file: SstFile, name: str) -> FileEntry:
+        """A file that was written here, under the name that it has in a version."""
+        return cls(file.file_no, name, file.size_bytes, file.crc, file.index_crc, file.blocks)
+
+    @classmethod
+    def of_handed(cls, name: str, footer: Footer) -> FileEntry:
+        """A file that a child handed over."""
+        return cls(NO_FILE, name, footer.size_bytes, footer.crc, 0, len(footer.bodies))
 
     def in_folder(self, folder: str) -> SstFile:
         """Returns the file, or its copy, in a local folder."""

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from rocksdict import Cache
 
 from state_backends.backends import Stores
+from state_backends.files.bodies import Places
 from state_backends.files.faults import is_missing
 from state_backends.files.names import HANDED, Doomed, SstFile
 from state_backends.files.request_counts import Batch
@@ -34,21 +35,13 @@ from state_backends.format.errors import (
     StateError,
 )
 from state_backends.store.attempt import StoreAttempt
+from state_backends.store.body_files import BodyFiles
 from state_backends.store.counting import only_counts
 from state_backends.store.keyed.store import KeyedStore
-from state_backends.store.ledger import NO_FILE
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Only, StoredBlock, StoreStats
 from state_backends.versions.lineage import Home, is_taken, read_version, take_version
-from state_backends.versions.manifest import (
-    FileEntry,
-    Identity,
-    Manifest,
-    Past,
-    check_owner,
-    dump,
-    runs_of,
-)
+from state_backends.versions.manifest import FileEntry, Identity, Manifest, Past, check_owner, dump, runs_of
 from state_backends.versions.opening import claim, not_found, older
 from state_backends.versions.publishing import PublishingAhead
 from state_backends.versions.retention import Retention, batch_of, manifest_name
@@ -63,7 +56,8 @@ class Shard:
     The caller makes one call at a time, except for reads. ``storage`` keeps the versions. The folder ``live`` has
     RocksDB's own files, and new files. ``retain``: how many batches Spark keeps. ``home`` finds the storage of the
     lineage of an identity (state_backends/versions/lineage.py); it is called when the shard is rebuilt from a version.
-    None: the lineage is in ``storage``. ``requests``: what the storages of this shard count.
+    None: the lineage is in ``storage``. ``requests``: what the storages of this shard count. ``staged``: the folder of
+    shared memory for staged bodies; None: there is none.
     """
 
     def __init__(
@@ -77,6 +71,7 @@ class Shard:
         home: Callable[[Identity], Home] | None = None,
         cache: Cache | None = None,
         requests: Requests | None = None,
+        staged: Path | None = None,
     ) -> None:
         self.identity = identity
         self.storage = storage
@@ -87,6 +82,7 @@ class Shard:
         self._home = home
         self._place = Home(storage, lambda token: None, lambda: iter([storage]))
         self._cache = cache
+        self._staged = staged
         self._requests = requests or Requests()
         self.requested: Batch | None = None
         """The requests for the last commit of this host."""
@@ -215,7 +211,7 @@ class Shard:
         # An earlier try of this commit may have published some of them. They are the same files.
         earlier, self._published = self._published, self._p_bucket.publish(new, attempt, self.storage.files)
         self._unpublish(set(earlier).difference(self._published))
-        entries = self._files | {f.file_no: _entry(f, name) for f, name in zip(new, self._published, strict=True)}
+        entries = self._files | {f.file_no: FileEntry.of(f, name) for f, name in zip(new, self._published, strict=True)}
         entries |= {no: replace(entries[no], alive=positions) for no, positions in live.items()}
         handed = self._adopted(store.handed(skip=dead))
         files = (*(entries[no] for no in sorted({*live, *(run.file_no for run in runs)})), *handed)
@@ -282,6 +278,11 @@ class Shard:
 
     def _stores(self) -> list[BlockStore | KeyedStore]:
         return [store for store in (self.store, self._keyed) if store is not None]
+
+    @property
+    def bodies(self) -> Places:
+        """Where workers find the bodies of handed-over blocks."""
+        return self.storage.bodies._replace(staged=str(self._staged or ""))
 
     @property
     def token(self) -> str | None:
@@ -422,7 +423,7 @@ class Shard:
         p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
         self._ahead = PublishingAhead(self.storage)
         p_bucket.made = self._ahead.made
-        p_bucket.ahead, p_bucket.wait_for_body = self.storage.read_ahead, self.storage.wait_for_body
+        p_bucket.bodies = BodyFiles(self._staged, lambda: self.storage)
         p_bucket.partial = self.storage.partial
         stores = self._make_stores(p_bucket)
         try:
@@ -468,7 +469,7 @@ class Shard:
         self._retention.note([], new)
         entries = dict(self._handed)
         for name, footer in zip(new, self.storage.adopt(new), strict=True):
-            entries[name] = FileEntry(NO_FILE, name, footer.size_bytes, footer.crc, 0, len(footer.bodies))
+            entries[name] = FileEntry.of_handed(name, footer)
         return [entries[name] for name in sorted(names)]
 
     def _file(self, entry: FileEntry) -> SstFile:
@@ -491,7 +492,3 @@ class Shard:
                 self.identity.shard,
                 error,
             )
-
-
-def _entry(file: SstFile, name: str) -> FileEntry:
-    return FileEntry(file.file_no, name, file.size_bytes, file.crc, file.index_crc, file.blocks)

@@ -46,5 +46,5 @@ def test_copies_lie_in_no_folder_that_others_can_enter(tmp_path: Path, monkeypat
         scratch()
     folder.unlink()
     folder.write_text("in the way")
-    with pytest.raises(StorageError, match="cannot make a folder for copies of remote files"):
+    with pytest.raises(StorageError, match="cannot make a folder for temporary files"):
         locate("s3://bucket/state")

@@ -13,7 +13,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from state_backends.backends import STORES, Stores
 from state_backends.files.bodies import Bodies
 from state_backends.files.handed import HandedFile
-from state_backends.files.handed_remote import HandedPlace, bring, create
+from state_backends.files.handed_remote import HandedPlace, create, read_body
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.files.storage import LocalStorage
@@ -45,10 +45,12 @@ class Host:
         limits: Limits = DEFAULTS,
         budget: int = 16 << 10,
         block_bytes: int = 600,
+        staged: Path | None = None,
     ) -> None:
         self.kind, self.folder, self.retain, self.limits = kind, folder, retain, limits
         self.budget_bytes, self.block_bytes = budget, block_bytes
         self.handed = HandedPlace("handed", folder / "written here")
+        self.staged = staged or folder / "staged"
         self.blocks: dict[bytes, int] = {}
         self.attempts = 0
         self.start()
@@ -67,6 +69,7 @@ class Host:
             self.folder / "live",
             self.make_stores,
             retain=self.retain,
+            staged=self.staged,
         )
 
     @property
@@ -106,7 +109,8 @@ class Host:
 
     def body(self, block: Block) -> bytes:
         """What a worker on this host reads."""
-        bodies = Bodies(self.storage.bodies, lambda places, name: bring(self.remote, places, name))
+        fetch = None if self.kind != "remote" else lambda places, reference: read_body(self.remote, places, reference)
+        bodies = Bodies(self.shard.bodies, fetch)
         return bytes(bodies.of(block).body)
 
     def open(self, token: str | None, identity: Identity = IDENTITY) -> tuple[str, dict[str, Any] | None]:

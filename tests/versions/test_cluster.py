@@ -25,7 +25,7 @@ from aion.errors import CorruptState
 from state_backends.backends import Stores
 from state_backends.files.bodies import Bodies
 from state_backends.files.handed import HandedFile, name_of, sweep
-from state_backends.files.handed_remote import HandedPlace, bring, create
+from state_backends.files.handed_remote import HandedPlace, create, read_body
 from state_backends.files.location import LocalLocation, Location, RemoteLocation
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.remote import Remote
@@ -192,8 +192,8 @@ class Cluster(RuleBasedStateMachine):
     def body(self, shard: Shard, block: Block) -> bytes:
         """What a worker of this host reads."""
         remote = self.remotes[0] if self.remotes else None
-        download = None if remote is None else partial(bring, remote)
-        return bytes(Bodies(shard.storage.bodies, download).of(block).body)
+        fetch = None if remote is None else partial(read_body, remote)
+        return bytes(Bodies(shard.bodies, fetch).of(block).body)
 
     @precondition(lambda self: any(a.blocks for a in self.attempts))
     @rule(data=st.data())

@@ -6,20 +6,21 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import pytest
 
 from aion.errors import CorruptBlock, CorruptState
-from state_backends.files import handed_remote
+from state_backends.files import remote_storage
+from state_backends.files.bodies import Bodies, are_resident
 from state_backends.files.handed import name_of, sweep
 from state_backends.files.handed_remote import HandedPlace, create, sweep_copies
-from state_backends.files.remote import THREADS
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.format.block import Block
+from state_backends.store.body_files import BodyFiles
 from state_backends.store.merge_choice import Limits
 from state_backends.versions.manifest import load
 from tests.server.conftest import wait_until
@@ -27,17 +28,18 @@ from tests.stores.rig import make_block
 from tests.versions.host import Host
 
 LINEAGE = "c0ffee"
+BODY_BYTES = 10_000  # so each has a page of its own
 
 
 @pytest.fixture(params=["tiered", "remote"])
 def make(request: pytest.FixtureRequest, make: Callable[..., Host]) -> Callable[..., Host]:
     """Hosts whose versions are in a local folder, or on a file system without links."""
-    return partial(make, request.param)
+    return partial(make, request.param, budget=1 << 20)
 
 
 def hand_over(host: Host, batch: int, *slices: int) -> list[Block]:
     """What a child hands over for a batch: a block for each slice."""
-    blocks = [make_block(slice_us, slice_us, 2000) for slice_us in slices]
+    blocks = [make_block(slice_us, slice_us, BODY_BYTES) for slice_us in slices]
     return host.hand_over(name_of(batch, LINEAGE, f"{host.attempts}"), *blocks)
 
 
@@ -74,7 +76,7 @@ def read(host: Host, token: str, *slices: int) -> list[int]:
     found = [block for _, block in host.shard.read(attempt, slices)]
     for block in found:
         slice_us = block.header.slice_us
-        assert host.body(block) == bytes(make_block(slice_us, slice_us, 2000).body)
+        assert host.body(block) == bytes(make_block(slice_us, slice_us, BODY_BYTES).body)
     host.shard.abort(attempt)
     return [block.header.slice_us for block in found]
 
@@ -160,75 +162,193 @@ def test_a_file_that_was_swept_too_early_fails_the_commit(make: Callable[..., Ho
 def test_merging_files_copies_references_and_not_bodies(
     make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ahead: list[int] = []
-    for place in ("storage", "remote_storage"):
-        note = lambda _, blocks: ahead.extend(block.header.slice_us for block in blocks)  # noqa: E731
-        monkeypatch.setattr(f"state_backends.files.{place}.advise", note)
+    moved: list[int] = []
+    for name in ("read", "stage"):
+
+        def noted(self: BodyFiles, reference: Block, real: Any) -> Any:
+            moved.append(reference.header.slice_us)
+            return real(self, reference)
+
+        monkeypatch.setattr(BodyFiles, name, partialmethod(noted, real=getattr(BodyFiles, name)))
     host = make(retain=1, limits=Limits(worth_bytes=1, file_share=1.0, disk=100.0))
     token = None
     for i in range(40):
         token = commit(host, token, 10 * i)
         host.settle()
     assert token is not None and host.shard.stats().merges > 0
-    assert ahead == [], "nobody reads the bodies"
+    assert moved == [], "nobody needs the bodies"
     assert bodies(host) == set(range(40))
     assert read(host, token, *range(0, 400, 10)) == list(range(0, 400, 10))
-    if host.kind == "remote":
-        return
     host.restart()
-    assert read(host, token, *range(0, 400, 10)) == list(range(0, 400, 10))
-    assert set(ahead) == set(range(0, 400, 10)), "a reader does"
+    lose_cached_pages(host)
+    attempt, _ = host.open(token)
+    host.shard.prestage(attempt, range(0, 400, 10))
+    wait_until(lambda: len(set(moved)) == 40)
 
 
-def test_a_prestage_is_over_when_the_bodies_are_in_memory(make: Callable[..., Host]) -> None:
-    """What is learnt of the disk's speed, and so when the next one begins, includes them."""
+def test_a_prestage_is_over_when_the_bodies_are_in_shared_memory(make: Callable[..., Host]) -> None:
+    """What is learnt of the disk's speed, and so when the next one begins, includes them. Memory counts them."""
     host = make()
     token = commit(host, None, 0, 10)
     host.restart()
     attempt, _ = host.open(token)
+    lose_cached_pages(host)
+    store = host.shard.store
+    assert store is not None
+    far, staged = store.size_on_disk([0, 10]), prestaged(host, 0, 10)
+    assert staged == far > 2 * 1500 and store.size_on_disk([0, 10]) == 0
+    assert staged_files(host) == 2 and store.stats().m_bucket_bytes == staged
+    assert host.budget.used_bytes == staged and host.budget.reserved_bytes == 0
+    # Where they came from is of no interest any more.
+    shutil.rmtree(host.folder / "state" / "files")
+    shutil.rmtree(host.storage.files, ignore_errors=True)
+    for _, block in host.shard.read(attempt, [0, 10]):
+        assert block.at is not None, "it is mapped, and not sent"
+        slice_us = block.header.slice_us
+        assert host.body(block) == bytes(make_block(slice_us, slice_us, BODY_BYTES).body)
+    counts = host.shard.stats().staging
+    assert (counts.hits, counts.misses, counts.staged_bytes, counts.vain_bytes) == (2, 0, staged, 0)
+    host.shard.release(attempt, destage=[0, 10])
+    assert staged_files(host) == 0 and host.budget.used_bytes == 0, "memory is free after the execution"
+
+
+def prestaged(host: Host, *slices: int) -> int:
+    """Prestages, and waits until it is over. Returns the bytes that were moved."""
+    moved: list[int] = []
     assert host.shard.store is not None
-    (path,) = (host.folder / "state" / "files").glob("*.bodies") if host.kind != "remote" else (None,)
-    if path is not None:
+    host.shard.store.listen(lambda size_bytes, seconds, waited_s: moved.append(size_bytes))  # type: ignore[attr-defined]
+    host.shard.store.prestage(slices)
+    wait_until(lambda: bool(moved))
+    return moved[0]
+
+
+def test_what_the_system_has_in_memory_is_mapped_and_not_copied(make: Callable[..., Host]) -> None:
+    host = make()
+    token = commit(host, None, 10)
+    if host.kind == "remote":
+        pytest.skip("nothing of it is on this host")
+    (path,) = host.folder.glob("state/files/*.bodies")
+    host.restart()
+    attempt, _ = host.open(token)
+    path.read_bytes()
+    reference_bytes = prestaged(host, 10)
+    assert reference_bytes < 1000 and staged_files(host) == 0
+    ((_, block),) = host.shard.read(attempt, [10])
+    assert block.at is not None and host.body(block) == bytes(make_block(10, 10, BODY_BYTES).body)
+    assert host.shard.stats().staging.hits == 1
+
+
+def staged_files(host: Host) -> int:
+    return len(list(host.staged.glob("*")))
+
+
+def test_a_body_that_is_staged_stays_with_who_has_mapped_it(make: Callable[..., Host]) -> None:
+    host = make()
+    token = commit(host, None, 10)
+    host.restart()
+    attempt, _ = host.open(token)
+    lose_cached_pages(host)
+    prestaged(host, 10)
+    ((_, block),) = host.shard.read(attempt, [10])
+    mapped = Bodies(host.shard.bodies).of(block).body
+    host.shard.release(attempt, purge=[10])
+    host.shard.commit(attempt, {"next_seq": 1})
+    assert staged_files(host) == 0
+    assert bytes(mapped) == bytes(make_block(10, 10, BODY_BYTES).body)
+
+
+def test_an_execution_gets_what_was_not_staged_by_itself(make: Callable[..., Host]) -> None:
+    """A worker that maps the file would wait for its pages, one after another, and nobody would know."""
+    host = make()
+    token = commit(host, None, *range(0, 80, 10))
+    host.restart()
+    lose_cached_pages(host)
+    attempt, _ = host.open(token)
+    found = [block for _, block in host.shard.read(attempt, range(0, 80, 10))]
+    assert [block.header.slice_us for block in found] == list(range(0, 80, 10))
+    assert all(block.at is None for block in found), "they came with their bodies"
+    assert all(bytes(b.body) == bytes(make_block(n, n, BODY_BYTES).body) for b in found for n in [b.header.slice_us])
+    counts = host.shard.stats().staging
+    assert counts.hits == 0 and counts.misses + counts.ahead == 8
+    assert host.budget.used_bytes == host.budget.reserved_bytes == 0
+
+
+def test_a_reference_in_memory_is_no_hit_if_its_body_has_to_be_read(make: Callable[..., Host]) -> None:
+    host = make()
+    attempt, _ = host.open(None)
+    references = hand_over(host, 0, 10, 20, 30)
+    host.shard.append(attempt, [(i, False, reference) for i, reference in enumerate(references)])
+    lose_cached_pages(host)
+    found = [block for _, block in host.shard.read(attempt, [10, 20, 30])]
+    assert [bytes(block.body) for block in found] == [bytes(make_block(n, n, BODY_BYTES).body) for n in (10, 20, 30)]
+    assert all(block.at is None for block in found)
+    counts = host.shard.stats().staging
+    assert counts.hits == 0 and counts.misses + counts.ahead == 3
+    lose_cached_pages(host)
+    assert prestaged(host, 10, 20, 30) == sum(reference.header.body_bytes for reference in references)
+    assert all(block.at is not None for _, block in host.shard.read(attempt, [10, 20, 30]))
+    assert host.shard.stats().staging.hits == 3
+
+
+def lose_cached_pages(host: Host) -> None:
+    """The system has no page of a body in memory; and nothing of a remote file is on this host."""
+    for folder in ("copies", "written here"):
+        for path in (host.folder / folder).rglob("*.bodies"):
+            path.unlink()
+    for path in host.folder.rglob("*.bodies"):
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    staged: list[int] = []
-    learnt: list[tuple[int, int]] = []
-    for _ in range(2):  # the references come from disk, and then they are in memory
-        size = host.shard.store.size_on_disk([0, 10])
-        host.shard.store.listen(lambda size_bytes, seconds, waited_s: staged.append(size_bytes))
-        host.shard.store.prestage([0, 10])
-        wait_until(lambda: bool(staged))
-        learnt.append((staged.pop(), size))
-        wait_until(lambda: list(host.storage.files.glob("*.bodies")))  # a remote storage downloads them
-    (first, first_size), (second, second_size) = learnt
-    assert second == second_size > 2 * 1500
-    assert first == first_size or (host.kind == "remote" and first < 1500), "what is still downloaded is not fast"
-    if path is not None:
-        with path.open("rb") as file:
-            buffer = bytearray(2 * 1500)
-            try:
-                assert os.preadv(file.fileno(), [buffer], 0, os.RWF_NOWAIT) == len(buffer)
-            except OSError as error:
-                assert error.errno == errno.EOPNOTSUPP, "a disk is asked"  # some file systems cannot say
-    host.shard.abort(attempt)
+        if any(are_resident(path, [(0, path.stat().st_size)])):
+            pytest.skip("this file system keeps all pages")
 
 
-def test_a_host_brings_what_another_host_s_children_wrote_before_it_is_read(make: Callable[..., Host]) -> None:
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES])
+def test_without_room_in_shared_memory_bodies_are_read_when_they_are_needed(
+    make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: int
+) -> None:
     host = make()
-    if host.kind != "remote":
-        pytest.skip("the files are in a folder of all hosts")
-    token = commit(host, None, 0, 10)
+    token = commit(host, None, 0, 10, 20)
     host.restart()
-    (name,) = (path.name for path in host.folder.glob("state/files/*.bodies"))
     attempt, _ = host.open(token)
-    assert list(host.storage.files.glob("*.bodies")) == []
-    host.shard.prestage(attempt, [0])
-    host.settle()
-    wait_until(lambda: (host.storage.files / name).exists())
-    (host.folder / "state" / "files" / name).unlink()
+    real = os.write
+    full = OSError(error, os.strerror(error))
+
+    def fails(*_: Any) -> int:
+        raise full
+
+    if error == errno.ENOSPC:
+        monkeypatch.setattr(os, "write", fails)
+    else:
+        host.staged.write_text("not a folder")
+    lose_cached_pages(host)
+    host.shard.prestage(attempt, [0, 10, 20])
+    found = [block for _, block in host.shard.read(attempt, [0, 10, 20])]
+    monkeypatch.setattr(os, "write", real)
+    bodies = [bytes(block.body) if block.at is None else host.body(block) for block in found]
+    assert bodies == [bytes(make_block(n, n, BODY_BYTES).body) for n in (0, 10, 20)]
+    assert host.shard.stats().staging.hits == 0
+    said = [r.message for r in caplog.records if "no room for staged bodies" in r.message]
+    assert len(said) == 1 and "/dev/shm" in said[0], "once"
     host.shard.abort(attempt)
-    assert read(host, token, 0, 10) == [0, 10], "nobody asks the remote file system again"
+    assert host.budget.reserved_bytes == 0
+    host.staged.unlink() if host.staged.is_file() else None
+
+
+def test_a_host_reads_ranges_of_what_another_host_s_children_wrote(make: Callable[..., Host]) -> None:
+    """Before they are needed, and nothing else of the files."""
+    host = make()
+    if not isinstance(host.storage, RemoteStorage):
+        pytest.skip("the files are in a folder of all hosts")
+    token = commit(host, None, *range(0, 200, 10))
+    host.restart()
+    attempt, _ = host.open(token)
+    before = host.remote.requests.to_json()["read_bytes"]
+    prestaged(host, 0)
+    assert list(host.storage.files.glob("*.bodies")) == []
+    ((_, block),) = host.shard.read(attempt, [0])
+    assert block.at is not None and host.body(block) == bytes(make_block(0, 0, BODY_BYTES).body)
+    assert host.remote.requests.to_json()["read_bytes"] - before == block.header.body_bytes
 
 
 def test_a_body_is_fetched_ahead_though_its_reference_is_in_memory(make: Callable[..., Host]) -> None:
@@ -243,8 +363,8 @@ def test_a_body_is_fetched_ahead_though_its_reference_is_in_memory(make: Callabl
     assert reference.at is not None and host.shard.store is not None
     assert host.shard.store.stats().m_bucket_bytes > 0
     assert host.shard.store.size_on_disk([10]) == reference.header.body_bytes
-    host.shard.prestage(attempt, [10])
-    wait_until(lambda: (host.storage.files / reference.at.file).exists())
+    assert prestaged(host, 10) == reference.header.body_bytes
+    assert staged_files(host) == 1
 
 
 def test_bodies_that_were_not_committed_are_read_where_the_child_left_them(make: Callable[..., Host]) -> None:
@@ -254,16 +374,16 @@ def test_bodies_that_were_not_committed_are_read_where_the_child_left_them(make:
     if host.kind == "remote":
         shutil.rmtree(host.handed.local)  # the child was on another host
     host.shard.append(attempt, [(0, False, reference)])
-    assert host.body(reference) == bytes(make_block(10, 10, 2000).body)
+    assert host.body(reference) == bytes(make_block(10, 10, BODY_BYTES).body)
     host.shard.commit(attempt, {"next_seq": 1})
-    assert host.body(reference) == bytes(make_block(10, 10, 2000).body)
+    assert host.body(reference) == bytes(make_block(10, 10, BODY_BYTES).body)
 
 
 def test_what_no_attempt_used_goes_when_a_shard_that_was_opened_later_commits(make: Callable[..., Host]) -> None:
     host = make()
     token = commit(host, None, 0)
     hand_over(host, 1, 10)  # by an attempt of a child that failed
-    other = host.hand_over(name_of(7, LINEAGE, "other"), make_block(70, 70, 2000))  # of a batch to come
+    other = host.hand_over(name_of(7, LINEAGE, "other"), make_block(70, 70, BODY_BYTES))  # of a batch to come
     host.restart()
     for slice_us in (20, 30):
         token = commit(host, token, slice_us)
@@ -277,11 +397,11 @@ def test_a_shard_that_is_closed_here_lets_children_finish_their_files(make: Call
     if not isinstance(host.storage, RemoteStorage):
         pytest.skip("the files are in a folder of all hosts")
     with closing(create(host.remote, host.handed, name_of(0, LINEAGE, "sealed"))) as file:
-        file.add(make_block(0, 0, 2000))
+        file.add(make_block(0, 0, BODY_BYTES))
         file.end()
         file.seal()
     with closing(create(host.remote, host.handed, name_of(1, LINEAGE, "open"))) as file:
-        file.add(make_block(1, 1, 2000))
+        file.add(make_block(1, 1, BODY_BYTES))
         host.storage.close()
         assert not (host.handed.local / name_of(0, LINEAGE, "sealed")).exists()
         file.end()
@@ -299,7 +419,7 @@ def test_a_host_without_the_shard_keeps_no_copies_of_what_its_children_wrote(mak
         attempt, _ = host.open(token)
         sweep_copies(away, LINEAGE, batch)  # as a child does before it writes its first file
         with closing(create(host.remote, away, name_of(batch, LINEAGE, "child"))) as file:
-            reference = file.add(make_block(batch, batch, 2000))
+            reference = file.add(make_block(batch, batch, BODY_BYTES))
             file.end()
             file.seal()
         host.shard.append(attempt, [(batch, False, reference)])
@@ -311,28 +431,28 @@ def test_a_host_without_the_shard_keeps_no_copies_of_what_its_children_wrote(mak
     assert len(list(host.shard.read(attempt, [0, 1, 2, 3]))) == 4
 
 
-def test_a_download_ahead_neither_delays_commits_nor_outlives_the_shard(
+def test_what_is_under_way_neither_delays_commits_nor_outlives_the_shard(
     make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = make()
     if not isinstance(host.storage, RemoteStorage):
         pytest.skip("the files are in a folder of all hosts")
-    away, references = HandedPlace("handed", host.folder / "another host"), []
-    for number in range(THREADS):
-        with closing(create(host.remote, away, name_of(0, LINEAGE, f"child{number}"))) as file:
-            references.append(file.add(make_block(number, number, 2000)))
-            file.end()
-            file.seal()
-    slow, real = threading.Event(), handed_remote.chunks_of
+    token = commit(host, None, *range(0, 100, 10))
+    host.restart()
+    attempt, _ = host.open(token)
+    slow, begun, real = threading.Event(), threading.Event(), remote_storage.read_body
 
-    def slowly(*where: Any) -> Iterator[bytes]:
+    def slowly(*where: Any) -> bytes:
+        begun.set()
         assert slow.wait(60)
-        yield from real(*where)
+        return real(*where)
 
-    monkeypatch.setattr(handed_remote, "chunks_of", slowly)
-    host.storage.read_ahead(references)
-    commit(host, None)  # does not wait
-    host.storage.close()
+    monkeypatch.setattr(remote_storage, "read_body", slowly)
+    host.shard.prestage(attempt, range(0, 100, 10))
+    assert begun.wait(60)
+    token = host.shard.commit(attempt, {"next_seq": 10})  # does not wait
+    closing_it = threading.Thread(target=host.shard.close)
+    closing_it.start()
     slow.set()
-    host.remote.ahead.shutdown()
-    assert not list((host.folder / "copies").glob("*"))
+    closing_it.join(60)
+    assert not closing_it.is_alive() and staged_files(host) == 0

@@ -15,6 +15,7 @@ from aion.errors import CorruptBlock
 from aion.tools.tune.disk import Machine, Moved, SimulatedDisk, SimulatedIo
 from state_backends.files.names import SstFile
 from state_backends.format.block import Block, BlockKind, Codec, Compacted, Compression, Header
+from state_backends.store.body_files import NoBodies
 from state_backends.store.file_index import Indexed
 from state_backends.store.io import Priority, Steps
 from state_backends.store.sst_file import SYNC_BYTES
@@ -37,6 +38,7 @@ class SimulatedFiles:
         self._machine, self._disk = machine, disk
         self._files: dict[int, dict[int, Block]] = {}  # file -> seq -> block
         self.next_file_no = 0
+        self.bodies = NoBodies()  # no block of a trace is handed over
 
     def write(self, blocks: Sequence[tuple[int, Block]]) -> Steps[SstFile]:
         # Joining blocks in memory takes no time. Syncing and ingesting the file do, and come at the end.
@@ -51,14 +53,6 @@ class SimulatedFiles:
         known = {seq: block for blocks in self._files.values() for seq, block in blocks.items()} if mark else {}
         blocks = {i.seq: known.get(i.seq) or sized(i.slice_us, i.size_bytes, i.compacted) for i in index}
         return self._new_file(blocks, mark)
-
-    def read_ahead(self, references: Sequence[Block]) -> None:
-        """Does nothing: no block of a trace is handed over."""
-
-    def arriving(self, references: Sequence[Block]) -> Steps[int]:
-        """Does nothing, for the same reason."""
-        return 0
-        yield 0
 
     def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
         block = self._files.get(file_no, {}).get(seq)
