@@ -57,7 +57,7 @@ def sst_files(commits: Commits, folder: Path) -> tuple[float, float, int]:
     write_s = time.perf_counter() - begin
     dropped = drop_page_cache(folder)
     where = [(no, seq) for no, commit in zip(files, commits, strict=True) for seq, _ in commit]
-    read_s = _read(commits, lambda: (_done(p_bucket.fetch(no, 0, seq)).stored for no, seq in where))
+    read_s = _read(commits, lambda: (_done(p_bucket.fetch(no, [(0, seq)]))[0].stored for no, seq in where))
     p_bucket.close()
     return write_s, read_s, dropped
 

@@ -18,7 +18,7 @@ from state_backends.files.bodies import Places, too_short
 from state_backends.files.handed import HandedFile, sweep
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.remote import Remote, RemoteUpload, storage_errors
-from state_backends.format.block import Block
+from state_backends.format.block import Block, BodyAt
 
 
 class HandedPlace(NamedTuple):
@@ -62,13 +62,13 @@ def shared(uri: str) -> Remote:
 
 def fetch_body(places: Places, reference: Block) -> bytes:
     """Reads the body of a reference. Raises FileNotFoundError if its file is nowhere, CorruptBlock, StorageError."""
-    return read_body(shared(places.uri), places, reference)
-
-
-def read_body(remote: Remote, places: Places, reference: Block) -> bytes:
-    """See :func:`fetch_body`. Exactly this range is read: a file has the blocks of many windows."""
     assert reference.at is not None
-    (name, offset), size = reference.at, reference.header.body_bytes
+    return read_body(shared(places.uri), places, reference.at, reference.header.body_bytes)
+
+
+def read_body(remote: Remote, places: Places, at: BodyAt, size: int) -> bytes:
+    """Reads exactly this range: a file has the blocks of many windows. Raises what :func:`fetch_body` raises."""
+    name, offset = at
     fs, base = remote.connect()
     for number, path in enumerate(places.paths):
         source = "/".join(filter(None, [base, path, name]))
@@ -81,5 +81,5 @@ def read_body(remote: Remote, places: Places, reference: Block) -> bytes:
             if number + 1 == len(places.paths):
                 raise
     if len(body) != size:
-        raise too_short(reference.at, size)
+        raise too_short(at, size)
     return body

@@ -22,7 +22,7 @@ from state_backends.files.partial import PartialCopy
 from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, storage_errors
 from state_backends.files.requests import CountedFiles, Requests
 from state_backends.files.storage import check_same, link_or_copy, make_folder, part_of
-from state_backends.format.block import Block
+from state_backends.format.block import BodyAt
 from state_backends.format.errors import CorruptBlock, CorruptState, StorageError
 from state_backends.thresholds import threshold
 
@@ -118,10 +118,10 @@ class RemoteStorage:
             folders, paths = [*folders, str(self._handed.local)], [self._handed.path, *paths]
         return Places(folders, self._remote.uri, paths)
 
-    def body_of(self, reference: Block) -> Future[bytes] | None:
+    def body_of(self, at: BodyAt, size: int) -> Future[bytes] | None:
         def read() -> bytes:
             try:
-                return read_body(self._remote, self.bodies, reference)
+                return read_body(self._remote, self.bodies, at, size)
             except FileNotFoundError as error:
                 raise CorruptBlock(f"a version names blocks in this file, and it is missing: {error}") from None
 

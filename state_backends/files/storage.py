@@ -22,7 +22,7 @@ from state_backends.files.bodies import Footer, Places, read_footer
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
 from state_backends.files.partial import PartialCopy
-from state_backends.format.block import Block
+from state_backends.format.block import BodyAt
 from state_backends.format.errors import CorruptState
 from state_backends.thresholds import threshold
 
@@ -68,8 +68,8 @@ class Storage(Protocol):
     def bodies(self) -> Places:
         """Where this shard's workers find files that children handed over."""
 
-    def body_of(self, reference: Block) -> Future[bytes] | None:
-        """Begins to read the body of a reference whose file is not on this host. Does not wait.
+    def body_of(self, at: BodyAt, size: int) -> Future[bytes] | None:
+        """Begins to read so many bytes of a file with bodies that is not on this host. Does not wait.
 
         None: there is no other file system that may have it. The future raises CorruptBlock or StorageError.
         """
@@ -184,7 +184,7 @@ class LocalStorage:
     def bodies(self) -> Places:
         return Places([str(folder) for folder in (self.files, self._handed) if folder is not None])
 
-    def body_of(self, reference: Block) -> None:
+    def body_of(self, at: BodyAt, size: int) -> None:
         """Returns None: all files are in folders."""
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:

@@ -12,10 +12,11 @@ import errno
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -23,13 +24,15 @@ from state_backends.files.bodies import Places, are_resident, by_file, find, sta
 from state_backends.files.faults import disk_errors
 from state_backends.files.names import PART
 from state_backends.format.block import Block, BodyAt
-from state_backends.format.errors import CorruptBlock
-from state_backends.store.io import Steps
-from state_backends.store.waiting import waiting_for
+from state_backends.format.errors import CorruptBlock, StateError
+from state_backends.store.io import MOST_TOGETHER_BYTES, Steps
+from state_backends.store.waiting import Waits, waiting_for
 from state_backends.thresholds import threshold
 
 PIECE_BYTES = threshold(1 << 20, 1000)
 """The bytes of one step; an urgent read waits for one."""
+GAP_BYTES = threshold(64 << 10, 64)
+"""A larger gap between two bodies is not worth reading."""
 log = logging.getLogger(__name__)
 
 
@@ -39,8 +42,8 @@ class Source(Protocol):
     @property
     def bodies(self) -> Places: ...
 
-    def body_of(self, reference: Block) -> Future[bytes] | None:
-        """Begins to read a body that is not on this host. None: there is no other file system that may have it."""
+    def body_of(self, at: BodyAt, size: int) -> Future[bytes] | None:
+        """Begins to read so many bytes from there on. None: there is no other file system that may have the file."""
 
 
 class BodyFiles:
@@ -54,17 +57,41 @@ class BodyFiles:
         self._source = source
         self._piece = memoryview(bytearray(PIECE_BYTES))
         self._warned = False
+        self._lock = threading.Lock()
+        self._expected: dict[str, dict[int, int]] = {}  # file -> offset -> bytes
+        self._coming: dict[BodyAt, _Range] = {}
 
     def resident(self, references: Sequence[Block]) -> list[bool]:
-        """Returns whether a worker can map each body without waiting for a disk. Any thread may ask."""
+        """Returns whether a worker can map each body without waiting for a disk. Any thread may ask.
+
+        What is coming with a neighbour is in the system's memory for a moment only, and does not count.
+        """
         folders = self._source().bodies.folders
         found: dict[BodyAt, bool] = {}
         for name, blocks in by_file(references).items():
             path = find(folders, name)
             ranges = [(block.at.offset, block.header.body_bytes) for block in blocks if block.at is not None]
             answers = [False] * len(ranges) if path is None else are_resident(path, ranges)
-            found.update((block.at, answer) for block, answer in zip(blocks, answers, strict=True) if block.at)
+            found.update(
+                (b.at, answer and b.at not in self._coming) for b, answer in zip(blocks, answers, strict=True) if b.at
+            )
         return [block.at is None or found[block.at] for block in references]
+
+    def expect(self, reference: Block) -> None:
+        """A request for this body is queued. It may be read with a neighbour. Any thread may call it."""
+        if reference.at is not None:
+            with self._lock:
+                self._expected.setdefault(reference.at.file, {})[reference.at.offset] = reference.header.body_bytes
+
+    def forget(self, reference: Block) -> None:
+        """That request is over."""
+        if reference.at is not None:
+            with self._lock:
+                self._coming.pop(reference.at, None)
+                expected = self._expected.get(reference.at.file, {})
+                expected.pop(reference.at.offset, None)
+                if not expected:
+                    self._expected.pop(reference.at.file, None)
 
     def read(self, reference: Block) -> Steps[Block]:
         """Steps that read a body. Returns the block with it. Raises CorruptBlock, DiskError or StorageError."""
@@ -92,7 +119,7 @@ class BodyFiles:
         try:
             try:
                 yield from self._pieces(reference, fd)
-            except _NoRoom as error:
+            except MemoryError as error:
                 self._warn(error)
                 return False
             part.rename(path)
@@ -128,9 +155,53 @@ class BodyFiles:
             )
 
     def _pieces(self, reference: Block, into: memoryview | int) -> Steps[None]:
-        """Steps that read a body, piece by piece, into memory or into a file of shared memory."""
+        """Steps that read a body into memory, or into a file of shared memory: alone, or with its neighbours."""
         at, size = reference.at, reference.header.body_bytes
         assert at is not None
+        with self._lock:
+            coming = self._coming.pop(at, None)
+        if coming is None:
+            end, members = self._together(at, size)
+            if members:
+                coming = _Range(at.offset, Future())
+                with self._lock:
+                    self._coming.update(dict.fromkeys(members, coming))
+                yield from self._range(at, end - at.offset, coming.data, lets_go=isinstance(into, int))
+        if coming is not None:
+            if not coming.data.done():
+                yield Waits(coming.data)
+            if coming.data.exception() is None:  # otherwise one of the neighbours may be what failed
+                _put(memoryview(coming.data.result())[at.offset - coming.begin :][:size], into)
+                return
+        yield from self._alone(at, size, into)
+
+    def _together(self, at: BodyAt, size: int) -> tuple[int, list[BodyAt]]:
+        """Returns which expected bodies lie right behind this one, and where the last of them ends."""
+        end, members = at.offset + size, []
+        with self._lock:
+            expected = self._expected.get(at.file, {})
+            for offset in sorted(offset for offset in expected if offset > at.offset):
+                after, body = offset + expected[offset], BodyAt(at.file, offset)
+                if offset - end > GAP_BYTES or after - at.offset > MOST_TOGETHER_BYTES or body in self._coming:
+                    break
+                members.append(body)
+                end = after
+        return end, members
+
+    def _range(self, at: BodyAt, size: int, data: Future[Any], *, lets_go: bool) -> Steps[None]:
+        """Steps that read a range, for several requests. They learn of an error by ``data``."""
+        try:
+            body = bytearray(size)
+            yield from self._alone(at, size, memoryview(body))
+            data.set_result(body)
+            if lets_go:
+                self._let_go(at, size)
+        except BaseException as error:
+            data.set_exception(StateError(f"reading {at.file}: {error!r}"))
+            if not isinstance(error, (StateError, OSError)):
+                raise
+
+    def _alone(self, at: BodyAt, size: int, into: memoryview | int) -> Steps[None]:
         source = self._source()
         places = source.bodies
         path = find(places.folders, at.file)
@@ -142,7 +213,7 @@ class BodyFiles:
                 finally:
                     os.close(fd)
                 return
-        coming = source.body_of(reference)
+        coming = source.body_of(at, size)
         if coming is None:
             where = " or ".join([*places.folders, *places.paths])
             raise CorruptBlock(f"{at.file}: a version names blocks in this file, and it is not in {where}")
@@ -150,14 +221,7 @@ class BodyFiles:
             yield from waiting_for([coming])
         finally:
             coming.cancel()
-        body = memoryview(coming.result())
-        if len(body) != size:
-            raise too_short(at, size)
-        if isinstance(into, int):
-            _write(into, body)
-        else:
-            into[:] = body
-        yield size
+        _put(memoryview(coming.result()), into)
 
     def _pieces_of(self, fd: int, at: BodyAt, size: int, into: memoryview | int) -> Steps[None]:
         # Exactly this range: what the system would read ahead may be another shard's.
@@ -172,12 +236,22 @@ class BodyFiles:
                 _write(into, piece[:moved])
             done += moved
             yield moved
-        if isinstance(into, int):  # the copy is ours; the system need not have one, too
+        if isinstance(into, int):
             os.posix_fadvise(fd, at.offset, size, os.POSIX_FADV_DONTNEED)
 
+    def _let_go(self, at: BodyAt, size: int) -> None:
+        """The copy is ours; the system need not have one, too."""
+        path = find(self._source().bodies.folders, at.file)
+        if path is not None:
+            with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), at.offset, size, os.POSIX_FADV_DONTNEED)
 
-class _NoRoom(Exception):
-    """Shared memory is full."""
+
+class _Range(NamedTuple):
+    """Neighbours that are read together. ``data``: the bytes from ``begin`` on."""
+
+    begin: int
+    data: Future[Any]
 
 
 def _write(fd: int, data: memoryview) -> None:
@@ -187,7 +261,14 @@ def _write(fd: int, data: memoryview) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
                 raise
-            raise _NoRoom(os.strerror(error.errno)) from error
+            raise MemoryError(os.strerror(error.errno)) from error
+
+
+def _put(body: memoryview, into: memoryview | int) -> None:
+    if isinstance(into, int):
+        _write(into, body)
+    else:
+        into[:] = body
 
 
 class NoBodies:
@@ -195,6 +276,10 @@ class NoBodies:
 
     def resident(self, references: Sequence[Any]) -> list[bool]:
         return [True] * len(references)
+
+    def expect(self, reference: Block) -> None: ...
+
+    def forget(self, reference: Block) -> None: ...
 
     def read(self, reference: Block) -> Steps[Block]:
         return reference

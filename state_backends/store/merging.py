@@ -125,7 +125,7 @@ class Merger:
                 if entry.place is Place.PURGED:
                     continue
                 try:
-                    block = yield from self._files.fetch(file_no, entry.slice_us, entry.seq)
+                    (block,) = yield from self._files.fetch(file_no, [(entry.slice_us, entry.seq)])
                     if block.at is None:  # the body of another block is elsewhere, and is not copied
                         check(block, f"block {entry.seq} of slice {entry.slice_us} in file {file_no}")
                 except CorruptBlock:

@@ -18,7 +18,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rocksdict import Cache, IngestExternalFileOptions, Rdict, WriteOptions
+from rocksdict import Cache, IngestExternalFileOptions, Rdict, ReadOptions, WriteOptions
 
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import MERGED, PART, SST, SstFile, is_merged
@@ -30,7 +30,7 @@ from state_backends.format.errors import CorruptBlock, CorruptState, StateError
 from state_backends.format.sst_table import Span
 from state_backends.store.body_files import BodyFiles, NoBodies
 from state_backends.store.file_index import Indexed
-from state_backends.store.io import Steps
+from state_backends.store.io import MOST_TOGETHER_BYTES, Steps
 from state_backends.store.sst_file import NewFile, block_key, checksum, index_key, read_index, rocksdb_options
 from state_backends.store.waiting import waiting_for
 from state_backends.thresholds import threshold
@@ -178,23 +178,60 @@ class PBucket:
         if self.durable:
             sync(self.files)
 
-    def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
-        """Steps that read one block. Raises CorruptBlock if it is missing or damaged, DiskError if unreadable."""
-        file = self._ingested.get(file_no)
-        name = f"block {seq} of slice {slice_us} in file {file.name if file else file_no}"
-        key = block_key(file_no, slice_us, seq)
+    def fetch(self, file_no: int, blocks: Sequence[tuple[int, int]]) -> Steps[list[Block]]:
+        """Steps that read a block, given as (slice, seq), and with it those behind it in the file.
+
+        Returns the first, and as many of the others as came with it. Raises CorruptBlock if the first is missing or
+        damaged, DiskError if unreadable.
+        """
+        names = self._names(file_no, blocks)
+        keys = [block_key(file_no, *block) for block in blocks]
         if (copy := self._copies.get(file_no)) is not None and not copy.is_whole:
-            yield from waiting_for(copy.bring(copy.around(key)))
+            yield from waiting_for(copy.bring(Span(copy.around(keys[0]).begin, copy.around(keys[-1]).end)))
+        found = (yield from self._neighbours(keys)) if len(keys) > 1 else []
+        if not found:
+            found = [self._value(keys[0], names[0])]
+            yield len(found[0])
+        parsed = [parse(found[0], names[0])]
+        with contextlib.suppress(CorruptBlock):  # who reads that one reports it
+            parsed += [parse(value, name) for value, name in zip(found[1:], names[1:], strict=False)]
+        return parsed
+
+    def _names(self, file_no: int, blocks: Sequence[tuple[int, int]]) -> list[str]:
+        file = self._ingested.get(file_no)
+        where = file.name if file else file_no
+        return [f"block {seq} of slice {slice_us} in file {where}" for slice_us, seq in blocks]
+
+    def _neighbours(self, keys: Sequence[bytes]) -> Steps[list[bytes]]:
+        """Steps that read the values of the first keys that have no other between them. [] if that failed."""
+        options = ReadOptions()
+        options.set_readahead_size(MOST_TOGETHER_BYTES)
+        found: list[bytes] = []
         try:
-            value = self._open().get(key)
+            values = self._open().iter(options)
+            values.seek(keys[0])
+            for key in keys:
+                if found:
+                    values.next()
+                if not values.valid() or values.key() != key:
+                    break
+                found.append(values.value())
+                yield len(found[-1])
+        except Exception as error:  # reading the first alone says what is wrong
+            log.debug("neighbours cannot be read together: %s", error)
+            return []
+        return found
+
+    def _value(self, key: bytes, name: str) -> bytes:
+        try:
+            value: bytes | None = self._open().get(key)
         except Exception as error:  # rocksdict raises plain Exceptions
             if isinstance(error, OSError) or is_rocksdb_io(error):
                 raise disk_error(f"reading {name}", self.files, error) from error
             raise CorruptBlock(f"{name}: RocksDB cannot read it: {error}") from error
         if value is None:
             raise CorruptBlock(f"{name}: it is not in the file")
-        yield len(value)
-        return parse(value, name)
+        return value
 
     def complete(self, files: Sequence[SstFile]) -> Steps[None]:
         """Steps that fetch what the local copies lack, of the newest file first. Errors are left to who reads."""

@@ -183,7 +183,11 @@ class Prestager:
         if not body_only:
             self._blocks.ledger.move(entry.seq, Move.STAGE)
         prestage = self._under_way[entry.seq] = _Staging(entry, reserved_bytes, body_only)
-        prestage.request = self._io.submit(priority, self._steps(prestage, run))
+        steps = self._steps(prestage, run)
+        if body_only:
+            prestage.request = self._fetcher.submit_body(priority, self._blocks.memory[entry.seq], steps)
+        else:
+            prestage.request = self._fetcher.submit(priority, entry, steps)
         return prestage
 
     def _steps(self, prestage: _Staging, run: _Run | None) -> Steps[None]:

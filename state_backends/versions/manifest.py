@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from state_backends.files.bodies import Footer
 from state_backends.files.names import SstFile
 from state_backends.format.checksum import crc32
 from state_backends.format.definitions import NOT_COMPARED, WORDS, follows
@@ -85,9 +84,9 @@ class FileEntry:
         return cls(file.file_no, name, file.size_bytes, file.crc, file.index_crc, file.blocks)
 
     @classmethod
-    def of_handed(cls, name: str, footer: Footer) -> FileEntry:
+    def of_handed(cls, name: str, size_bytes: int, crc: int, bodies: int) -> FileEntry:
         """A file that a child handed over."""
-        return cls(NO_FILE, name, footer.size_bytes, footer.crc, 0, len(footer.bodies))
+        return cls(NO_FILE, name, size_bytes, crc, 0, bodies)
 
     def in_folder(self, folder: str) -> SstFile:
         """Returns the file, or its copy, in a local folder."""

@@ -469,7 +469,7 @@ class Shard:
         self._retention.note([], new)
         entries = dict(self._handed)
         for name, footer in zip(new, self.storage.adopt(new), strict=True):
-            entries[name] = FileEntry.of_handed(name, footer)
+            entries[name] = FileEntry.of_handed(name, footer.size_bytes, footer.crc, len(footer.bodies))
         return [entries[name] for name in sorted(names)]
 
     def _file(self, entry: FileEntry) -> SstFile:

@@ -73,7 +73,7 @@ before = len(os.listdir("/proc/self/fd"))
 for n in range(100):
     io.submit(Priority.WRITE, bucket.write([(n, make_block(n, n))])).result()
 for n in range(100):
-    io.submit(Priority.READ, bucket.fetch(n, n, n)).result()
+    io.submit(Priority.READ, bucket.fetch(n, [(n, n)])).result()
 print(len(os.listdir("/proc/self/fd")) - before)
 io.submit(Priority.READ, bucket.drop(0))
 io.close()

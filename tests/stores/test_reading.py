@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from aion.errors import StateError
+from state_backends.store.io import MOST_TOGETHER_BYTES
 from tests.io_thread.rig import PATIENCE, Gate
 from tests.stores.rig import KIB, WHEREVER, Rig
 
@@ -51,15 +52,36 @@ def test_reading_is_lazy(make: Callable[..., Rig]) -> None:
     rig = make("rocksdb")
     rig.append(*((seq, 0) for seq in range(60)))
     rig.to_disk(0)
-    fetched = []
+    fetched: list[tuple[int, int]] = []
     fetch = rig.p_bucket.fetch
-    rig.p_bucket.fetch = lambda *where: fetched.append(where) or fetch(*where)  # type: ignore[method-assign]
+    rig.p_bucket.fetch = lambda no, blocks: fetched.extend(blocks) or fetch(no, blocks)  # type: ignore[method-assign]
     reader = rig.store.read([0])
     assert fetched == []
     assert [rig.check(next(reader)) for _ in range(2)] == [0, 1]
     assert len(fetched) < 20, "a few blocks ahead, and not the whole window"
     assert [rig.check(stored) for stored in reader] == [*range(2, 60)]
     assert len(fetched) == 60, "each block once"
+
+
+def test_neighbours_in_a_file_are_read_together(make: Callable[..., Rig]) -> None:
+    """A seek of a slow disk takes as long as to read half a megabyte."""
+    rig = make("tiered")
+    for slice_us in (0, 10, 20):
+        rig.append(*((seq, slice_us) for seq in range(10 * slice_us, 10 * slice_us + 20)))
+    rig.to_disk(0, 10, 20)
+    most = max(2, MOST_TOGETHER_BYTES // max(block.size_bytes for block in rig.blocks.values()))
+    calls: list[int] = []
+    fetch = rig.p_bucket.fetch
+    rig.p_bucket.fetch = lambda no, blocks: calls.append(len(blocks)) or fetch(no, blocks)  # type: ignore[method-assign]
+    assert rig.read(0, 10, 20, blocking=True) == [*range(20), *range(100, 120), *range(200, 220)]
+    with Gate(rig.io):
+        rig.store.prestage([0, 10, 20])
+    rig.settle()
+    assert len(calls) <= 2 * (2 + -(-60 // most)) + 20, "the first ones may run before the others are asked for"
+    assert max(calls) > 1
+    assert rig.read(10) == [*range(100, 120)]
+    assert rig.store.stats().staging.hits == 20
+    rig.validate()
 
 
 def test_a_reader_that_gives_up_leaves_nothing_to_do(rig: Rig) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from state_backends.backends import STORES, Stores
-from state_backends.files.bodies import Bodies
+from state_backends.files.bodies import Bodies, Places
 from state_backends.files.handed import HandedFile
 from state_backends.files.handed_remote import HandedPlace, create, read_body
 from state_backends.files.remote import Remote
@@ -109,8 +109,12 @@ class Host:
 
     def body(self, block: Block) -> bytes:
         """What a worker on this host reads."""
-        fetch = None if self.kind != "remote" else lambda places, reference: read_body(self.remote, places, reference)
-        bodies = Bodies(self.shard.bodies, fetch)
+
+        def fetch(places: Places, reference: Block) -> bytes:
+            assert reference.at is not None
+            return read_body(self.remote, places, reference.at, reference.header.body_bytes)
+
+        bodies = Bodies(self.shard.bodies, fetch if self.kind == "remote" else None)
         return bytes(bodies.of(block).body)
 
     def open(self, token: str | None, identity: Identity = IDENTITY) -> tuple[str, dict[str, Any] | None]:

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +191,7 @@ class Cluster(RuleBasedStateMachine):
     def body(self, shard: Shard, block: Block) -> bytes:
         """What a worker of this host reads."""
         remote = self.remotes[0] if self.remotes else None
-        fetch = None if remote is None else partial(read_body, remote)
+        fetch = None if remote is None else lambda places, b: read_body(remote, places, b.at, b.header.body_bytes)
         return bytes(Bodies(shard.bodies, fetch).of(block).body)
 
     @precondition(lambda self: any(a.blocks for a in self.attempts))

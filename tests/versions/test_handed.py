@@ -15,14 +15,16 @@ import pytest
 
 from aion.errors import CorruptBlock, CorruptState
 from state_backends.files import remote_storage
-from state_backends.files.bodies import Bodies, are_resident
+from state_backends.files.bodies import ALIGNMENT, Bodies, are_resident
 from state_backends.files.handed import name_of, sweep
 from state_backends.files.handed_remote import HandedPlace, create, sweep_copies
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.format.block import Block
 from state_backends.store.body_files import BodyFiles
+from state_backends.store.io import MOST_TOGETHER_BYTES
 from state_backends.store.merge_choice import Limits
 from state_backends.versions.manifest import load
+from tests.io_thread.rig import Gate
 from tests.server.conftest import wait_until
 from tests.stores.rig import make_block
 from tests.versions.host import Host
@@ -349,6 +351,52 @@ def test_a_host_reads_ranges_of_what_another_host_s_children_wrote(make: Callabl
     ((_, block),) = host.shard.read(attempt, [0])
     assert block.at is not None and host.body(block) == bytes(make_block(0, 0, BODY_BYTES).body)
     assert host.remote.requests.to_json()["read_bytes"] - before == block.header.body_bytes
+
+
+def test_neighbours_of_a_child_s_file_are_read_together(make: Callable[..., Host]) -> None:
+    """Rows and bodies, staged or when they are needed; behind an object store, each range is a request."""
+    host = make()
+    token = commit(host, None, *range(0, 160, 10))
+    sizes = sum(make_block(n, n, BODY_BYTES).header.body_bytes for n in range(0, 160, 10))
+    for staged in (True, False):
+        host.restart()
+        attempt, _ = host.open(token)
+        lose_cached_pages(host)
+        before = host.remote.requests.to_json() if host.kind == "remote" else {}
+        if staged:
+            with Gate(host.io):
+                host.shard.prestage(attempt, range(0, 160, 10))
+        found = [block for _, block in host.shard.read(attempt, range(0, 160, 10), blocking=True)]
+        contents = [bytes(block.body) if block.at is None else host.body(block) for block in found]
+        assert contents == [bytes(make_block(n, n, BODY_BYTES).body) for n in range(0, 160, 10)]
+        if host.kind == "remote":
+            after = host.remote.requests.to_json()
+            assert sizes <= after["read_bytes"] - before["read_bytes"] < sizes + 16 * ALIGNMENT
+            together = max(1, MOST_TOGETHER_BYTES // BODY_BYTES)
+            assert after["range"] - before["range"] <= (4 if staged else 16) + -(-16 // together)
+        host.shard.abort(attempt)
+        assert host.budget.reserved_bytes == 0
+
+
+def test_a_neighbour_that_cannot_be_read_harms_no_other(make: Callable[..., Host]) -> None:
+    host = make()
+    token = commit(host, None, 0, 10, 20, 30)
+    (path,) = host.folder.glob("state/files/*.bodies")
+    host.restart()
+    attempt, _ = host.open(token)
+    lose_cached_pages(host)
+    end = sum(-(-make_block(n, n, BODY_BYTES).header.body_bytes // ALIGNMENT) * ALIGNMENT for n in (0, 10, 20))
+    os.truncate(path, end + 100)
+    with Gate(host.io):
+        host.shard.prestage(attempt, [0, 10, 20, 30])
+    reader = host.shard.read(attempt, [0, 10, 20, 30])
+    for n in (0, 10, 20):
+        _, block = next(reader)
+        body = bytes(block.body) if block.at is None else host.body(block)
+        assert body == bytes(make_block(n, n, BODY_BYTES).body)
+    with pytest.raises(CorruptBlock, match="it ends before the block"):
+        next(reader)
+    host.shard.abort(attempt)
 
 
 def test_a_body_is_fetched_ahead_though_its_reference_is_in_memory(make: Callable[..., Host]) -> None:

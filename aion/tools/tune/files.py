@@ -54,13 +54,16 @@ class SimulatedFiles:
         blocks = {i.seq: known.get(i.seq) or sized(i.slice_us, i.size_bytes, i.compacted) for i in index}
         return self._new_file(blocks, mark)
 
-    def fetch(self, file_no: int, slice_us: int, seq: int) -> Steps[Block]:
-        block = self._files.get(file_no, {}).get(seq)
-        if block is None:
+    def fetch(self, file_no: int, blocks: Sequence[tuple[int, int]]) -> Steps[list[Block]]:
+        (slice_us, seq), *_ = blocks
+        held = self._files.get(file_no, {})
+        if seq not in held:
             raise CorruptBlock(f"block {seq} of slice {slice_us}: file {file_no} does not hold it")
-        size_bytes = block.size_bytes
-        yield Moved(size_bytes, self._machine.read_block_s + size_bytes / self._machine.read_bytes_per_s)
-        return block
+        found = [held[seq] for _, seq in blocks if seq in held]
+        for number, block in enumerate(found):  # neighbours are read with the first
+            seek_s = 0.0 if number else self._machine.read_block_s
+            yield Moved(block.size_bytes, seek_s + block.size_bytes / self._machine.read_bytes_per_s)
+        return found
 
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
         yield 0
