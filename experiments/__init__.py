@@ -18,6 +18,7 @@ from experiments.network import network
 from experiments.nexmark import nexmark
 from experiments.overhead import overhead
 from experiments.planned import planned
+from experiments.prestage import prestage
 from experiments.restart import restart
 from experiments.restore import restore
 from experiments.sessions import sessions
@@ -53,6 +54,7 @@ app.command("memory-pressure")(memory_pressure)
 app.command("nexmark")(nexmark)
 app.command("overhead")(overhead)
 app.command("planned")(planned)
+app.command("prestage")(prestage)
 app.command("restart")(restart)
 app.command("restore")(restore)
 app.command("sessions")(sessions)

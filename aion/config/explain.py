@@ -214,8 +214,8 @@ def _late_words(policy: Policy) -> str:
         case _:
             fetch = (
                 "The first of them starts prestaging, so that the window is back in memory when it runs. Windows that "
-                "the watermark makes run in the next batch are prestaged in the gap before that batch, as early as "
-                "needed according to the measured speed, or at once if nothing has been measured yet."
+                "the watermark makes run in the next batch are prestaged in the gap before that batch: at once if "
+                "memory has room for them, and otherwise as early as needed according to the measured speed."
             )
     return (
         f"They go straight to the window's p-bucket in RocksDB. {fetch} After the execution it leaves memory again"

@@ -185,7 +185,7 @@ class Executor:
 
     def _execute(self, order: Execute) -> Iterator[pa.RecordBatch]:
         for some in self._at_once(order):
-            with self._timed() as seen:
+            with self._timed(order.kind) as seen:
                 blocks, keys = self._read(some, seen)
                 for rows in self._contents.panes(some, blocks, keys):
                     yield with_completeness(self.plan, self.operator, some, rows)
@@ -221,7 +221,7 @@ class Executor:
         return seen(self.attempt.read(slices, blocking=blocking, only=Only(spans, keys.ranges))), keys
 
     @contextmanager
-    def _timed(self) -> Iterator[Seen]:
+    def _timed(self, pane: str | None = None) -> Iterator[Seen]:
         """Notes the bytes that an execution reads, how many seconds it takes, and how many of them it waits."""
         clock = self._contents.clock
         size, waited_s = 0, 0.0
@@ -239,7 +239,7 @@ class Executor:
         yield seen
         self.executions.append(Execution(size, clock() - begin_s, waited_s))
         if self.recorder is not None:
-            self.recorder.executed(*self.executions[-1])
+            self.recorder.executed(*self.executions[-1], pane)
 
     # -- staging and compaction ---------------------------------------------------------------------------
 

@@ -87,10 +87,10 @@ class Recorder:
         if self._timed:
             self._arrived_s, self._arrived, self._spent_s = time.perf_counter(), self._rows[first:], 0.0
 
-    def executed(self, size_bytes: int, seconds: float, waited_s: float = 0.0) -> None:
-        """Records an execution. ``waited_s``: how many of the seconds it waited for blocks."""
+    def executed(self, size_bytes: int, seconds: float, waited_s: float = 0.0, pane: str | None = None) -> None:
+        """Records an execution. ``waited_s``: how many of the seconds it waited for blocks. ``pane``: their kind."""
         took = {"took_us": round(seconds * 1e6), "waited_us": round(waited_s * 1e6)}
-        self._rows.append({"kind": "execution", "bytes": size_bytes, **took})
+        self._rows.append({"kind": "execution", "bytes": size_bytes, "pane": pane, **took})
         self._spent_s += seconds
 
     def staged(self, size_bytes: int, seconds: float, waited_s: float) -> None:

@@ -53,6 +53,7 @@ SCHEMA = pa.schema(
         ("dealt_us", pa.int64()),
         ("slices", pa.list_(pa.int64())),
         ("events_of", pa.list_(pa.int64())),
+        ("pane", pa.string()),
     ]
 )
 """The columns of a trace. The meaning of a row depends on its ``kind``:
@@ -62,7 +63,8 @@ SCHEMA = pa.schema(
   blocks ended. The work on them took ``dealt_us``, without executions and compactions. ``slices`` and ``events_of``:
   the slices of the block with their events, if it may hold several.
 - ``compaction``: ``bytes`` became ``made_bytes`` within ``took_us``.
-- ``execution``: a function read ``bytes`` within ``took_us``. It waited ``waited_us`` of that for blocks.
+- ``execution``: a function read ``bytes`` within ``took_us``. It waited ``waited_us`` of that for blocks. ``pane``: the
+  kind of its panes.
 - ``staging``: ``bytes`` were prestaged within ``took_us``.
 - ``writing``: a file of ``bytes`` was written within ``took_us``.
 - ``last``: the input ends here.

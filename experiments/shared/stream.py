@@ -53,7 +53,12 @@ SPARK_ALONE = {
 
 
 def session(
-    cores: int, work_dir: Path, *, policy: str | None, memory: str = "4g", more: Mapping[str, str] | None = None
+    cores: int,
+    work_dir: Path,
+    *,
+    policy: str | Mapping[str, Any] | None,
+    memory: str = "4g",
+    more: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A local session for all contenders; with a ``policy``, it includes Aion's settings. ``more``: other settings.
 
@@ -86,8 +91,9 @@ def session(
     if policy is not None:
         import aion
 
-        # As eager as the contenders that compute what has changed in each batch.
-        builder = aion.configure(builder, policy=policy, trigger_kind="every_batch")
+        # As eager as the contenders that compute what has changed in each batch; a mapping says it itself.
+        eager: dict[str, Any] = {} if isinstance(policy, Mapping) else {"trigger_kind": "every_batch"}
+        builder = aion.configure(builder, policy=policy, **eager)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark

@@ -51,6 +51,7 @@ from state_backends.versions.shard import Shard
 log = logging.getLogger(__name__)
 _REMEMBERED_MOVES = 1024  # prestages and written files of a shard whose times no client has asked for yet
 _REMEMBERED_EXECUTIONS = 256
+_SPARE = 8  # the part of the budget that prestages leave free which could still wait: one in this many
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class Host:
         self._io: IoThread | None = None
         self._pressure: PressureManager | None = None
         self._prestage: PrestagePolicy | None = None
+        self._starts_early = True
         self._sampler: Sampler | None = None
         self._guard: Guard | None = None
         self._shards: dict[ShardKey, tuple[Shard, threading.Lock]] = {}
@@ -193,7 +195,9 @@ class Host:
         return [snapshot["lateness"] for snapshot in snapshots if snapshot is not None and "lateness" in snapshot]
 
     def plan_prestage(self, key: ShardKey, token: str, slices: Sequence[int], executions: Sequence[Execution]) -> None:
-        """Plans to stage these slices of a shard just before its next attempt is due (paper 3.2).
+        """Plans to stage these slices of a shard before its next attempt is due (paper 3.2).
+
+        At once, if memory has room for them, and otherwise just early enough. A policy of the user's always decides.
 
         ``token``: the version that has these slices. ``executions``: those of the attempt that committed it.
         """
@@ -208,7 +212,10 @@ class Host:
             if not slices or self._prestage is None:
                 return
             size = store.size_on_disk(slices)
-            start = self._prestage.start_at_s(self._schedule.due_s(key), size, self._schedule.now_s())
+            start = now_s = self._schedule.now_s()
+            # What waits for its time, although there is room, comes too late if the batch comes early.
+            if not self._starts_early or self.budget.left() < size + self.budget.limit_bytes // _SPARE:
+                start = self._prestage.start_at_s(self._schedule.due_s(key), size, now_s)
             self._schedule.plan(PlannedPrestage(start, key, token, tuple(slices)))
         self.tick_prestages()
         if self._sampler is not None:
@@ -378,6 +385,7 @@ class Host:
             self._cache = make_cache(self.budget)
         if self._sampler is None and config.backend == "tiered":
             policy, self._prestage, self._guard = make_policies(config)
+            self._starts_early = config.prestage_class is None
             self._pressure = PressureManager(self.budget, policy, memory_share_used)
             self._sampler = Sampler(self.tick, self._next_prestage_s)
 

@@ -59,23 +59,26 @@ class Due:
         return self._shared.live.within_any(self._windows["start_us"][rows], self._windows["end_us"][rows])
 
     def plan(self, watermark_us: int) -> Prestage | None:
-        """The slices to stage in the gap before the watermark gets there. None: there are none.
+        """The slices to stage in the gap before the watermark gets there, in the order in which windows will run.
 
+        First those of windows that run on time, then early, then for the last time, then again. None: there are none.
         If blocks are compacted, windows that read only a few keys are left out (:meth:`_are_read_whole`).
         """
         windows, late = self._windows, self.late()
         until = max(windows.ended_by(watermark_us), late)
         rows = np.arange(until)
         dies = windows["end_us"][:until] + windows["bound_us"][:until] <= watermark_us
-        soon = dies & (windows["pending"][:until] > 0)
-        if not self._rules.final_only:
-            soon |= rows >= late
+        final = dies & (windows["pending"][:until] > 0)
+        on_time = (rows >= late) & (not self._rules.final_only)
         waiting = self.waiting()
-        soon[waiting[self._dues_us(waiting) <= watermark_us]] = True
+        again = np.zeros(until, np.bool_)
+        again[waiting[self._dues_us(waiting) <= watermark_us]] = True
         early = self._rules.early_by(windows, until, watermark_us)
-        read = np.concatenate((np.flatnonzero(soon), early))
-        shared = set(self.segments_of(read[self._are_read_whole(read)]))
-        slices = sorted(shared.union(*(part.due_by(self._watermark.at_us, watermark_us) for part in self._parts)))
+        slices: dict[int, None] = {}
+        for read in (np.flatnonzero(on_time), early, np.flatnonzero(final), np.flatnonzero(again)):
+            slices |= dict.fromkeys(self.segments_of(read[self._are_read_whole(read)]))
+        for part in self._parts:
+            slices |= dict.fromkeys(sorted(part.due_by(self._watermark.at_us, watermark_us)))
         return Prestage(tuple(slices)) if slices else None
 
     def _are_read_whole(self, rows: Ints) -> Flags:

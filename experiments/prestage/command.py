@@ -1,0 +1,75 @@
+"""What prestaging is worth on Spark: the seconds of on-time, late and final executions, by disk and gap.
+
+State is ten times the memory. After each batch the page cache is emptied of all state, before anything is prestaged.
+Then comes a gap, and the next batch. Three modes take turns: with prestaging, without, and everything in memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from experiments.prestage.settings import MODES, Settings
+
+if TYPE_CHECKING:
+    from experiments.prestage.runs import Cell
+
+PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict", "numpy")
+FAST = "fast"
+
+
+def prestage(
+    window: Annotated[int, typer.Option(min=1, help="MiB of events of a window, 2,304 bytes each.")] = 4,
+    parts: Annotated[int, typer.Option(min=1, help="Batches that bring the events of a window.")] = 20,
+    past: Annotated[int, typer.Option(min=4, help="Windows that may still get late events.")] = 40,
+    batches: Annotated[int, typer.Option(min=2, help="Measured batches.")] = 8,
+    gaps: Annotated[str, typer.Option(help="Seconds between two batches.")] = "0,2",
+    disks: Annotated[str, typer.Option(help="Reads per second of each disk, or fast.")] = "120,fast",
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each mode; the modes take turns.")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/prestage"),
+) -> None:
+    """Measure what prestaging saves executions on Spark, on time, late and final, on slow and fast disks."""
+    from experiments.prestage import report as prestage_report
+    from experiments.prestage.runs import run
+    from experiments.shared import bench
+    from experiments.shared.bench import wide_console
+
+    console = wide_console()
+    settings = Settings(
+        window_bytes=window << 20,
+        parts=parts,
+        past=past,
+        measured=batches,
+        gaps_s=tuple(float(gap) for gap in gaps.split(",")),
+        reads_per_s=tuple(None if disk == FAST else int(disk) for disk in disks.split(",")),
+        runs=runs,
+    )
+    record: dict[str, Any] = {
+        "experiment": "prestage",
+        "settings": asdict(settings),
+        "versions": bench.versions(PACKAGES),
+        "machine": bench.machine(),
+    }
+    cells: list[Cell] = []
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="work-", dir=out) as work:
+        for number in range(settings.runs):
+            for disk in settings.reads_per_s:
+                for gap_s in settings.gaps_s:
+                    for mode in MODES:
+                        words = f"run {number + 1}, {disk or FAST}, gap {gap_s:g} s, {prestage_report.WORDS[mode]}"
+                        with console.status(words):
+                            cells.append(run(settings, mode, disk, gap_s, Path(work).absolute() / "cell"))
+                        seconds = {pane: prestage_report.seconds_of(cells[-1:], pane) for pane in prestage_report.PANES}
+                        each = ", ".join(f"{pane} {s:.4f} s" for pane, s in seconds.items() if s is not None)
+                        console.print(f"{words}: {each}", highlight=False)
+                        prestage_report.write(out, record, cells)  # an interruption loses only one run
+    console.print(prestage_report.table(cells))
+    for line in prestage_report.verdicts(cells):
+        console.print(line, highlight=False)
+    paths = prestage_report.write(out, record, cells)
+    console.print("written: " + ", ".join(str(path) for path in paths), highlight=False, soft_wrap=True)

@@ -1,0 +1,41 @@
+"""A slow disk, for the state server of an experiment: each read of blocks takes its time (a seek)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from functools import partialmethod
+from typing import Any
+
+from policies.destage import StandardDestage
+from state_backends.format.block import Block
+from state_backends.store.io import Steps
+from state_backends.store.p_bucket import PBucket
+
+
+class SlowDisk(StandardDestage):
+    """The standard policy. A policy file names it as ``destage.class``, and so the state server imports it.
+
+    ``reads_per_s``: how many reads the disk does in a second, of rows and of bodies, also if the system has them in
+    memory. The rest of the arguments are those of StandardDestage.
+    """
+
+    def __init__(self, reads_per_s: int, **others: Any) -> None:
+        super().__init__(**others)
+        _slow_down(1 / reads_per_s)
+
+
+def _slow_down(seek_s: float) -> None:
+    fetch, preadv = PBucket.fetch, os.preadv
+
+    def slow_fetch(self: PBucket, file_no: int, blocks: Sequence[tuple[int, int]]) -> Steps[list[Block]]:
+        time.sleep(seek_s)
+        return (yield from fetch(self, file_no, blocks))
+
+    def slow_preadv(*where: Any) -> int:
+        time.sleep(seek_s)
+        return preadv(*where)
+
+    PBucket.fetch = partialmethod(slow_fetch)  # type: ignore[assignment]
+    os.preadv = slow_preadv

@@ -1,0 +1,191 @@
+"""The Spark part of `aion experiment prestage`: one query, batch by batch, with a gap after each."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import aion
+from experiments.memory_pressure.page_cache import evict
+from experiments.prestage.settings import MINUTE_S, PAYLOAD_BYTES, Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = "ts timestamp, payload binary"
+EPOCH_S = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp())
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run. ``seconds``: of the executions of each kind of pane, one for each measured batch that had some.
+
+    ``waited_s``: how long they waited for blocks. ``hits``, ``misses``: blocks that were in memory, or were not.
+    """
+
+    mode: str
+    reads_per_s: int | None
+    gap_s: float
+    seconds: dict[str, list[float]]
+    waited_s: dict[str, list[float]]
+    bytes: dict[str, int]
+    hits: int
+    ahead: int
+    misses: int
+    blocked_s: float
+    staged_bytes: int
+    panes: int
+    checksum: int
+
+
+def run(settings: Settings, mode: str, reads_per_s: int | None, gap_s: float, folder: Path) -> Cell:
+    """Runs a query over all batches, in a session with a state server of its own. Removes what it wrote."""
+    from experiments.shared.stream import session
+
+    shutil.rmtree(folder, ignore_errors=True)
+    spark = session(2, folder, policy=policy(settings, mode, reads_per_s), more={"spark.sql.shuffle.partitions": "1"})
+    try:
+        return _run(spark, settings, mode, reads_per_s, gap_s, folder)
+    finally:
+        spark.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(
+    spark: SparkSession, settings: Settings, mode: str, reads_per_s: int | None, gap_s: float, folder: Path
+) -> Cell:
+    from aion import metrics
+
+    inbox, record = folder / "in", folder / "trace"
+    inbox.mkdir(parents=True)
+    events = aion.read_files(spark, str(inbox), schema=SCHEMA, watermark=("ts", "0 seconds"), max_files_per_trigger=1)
+    panes = aion.windowed(
+        events,
+        time="ts",
+        windows={"minute": aion.Tumbling("1 minute")},
+        apply=total,
+        schema="n long, bytes long, checksum long",
+        record=str(record),
+    )
+    found: Counter[str] = Counter()
+
+    def keep(rows: Any, _batch: int) -> None:
+        for row in rows.collect():
+            found["panes"] += 1
+            found["checksum"] += row["checksum"] * row["n"]
+
+    query = panes.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder / "checkpoint")).start()
+    try:
+        before = None
+        for number in range(settings.past + settings.measured):
+            write(inbox, settings, number)
+            query.processAllAvailable()
+            while query.lastProgress is None or query.lastProgress["batchId"] < number:  # it returned too early
+                time.sleep(0.01)
+                query.processAllAvailable()
+            if number + 1 >= settings.past:
+                evict(folder / "state")
+                time.sleep(gap_s)
+            if number + 1 == settings.past:
+                before = metrics.state(spark)
+        after = metrics.state(spark)
+    finally:
+        query.stop()
+    assert before is not None and after is not None
+    cell = measured(settings, record, mode, reads_per_s, gap_s)
+    staging = {name: after.staging[name] - before.staging[name] for name in after.staging}
+    return Cell(
+        **cell,
+        hits=int(staging["hits"]),
+        ahead=int(staging["ahead"]),
+        misses=int(staging["misses"] + staging["late"]),
+        blocked_s=float(staging["blocked_s"]),
+        staged_bytes=int(staging["staged_bytes"]),
+        panes=found["panes"],
+        checksum=found["checksum"],
+    )
+
+
+def policy(settings: Settings, mode: str, reads_per_s: int | None) -> dict[str, Any]:
+    """With ``memory``, everything fits, and windows stay there whole."""
+    everything = 4 * (settings.past + settings.measured) * settings.window_bytes
+    budget = everything if mode == "memory" else settings.budget_bytes
+    destage: dict[str, Any] = {"keep_fraction": 1.0} if mode == "memory" else {}
+    if reads_per_s is not None:
+        destage |= {"class": "experiments.prestage.disk:SlowDisk", "arguments": {"reads_per_s": reads_per_s}}
+    return {
+        "memory": {"budget": budget, "bucket_limit": budget},
+        "prestage": {"mode": "none" if mode == "without" else "predictive"},
+        "distribution": {"hand_over": "1B"},
+        "blocks": {"target": "256KiB"},
+        "lateness": {"initial_bound": f"{settings.past * MINUTE_S}s", "coverage": None},
+        "trigger": {"kind": "interval", "interval": f"{settings.parts * MINUTE_S}s"},
+        "destage": destage,
+    }
+
+
+def write(inbox: Path, settings: Settings, number: int) -> None:
+    """The file of a batch: a part of the events of each of the latest windows, and some for one that ends for good.
+
+    So the state of a window lies in as many files as it has parts. A window runs on time with its first part, late when
+    it has all of them, and for the last time at its bound.
+    """
+    dice = np.random.default_rng(number)
+    part = max(settings.events // settings.parts, 1)
+    minutes = [np.full(part, minute) for minute in range(max(number - settings.parts + 1, 0), number + 1)]
+    if number >= settings.past:
+        minutes.append(np.full(settings.late, number - settings.past + 1))
+    minute = np.concatenate(minutes)
+    times_us = (EPOCH_S + minute * MINUTE_S) * 1_000_000 + dice.integers(0, MINUTE_S * 1_000_000, len(minute))
+    payload = [dice.bytes(PAYLOAD_BYTES) for _ in range(len(minute))]
+    table = pa.table({"ts": pa.array(times_us, pa.timestamp("us", "UTC")), "payload": pa.array(payload, pa.binary())})
+    path = inbox / f".{number:06d}"
+    pq.write_table(table, path, compression="none")
+    path.rename(inbox / f"{number:06d}.parquet")
+
+
+def total(_key: tuple[Any, ...], _window: Any, batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
+    """The window function: reads every byte of every event, and keeps none."""
+    import zlib
+
+    n = size = checksum = 0
+    for batch in batches:
+        column = batch.column("payload")
+        _, _, data = column.buffers()
+        n += batch.num_rows
+        size += column.nbytes
+        checksum ^= zlib.crc32(data) if data is not None else 0
+    return {"n": n, "bytes": size, "checksum": checksum}
+
+
+def measured(settings: Settings, record: Path, mode: str, reads_per_s: int | None, gap_s: float) -> dict[str, Any]:
+    """What the trace says of the executions in the measured batches. The first of them still starts what is slow."""
+    rows = pq.read_table(record, columns=["batch", "kind", "pane", "bytes", "took_us", "waited_us"]).to_pylist()
+    seconds: dict[str, dict[int, float]] = {}
+    waited: dict[str, dict[int, float]] = {}
+    size: Counter[str] = Counter()
+    for row in rows:
+        if row["kind"] == "execution" and row["batch"] > settings.past:
+            pane, batch = row["pane"], row["batch"]
+            for found, us in ((seconds, row["took_us"]), (waited, row["waited_us"])):
+                of = found.setdefault(pane, {})
+                of[batch] = of.get(batch, 0.0) + us / 1e6
+            size[pane] += row["bytes"]
+    return {
+        "mode": mode,
+        "reads_per_s": reads_per_s,
+        "gap_s": gap_s,
+        "seconds": {pane: list(of.values()) for pane, of in seconds.items()},
+        "waited_s": {pane: list(of.values()) for pane, of in waited.items()},
+        "bytes": dict(size),
+    }
