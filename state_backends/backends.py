@@ -80,7 +80,7 @@ class StoreConfig:
     The memory budget is ``budget_bytes``. If that is None, it is ``budget_share`` (0 to 1) of the memory that the
     host's processes may use. ``destage``: arguments of ``destage_class``, or of StandardDestage if that is None.
     ``prestage``: likewise. ``windows``: (size, slide, offset) in µs of the tumbling and sliding windows. The m-bucket
-    of such a window is the slices that it spans. ``kept_copies_bytes``:
+    of such a window is the slices that it spans. ``kept_copies_bytes``, ``local_copies_bytes``:
     see :meth:`state_backends.files.location.Location.keep_copies`. ``metrics_port``: see
     :class:`state_backends.server.endpoint.MetricsEndpoint`.
     """
@@ -97,6 +97,7 @@ class StoreConfig:
     rate_limit_bytes_per_s: int | None = None
     retain_versions: int = 100
     kept_copies_bytes: int = 0
+    local_copies_bytes: int | None = None
     destage: Mapping[str, Any] = field(default_factory=dict)
     destage_class: str | None = None
     prestage: Mapping[str, Any] = field(default_factory=dict)

@@ -65,7 +65,7 @@ def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:
             tmp_path,
             """
             state: {backend: rocksdb, codec: json, compression: zstd, shards: 12, dir: s3://bucket/state,
-                    kept_copies: 1GiB}
+                    kept_copies: 1GiB, local_copies: 2GiB}
             memory: {budget: 1GiB, bucket_limit: 4096, moderate: 50%, scarce: 1.0, victim: slowest}
             destage: {keep_fraction: 12.5%, idle_after: 2.5x, class: my.own:Thing.Inner, arguments: {a: [1, {b: x}]}}
             prestage: {mode: predictive, class: mine:Plan, arguments: {}}
@@ -78,7 +78,7 @@ def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:
     )
     assert policy.state.model_dump() == {
         "backend": "rocksdb", "codec": "json", "compression": "zstd", "shards": 12, "dir": "s3://bucket/state",
-        "kept_copies_bytes": "1GiB",
+        "kept_copies_bytes": "1GiB", "local_copies_bytes": "2GiB",
     }  # fmt: skip
     memory, destage, io = policy.memory, policy.destage, policy.io
     assert (memory.budget_bytes, memory.bucket_limit_bytes) == (1 << 30, 4096)

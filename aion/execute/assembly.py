@@ -399,6 +399,7 @@ def store_config(
         rate_limit_bytes_per_s=policy.io.rate_limit_bytes_per_s,
         retain_versions=retain_versions,
         kept_copies_bytes=policy.state.kept_copies_bytes or 0,
+        local_copies_bytes=policy.state.local_copies_bytes,
         destage=arguments,
         destage_class=destage.class_path,
         prestage=dict(policy.prestage.arguments),

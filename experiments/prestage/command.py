@@ -1,7 +1,8 @@
 """What prestaging is worth on Spark: the seconds of on-time, late and final executions, by disk and gap.
 
-State is ten times the memory. After each batch the page cache is emptied of all state, before anything is prestaged.
-Then comes a gap, and the next batch. Three modes take turns: with prestaging, without, and everything in memory.
+State is ten times the memory. After each batch the page cache is emptied of all state, before anything is prestaged;
+behind S3, this host loses its copies of bodies, as a host has none of what others wrote. Then comes a gap, and the next
+batch. Three modes take turns: with prestaging, without, and everything in memory.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.prestage.settings import MODES, Settings
+from experiments.prestage.settings import MODES, Disk, Settings
 
 if TYPE_CHECKING:
     from experiments.prestage.runs import Cell
 
 PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict", "numpy")
-FAST = "fast"
 
 
 def prestage(
@@ -28,7 +28,7 @@ def prestage(
     past: Annotated[int, typer.Option(min=4, help="Windows that may still get late events.")] = 40,
     batches: Annotated[int, typer.Option(min=2, help="Measured batches.")] = 8,
     gaps: Annotated[str, typer.Option(help="Seconds between two batches.")] = "0,2",
-    disks: Annotated[str, typer.Option(help="Reads per second of each disk, or fast.")] = "120,fast",
+    disks: Annotated[str, typer.Option(help="Reads per second, fast, or s3: and ms per request.")] = "120,fast,s3:30",
     runs: Annotated[int, typer.Option(min=1, help="Runs of each mode; the modes take turns.")] = 3,
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/prestage"),
 ) -> None:
@@ -45,7 +45,7 @@ def prestage(
         past=past,
         measured=batches,
         gaps_s=tuple(float(gap) for gap in gaps.split(",")),
-        reads_per_s=tuple(None if disk == FAST else int(disk) for disk in disks.split(",")),
+        disks=tuple(Disk.of(disk) for disk in disks.split(",")),
         runs=runs,
     )
     record: dict[str, Any] = {
@@ -58,10 +58,10 @@ def prestage(
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="work-", dir=out) as work:
         for number in range(settings.runs):
-            for disk in settings.reads_per_s:
+            for disk in settings.disks:
                 for gap_s in settings.gaps_s:
                     for mode in MODES:
-                        words = f"run {number + 1}, {disk or FAST}, gap {gap_s:g} s, {prestage_report.WORDS[mode]}"
+                        words = f"run {number + 1}, {disk.name}, gap {gap_s:g} s, {prestage_report.WORDS[mode]}"
                         with console.status(words):
                             cells.append(run(settings, mode, disk, gap_s, Path(work).absolute() / "cell"))
                         seconds = {pane: prestage_report.seconds_of(cells[-1:], pane) for pane in prestage_report.PANES}

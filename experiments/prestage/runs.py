@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections import Counter
@@ -17,10 +18,13 @@ import pyarrow.parquet as pq
 
 import aion
 from experiments.memory_pressure.page_cache import evict
-from experiments.prestage.settings import MINUTE_S, PAYLOAD_BYTES, Settings
+from experiments.prestage.settings import MINUTE_S, PAYLOAD_BYTES, Disk, Settings
+from state_backends.files.location import scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from experiments.chaos.places import Bucket
 
 SCHEMA = "ts timestamp, payload binary"
 EPOCH_S = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp())
@@ -34,7 +38,7 @@ class Cell:
     """
 
     mode: str
-    reads_per_s: int | None
+    disk: str
     gap_s: float
     seconds: dict[str, list[float]]
     waited_s: dict[str, list[float]]
@@ -48,21 +52,26 @@ class Cell:
     checksum: int
 
 
-def run(settings: Settings, mode: str, reads_per_s: int | None, gap_s: float, folder: Path) -> Cell:
+def run(settings: Settings, mode: str, disk: Disk, gap_s: float, folder: Path) -> Cell:
     """Runs a query over all batches, in a session with a state server of its own. Removes what it wrote."""
+    from experiments.chaos.places import Bucket
     from experiments.shared.stream import session
 
     shutil.rmtree(folder, ignore_errors=True)
-    spark = session(2, folder, policy=policy(settings, mode, reads_per_s), more={"spark.sql.shuffle.partitions": "1"})
-    try:
-        return _run(spark, settings, mode, reads_per_s, gap_s, folder)
-    finally:
-        spark.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        more = {"spark.sql.shuffle.partitions": "1"}
+        bucket = None
+        if disk.request_ms is not None:
+            bucket = stack.enter_context(contextlib.closing(Bucket()))
+            more["spark.aion.state.dir"] = bucket.uri
+        spark = session(2, folder, policy=policy(settings, mode, disk), more=more)
+        stack.callback(spark.stop)
+        return _run(spark, settings, mode, disk, gap_s, folder, bucket)
 
 
 def _run(
-    spark: SparkSession, settings: Settings, mode: str, reads_per_s: int | None, gap_s: float, folder: Path
+    spark: SparkSession, settings: Settings, mode: str, disk: Disk, gap_s: float, folder: Path, bucket: Bucket | None
 ) -> Cell:
     from aion import metrics
 
@@ -85,6 +94,7 @@ def _run(
             found["checksum"] += row["checksum"] * row["n"]
 
     query = panes.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder / "checkpoint")).start()
+    slow = contextlib.ExitStack()
     try:
         before = None
         for number in range(settings.past + settings.measured):
@@ -93,18 +103,24 @@ def _run(
             while query.lastProgress is None or query.lastProgress["batchId"] < number:  # it returned too early
                 time.sleep(0.01)
                 query.processAllAvailable()
-            if number + 1 >= settings.past:
-                evict(folder / "state")
-                time.sleep(gap_s)
             if number + 1 == settings.past:
                 before = metrics.state(spark)
+                if bucket is not None:
+                    slow.enter_context(bucket.slow((disk.request_ms or 0.0) / 1e3))
+            if number + 1 >= settings.past:
+                forget(folder, bucket)
+                time.sleep(gap_s)
         after = metrics.state(spark)
     finally:
         query.stop()
+        slow.close()
     assert before is not None and after is not None
-    cell = measured(settings, record, mode, reads_per_s, gap_s)
+    cell = measured(settings, record)
     staging = {name: after.staging[name] - before.staging[name] for name in after.staging}
     return Cell(
+        mode,
+        disk.name,
+        gap_s,
         **cell,
         hits=int(staging["hits"]),
         ahead=int(staging["ahead"]),
@@ -116,13 +132,22 @@ def _run(
     )
 
 
-def policy(settings: Settings, mode: str, reads_per_s: int | None) -> dict[str, Any]:
+def forget(folder: Path, bucket: Bucket | None) -> None:
+    """Takes state out of the page cache. Behind S3, deletes this host's copies of bodies."""
+    if bucket is None:
+        evict(folder / "state")
+        return
+    for path in scratch().rglob("*.bodies"):
+        path.unlink(missing_ok=True)
+
+
+def policy(settings: Settings, mode: str, disk: Disk) -> dict[str, Any]:
     """With ``memory``, everything fits, and windows stay there whole."""
     everything = 4 * (settings.past + settings.measured) * settings.window_bytes
     budget = everything if mode == "memory" else settings.budget_bytes
     destage: dict[str, Any] = {"keep_fraction": 1.0} if mode == "memory" else {}
-    if reads_per_s is not None:
-        destage |= {"class": "experiments.prestage.disk:SlowDisk", "arguments": {"reads_per_s": reads_per_s}}
+    if disk.reads_per_s is not None:
+        destage |= {"class": "experiments.prestage.disk:SlowDisk", "arguments": {"reads_per_s": disk.reads_per_s}}
     return {
         "memory": {"budget": budget, "bucket_limit": budget},
         "prestage": {"mode": "none" if mode == "without" else "predictive"},
@@ -168,7 +193,7 @@ def total(_key: tuple[Any, ...], _window: Any, batches: Iterator[pa.RecordBatch]
     return {"n": n, "bytes": size, "checksum": checksum}
 
 
-def measured(settings: Settings, record: Path, mode: str, reads_per_s: int | None, gap_s: float) -> dict[str, Any]:
+def measured(settings: Settings, record: Path) -> dict[str, Any]:
     """What the trace says of the executions in the measured batches. The first of them still starts what is slow."""
     rows = pq.read_table(record, columns=["batch", "kind", "pane", "bytes", "took_us", "waited_us"]).to_pylist()
     seconds: dict[str, dict[int, float]] = {}
@@ -182,9 +207,6 @@ def measured(settings: Settings, record: Path, mode: str, reads_per_s: int | Non
                 of[batch] = of.get(batch, 0.0) + us / 1e6
             size[pane] += row["bytes"]
     return {
-        "mode": mode,
-        "reads_per_s": reads_per_s,
-        "gap_s": gap_s,
         "seconds": {pane: list(of.values()) for pane, of in seconds.items()},
         "waited_s": {pane: list(of.values()) for pane, of in waited.items()},
         "bytes": dict(size),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 PAYLOAD_BYTES = 2304
 MINUTE_S = 60
@@ -10,12 +11,32 @@ MODES = ("with", "without", "memory")
 """With prestaging, without, and with a budget that keeps everything in memory."""
 
 
+class Disk(NamedTuple):
+    """Where state is. ``reads_per_s``: of a disk; None: as fast as it is.
+
+    ``request_ms``: it is behind an S3 server, which takes so much longer for each request. None: it is in a folder.
+    """
+
+    name: str
+    reads_per_s: int | None = None
+    request_ms: float | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Disk:
+        """``fast``, a number of reads per second, or ``s3:`` and milliseconds. Raises ValueError for others."""
+        if text == "fast":
+            return cls("fast disk")
+        if text.startswith("s3:"):
+            return cls(f"S3, {text[3:]} ms", request_ms=float(text[3:]))
+        return cls(f"{text} reads/s", reads_per_s=int(text))
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """``window_bytes``: of the events of a window of a minute. They come in ``parts`` batches.
 
     ``past``: windows that may still get late events. Batches first fill them. Then ``measured`` batches follow,
-    ``gaps_s`` after one another. ``reads_per_s``: of each disk; None: as fast as it is.
+    ``gaps_s`` after one another, with state on each of ``disks``.
     """
 
     window_bytes: int
@@ -23,7 +44,7 @@ class Settings:
     past: int
     measured: int
     gaps_s: tuple[float, ...]
-    reads_per_s: tuple[int | None, ...]
+    disks: tuple[Disk, ...]
     runs: int
     late: int = 20
     """Events for each window that is about to end for good."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 
 from state_backends.files.bodies import Footer, Places, footer_of, read_footer
+from state_backends.files.body_copies import BodyCopies
 from state_backends.files.handed_remote import HandedPlace, read_body
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.local_copies import LocalCopies
@@ -35,7 +36,8 @@ class RemoteStorage:
 
     The names are the same as in a local folder: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``. A commit
     takes one request for each new file, and one for its manifest. ``handed``: where children leave files for the shard.
-    ``requests`` counts what is asked of the file system. ``kept``: copies that this host keeps for later.
+    ``requests`` counts what is asked of the file system. ``kept``: copies that this host keeps for later. ``bodies``:
+    copies of what children handed over.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class RemoteStorage:
         handed: HandedPlace | None = None,
         requests: Requests | None = None,
         kept: KeptCopies | None = None,
+        bodies: BodyCopies | None = None,
     ) -> None:
         self._remote = remote.counted_by(requests)
         self._folder = folder
         self.files = cache
         self._handed = handed
+        self._body_copies = bodies or BodyCopies()
         self._adopted: list[str] = []  # paths of files that were copied, and can be deleted
         kept = kept or KeptCopies(cache)
         self._copies = LocalCopies(self._remote, f"{folder}/files", cache, kept, self._in_background)
@@ -92,6 +96,7 @@ class RemoteStorage:
             make_folder(self.files)
             link_or_copy(self._handed.local / name, self.files / name)
             (self._handed.local / name).unlink()
+            self._body_copies.add(self.files / name)
         fs, target = self._at("files", name)
         try:
             self._copy(left, target, self._uri("files", name))
@@ -139,6 +144,7 @@ class RemoteStorage:
 
     def release(self, names: Collection[str]) -> None:
         self._copies.forget(names)
+        self._body_copies.forget(self.files / name for name in names if name.endswith(HANDED))
 
     def delete(self, doomed: Doomed) -> Doomed:
         """Deletes in the background. Returns what could not be deleted before. A later opening finds it, too."""
@@ -242,6 +248,7 @@ class RemoteStorage:
         """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""
         self.end_publishing()
         self._copies.close()
+        self._body_copies.forget(list(self.files.glob(f"*{HANDED}")))
         shutil.rmtree(self.files, ignore_errors=True)
         if self._handed is not None:
             for path in self._handed.local.glob(f"*{HANDED}"):

@@ -391,7 +391,8 @@ class Host:
 
     def _make(self, key: ShardKey, identity: Identity, state_dir: str, config: StoreConfig) -> Shard:
         requests = self._requests.setdefault(key[:2], Requests())
-        folders = self._folders.of(state_dir, identity, requests, config.kept_copies_bytes)
+        copies = config.kept_copies_bytes, config.local_copies_bytes
+        folders = self._folders.of(state_dir, identity, requests, *copies)
         assert self._io is not None
         io, prestage = self._io.of_shard(), self._prestage
         times = self._disk_times.setdefault(key, _DiskTimes())

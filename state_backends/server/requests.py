@@ -150,6 +150,7 @@ class StoreFields(ServerRequest):
     rate_limit_bytes_per_s: Annotated[int, Field(ge=1, le=_MOST)] | None
     retain_versions: Annotated[int, Field(ge=1, le=1 << 31)]
     kept_copies_bytes: Annotated[int, Field(ge=0, le=1 << 62)]
+    local_copies_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None
     destage: dict[str, Any]
     destage_class: Text | None
     prestage: dict[str, Any]

@@ -118,9 +118,11 @@ class Eviction:
         """Returns what a destage policy sees: the fields of a WindowView for each slice that has anything in memory."""
         on_disk: dict[int, int] = {}
         for entry in self._blocks.ledger:
-            if not self._blocks.memory.is_whole(entry.seq):
-                far = entry.body_bytes if entry.place in IN_MEMORY else entry.whole_bytes
-                on_disk[entry.slice_us] = on_disk.get(entry.slice_us, 0) + far
+            is_here = entry.place in IN_MEMORY
+            if is_here and (entry.handed is None or self._blocks.memory.is_whole(entry.seq)):
+                continue
+            far = entry.body_bytes if is_here else entry.whole_bytes
+            on_disk[entry.slice_us] = on_disk.get(entry.slice_us, 0) + far
         views = []
         for slice_us, m_bytes in self._blocks.memory.sizes().items():
             first_s, last_s, size = self._appended.get(slice_us, (0.0, 0.0, 0))

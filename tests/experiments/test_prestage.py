@@ -16,15 +16,29 @@ import pytest
 from experiments.prestage import report
 from experiments.prestage.disk import SlowDisk
 from experiments.prestage.runs import Cell, write
-from experiments.prestage.settings import MODES, PAYLOAD_BYTES, Settings
+from experiments.prestage.settings import MODES, PAYLOAD_BYTES, Disk, Settings
 from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import Rig
 
-SETTINGS = Settings(1 << 20, 4, 8, 2, (0.0, 2.0), (120, None), 1)
+SETTINGS = Settings(1 << 20, 4, 8, 2, (0.0, 2.0), (Disk.of("120"), Disk.of("fast")), 1)
 
 
-def cell(mode: str, late_s: Sequence[float], *, disk: int | None = 120, gap_s: float = 2.0, checksum: int = 7) -> Cell:
-    return Cell(mode, disk, gap_s, {"late": [*late_s]}, {"late": [0.0]}, {"late": 1}, 9, 0, 1, 0.0, 100, 5, checksum)
+def cell(mode: str, late_s: Sequence[float], *, disk: str = "120", gap_s: float = 2.0, checksum: int = 7) -> Cell:
+    return Cell(
+        mode,
+        Disk.of(disk).name,
+        gap_s,
+        {"late": [*late_s]},
+        {"late": [0.0]},
+        {"late": 1},
+        9,
+        0,
+        1,
+        0.0,
+        100,
+        5,
+        checksum,
+    )
 
 
 def test_a_slow_disk_takes_its_time_for_each_read_of_rows_and_bodies(
@@ -82,7 +96,7 @@ def test_the_report_compares_medians_and_judges_what_was_asked(tmp_path: Path) -
     cells = [
         cell("with", [0.01, 0.012]), cell("without", [0.2, 0.3]), cell("memory", [0.01]),
         cell("with", [0.5], gap_s=0.0), cell("without", [0.2], gap_s=0.0),
-        cell("with", [0.02], disk=None), cell("without", [0.02], disk=None), cell("memory", [0.01], disk=None),
+        cell("with", [0.02], disk="fast"), cell("without", [0.02], disk="fast"), cell("memory", [0.01], disk="fast"),
     ]  # fmt: skip
     assert report.seconds_of(cells[:1], "late") == pytest.approx(0.011)
     assert report.ratio(report.groups(cells)["120 reads/s", 2.0], "late", "without", "with") == pytest.approx(
@@ -98,6 +112,14 @@ def test_the_report_compares_medians_and_judges_what_was_asked(tmp_path: Path) -
     json_path, picture = report.write(tmp_path, {"experiment": "prestage"}, cells)
     assert len(json.loads(json_path.read_text())["cells"]) == 8
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_disks_are_named_as_a_user_writes_them() -> None:
+    assert [Disk.of(text) for text in ("fast", "120", "s3:30")] == [
+        ("fast disk", None, None), ("120 reads/s", 120, None), ("S3, 30 ms", None, 30.0)
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="slow"):
+        Disk.of("slow")
 
 
 @pytest.mark.proof

@@ -479,6 +479,27 @@ def test_a_host_without_the_shard_keeps_no_copies_of_what_its_children_wrote(mak
     assert len(list(host.shard.read(attempt, [0, 1, 2, 3]))) == 4
 
 
+def test_copies_of_bodies_stay_within_their_budget(make: Callable[..., Host]) -> None:
+    """The oldest go first, and are read from the other file system again."""
+    host = make()
+    if not isinstance(host.storage, RemoteStorage):
+        pytest.skip("the files are in a folder of all hosts")
+    copies = host.storage._body_copies
+    copies.limit(5 * BODY_BYTES // 2)
+    token = None
+    for number in range(8):
+        token = commit(host, token, 10 * number)
+    assert token is not None
+    here = sorted(path.name[11:21] for path in host.storage.files.glob("*.bodies"))
+    assert here == [f"{number:010d}" for number in (6, 7)] and bodies(host) == set(range(8))
+    assert read(host, token, *range(0, 80, 10)) == list(range(0, 80, 10))
+    for number in range(8, 11):  # what no version needs gives its room back
+        token = commit(host, token, 10 * number, purge=(10 * number - 20,))
+    assert sum(path.stat().st_size for path in host.storage.files.glob("*.bodies")) <= 5 * BODY_BYTES // 2
+    host.storage.close()
+    assert copies._total == 0
+
+
 def test_what_is_under_way_neither_delays_commits_nor_outlives_the_shard(
     make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
