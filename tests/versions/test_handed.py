@@ -141,6 +141,7 @@ def test_a_file_that_is_missing_is_named_when_the_shard_is_opened(make: Callable
     host = make()
     token = commit(host, None, 0)
     (path,) = host.folder.glob("state/files/*.bodies")
+    settle(host)  # what the child left is gone, too
     host.stop()
     path.unlink()
     host.start()
@@ -381,6 +382,7 @@ def test_neighbours_of_a_child_s_file_are_read_together(make: Callable[..., Host
 def test_a_neighbour_that_cannot_be_read_harms_no_other(make: Callable[..., Host]) -> None:
     host = make()
     token = commit(host, None, 0, 10, 20, 30)
+    settle(host)  # what the child left is gone, too
     (path,) = host.folder.glob("state/files/*.bodies")
     host.restart()
     attempt, _ = host.open(token)
