@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from functools import partialmethod
 from typing import Any
 
@@ -29,9 +28,9 @@ class SlowDisk(StandardDestage):
 def _slow_down(seek_s: float) -> None:
     fetch, preadv = PBucket.fetch, os.preadv
 
-    def slow_fetch(self: PBucket, file_no: int, blocks: Sequence[tuple[int, int]]) -> Steps[list[Block]]:
+    def slow_fetch(self: PBucket, *where: Any) -> Steps[list[Block]]:
         time.sleep(seek_s)
-        return (yield from fetch(self, file_no, blocks))
+        return (yield from fetch(self, *where))
 
     def slow_preadv(*where: Any) -> int:
         time.sleep(seek_s)

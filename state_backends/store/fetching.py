@@ -88,7 +88,8 @@ class Fetcher:
                     return ready
                 file_no, together = entry.file_no, [entry, *self._behind(entry)]
             try:
-                found = yield from self._files.fetch(file_no, [(e.slice_us, e.seq) for e in together])
+                size = sum(e.size_bytes for e in together)
+                found = yield from self._files.fetch(file_no, [(e.slice_us, e.seq) for e in together], size)
             except CorruptBlock:
                 with self._blocks.lock:
                     if entry.place is Place.PURGED:

@@ -30,7 +30,7 @@ from state_backends.format.errors import CorruptBlock, CorruptState, StateError
 from state_backends.format.sst_table import Span
 from state_backends.store.body_files import BodyFiles, NoBodies
 from state_backends.store.file_index import Indexed
-from state_backends.store.io import MOST_TOGETHER_BYTES, Steps
+from state_backends.store.io import Steps
 from state_backends.store.sst_file import NewFile, block_key, checksum, index_key, read_index, rocksdb_options
 from state_backends.store.waiting import waiting_for
 from state_backends.thresholds import threshold
@@ -178,17 +178,17 @@ class PBucket:
         if self.durable:
             sync(self.files)
 
-    def fetch(self, file_no: int, blocks: Sequence[tuple[int, int]]) -> Steps[list[Block]]:
+    def fetch(self, file_no: int, blocks: Sequence[tuple[int, int]], size_bytes: int = 0) -> Steps[list[Block]]:
         """Steps that read a block, given as (slice, seq), and with it those behind it in the file.
 
-        Returns the first, and as many of the others as came with it. Raises CorruptBlock if the first is missing or
-        damaged, DiskError if unreadable.
+        ``size_bytes``: of all of them. Returns the first, and as many of the others as came with it. Raises
+        CorruptBlock if the first is missing or damaged, DiskError if unreadable.
         """
         names = self._names(file_no, blocks)
         keys = [block_key(file_no, *block) for block in blocks]
         if (copy := self._copies.get(file_no)) is not None and not copy.is_whole:
             yield from waiting_for(copy.bring(Span(copy.around(keys[0]).begin, copy.around(keys[-1]).end)))
-        found = (yield from self._neighbours(keys)) if len(keys) > 1 else []
+        found = (yield from self._neighbours(keys, size_bytes)) if len(keys) > 1 else []
         if not found:
             found = [self._value(keys[0], names[0])]
             yield len(found[0])
@@ -202,10 +202,10 @@ class PBucket:
         where = file.name if file else file_no
         return [f"block {seq} of slice {slice_us} in file {where}" for slice_us, seq in blocks]
 
-    def _neighbours(self, keys: Sequence[bytes]) -> Steps[list[bytes]]:
+    def _neighbours(self, keys: Sequence[bytes], size_bytes: int) -> Steps[list[bytes]]:
         """Steps that read the values of the first keys that have no other between them. [] if that failed."""
         options = ReadOptions()
-        options.set_readahead_size(MOST_TOGETHER_BYTES)
+        options.set_readahead_size(size_bytes)
         found: list[bytes] = []
         try:
             values = self._open().iter(options)

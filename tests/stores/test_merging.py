@@ -153,13 +153,13 @@ def test_a_read_of_a_file_that_is_gone_is_sent_to_where_the_block_is(rig: Rig) -
     rig.settle()
     fetch, moved = rig.p_bucket.fetch, []
 
-    def late(file_no: int, blocks: Sequence[tuple[int, int]]) -> Steps[list[Block]]:
+    def late(file_no: int, blocks: Sequence[tuple[int, int]], size_bytes: int = 0) -> Steps[list[Block]]:
         if not moved:
             moved.append(file_no)
             rig.store.compact([])
             for _ in rig.p_bucket.drop(*range(8)):
                 pass
-        return fetch(file_no, blocks)
+        return fetch(file_no, blocks, size_bytes)
 
     rig.p_bucket.fetch = late  # type: ignore[method-assign]
     assert rig.read(0) == [0, 2]
@@ -290,10 +290,10 @@ def test_a_damaged_block_stays_in_its_file_and_is_named(
 def test_a_file_that_cannot_be_read_stays_as_it_is(rig: Rig) -> None:
     fetch = rig.p_bucket.fetch
 
-    def failing(file_no: int, blocks: Sequence[tuple[int, int]]) -> Steps[list[Block]]:
+    def failing(file_no: int, blocks: Sequence[tuple[int, int]], size_bytes: int = 0) -> Steps[list[Block]]:
         if blocks[0][1] == 9:
             raise CorruptBlock("block 9 of slice 3 in file 4: damaged")
-        return fetch(file_no, blocks)
+        return fetch(file_no, blocks, size_bytes)
 
     before = rig.durable()
     rig.p_bucket.fetch = failing  # type: ignore[method-assign]

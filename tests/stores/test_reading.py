@@ -54,7 +54,7 @@ def test_reading_is_lazy(make: Callable[..., Rig]) -> None:
     rig.to_disk(0)
     fetched: list[tuple[int, int]] = []
     fetch = rig.p_bucket.fetch
-    rig.p_bucket.fetch = lambda no, blocks: fetched.extend(blocks) or fetch(no, blocks)  # type: ignore[method-assign]
+    rig.p_bucket.fetch = lambda no, at, size=0: fetched.extend(at) or fetch(no, at, size)  # type: ignore[method-assign]
     reader = rig.store.read([0])
     assert fetched == []
     assert [rig.check(next(reader)) for _ in range(2)] == [0, 1]
@@ -72,7 +72,7 @@ def test_neighbours_in_a_file_are_read_together(make: Callable[..., Rig]) -> Non
     most = max(2, MOST_TOGETHER_BYTES // max(block.size_bytes for block in rig.blocks.values()))
     calls: list[int] = []
     fetch = rig.p_bucket.fetch
-    rig.p_bucket.fetch = lambda no, blocks: calls.append(len(blocks)) or fetch(no, blocks)  # type: ignore[method-assign]
+    rig.p_bucket.fetch = lambda no, at, size=0: calls.append(len(at)) or fetch(no, at, size)  # type: ignore[method-assign]
     assert rig.read(0, 10, 20, blocking=True) == [*range(20), *range(100, 120), *range(200, 220)]
     with Gate(rig.io):
         rig.store.prestage([0, 10, 20])

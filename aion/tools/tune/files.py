@@ -54,7 +54,7 @@ class SimulatedFiles:
         blocks = {i.seq: known.get(i.seq) or sized(i.slice_us, i.size_bytes, i.compacted) for i in index}
         return self._new_file(blocks, mark)
 
-    def fetch(self, file_no: int, blocks: Sequence[tuple[int, int]]) -> Steps[list[Block]]:
+    def fetch(self, file_no: int, blocks: Sequence[tuple[int, int]], size_bytes: int = 0) -> Steps[list[Block]]:
         (slice_us, seq), *_ = blocks
         held = self._files.get(file_no, {})
         if seq not in held:
