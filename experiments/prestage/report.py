@@ -116,7 +116,9 @@ def draw(path: Path, cells: Sequence[Cell]) -> None:
 
     grouped = groups(cells)
     panes = [pane for pane in PANES if any(pane in cell.seconds for cell in cells)]
-    figure, axes = plt.subplots(1, max(len(panes), 1), figsize=(4.5 * max(len(panes), 1), 4), squeeze=False)
+    figure, axes = plt.subplots(
+        1, max(len(panes), 1), figsize=(4.5 * max(len(panes), 1), 4), squeeze=False, sharey=True
+    )
     for axis, pane in zip(axes[0], panes, strict=False):
         for shift, mode in enumerate(MODES):
             heights = [seconds_of(modes.get(mode, []), pane) or 0.0 for modes in grouped.values()]
@@ -124,9 +126,10 @@ def draw(path: Path, cells: Sequence[Cell]) -> None:
             axis.bar(places, heights, 0.25, color=COLOURS[mode], label=WORDS[mode])
         axis.set_xticks(range(len(grouped)), [f"{disk}\ngap {gap:g} s" for disk, gap in grouped], fontsize=7)
         axis.set_yscale("log")
+        axis.set_ylim(bottom=1e-3)  # a bar of a logarithm needs a foot that is the same for all
         axis.set_title(f"{pane.replace('_', ' ')} executions")
-        axis.set_ylabel("seconds in a batch")
-    axes[0][0].legend(fontsize=8)
+    axes[0][0].set_ylabel("seconds in a batch")
+    axes[0][0].legend(fontsize=8, loc="upper left")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
