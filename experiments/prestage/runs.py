@@ -96,15 +96,15 @@ def _run(
     query = panes.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder / "checkpoint")).start()
     slow = contextlib.ExitStack()
     try:
-        before = None
+        before, filled = None, -1
         for number in range(settings.past + settings.measured):
             write(inbox, settings, number)
             query.processAllAvailable()
-            while query.lastProgress is None or query.lastProgress["batchId"] < number:  # it returned too early
+            while sum(report["numInputRows"] > 0 for report in query.recentProgress) <= number:  # it returned too early
                 time.sleep(0.01)
                 query.processAllAvailable()
             if number + 1 == settings.past:
-                before = metrics.state(spark)
+                before, filled = metrics.state(spark), query.lastProgress["batchId"]
                 if bucket is not None:
                     slow.enter_context(bucket.slow((disk.request_ms or 0.0) / 1e3))
             if number + 1 >= settings.past:
@@ -115,7 +115,7 @@ def _run(
         query.stop()
         slow.close()
     assert before is not None and after is not None
-    cell = measured(settings, record)
+    cell = measured(record, filled)
     staging = {name: after.staging[name] - before.staging[name] for name in after.staging}
     return Cell(
         mode,
@@ -193,14 +193,14 @@ def total(_key: tuple[Any, ...], _window: Any, batches: Iterator[pa.RecordBatch]
     return {"n": n, "bytes": size, "checksum": checksum}
 
 
-def measured(settings: Settings, record: Path) -> dict[str, Any]:
-    """What the trace says of the executions in the measured batches. The first of them still starts what is slow."""
+def measured(record: Path, filled: int) -> dict[str, Any]:
+    """What the trace says of the executions in the measured batches: those after the batch ``filled``."""
     rows = pq.read_table(record, columns=["batch", "kind", "pane", "bytes", "took_us", "waited_us"]).to_pylist()
     seconds: dict[str, dict[int, float]] = {}
     waited: dict[str, dict[int, float]] = {}
     size: Counter[str] = Counter()
     for row in rows:
-        if row["kind"] == "execution" and row["batch"] > settings.past:
+        if row["kind"] == "execution" and row["batch"] > filled:
             pane, batch = row["pane"], row["batch"]
             for found, us in ((seconds, row["took_us"]), (waited, row["waited_us"])):
                 of = found.setdefault(pane, {})
