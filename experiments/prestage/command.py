@@ -7,6 +7,7 @@ batch. Three modes take turns: with prestaging, without, and everything in memor
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,7 @@ def prestage(
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/prestage"),
 ) -> None:
     """Measure what prestaging saves executions on Spark, on time, late and final, on slow and fast disks."""
+    from experiments.chaos.places import CREDENTIALS
     from experiments.prestage import report as prestage_report
     from experiments.prestage.runs import run
     from experiments.shared import bench
@@ -54,6 +56,8 @@ def prestage(
         "versions": bench.versions(PACKAGES),
         "machine": bench.machine(),
     }
+    if any(disk.request_ms is not None for disk in settings.disks):
+        os.environ.update(CREDENTIALS)  # before the first session: its JVM stays, and workers have its environment
     cells: list[Cell] = []
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="work-", dir=out) as work:
