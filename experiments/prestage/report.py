@@ -126,8 +126,13 @@ def draw(path: Path, cells: Sequence[Cell]) -> None:
             axis.bar(places, heights, 0.25, color=COLOURS[mode], label=WORDS[mode])
         axis.set_xticks(range(len(grouped)), [f"{disk}\ngap {gap:g} s" for disk, gap in grouped], fontsize=7)
         axis.set_yscale("log")
-        axis.set_ylim(bottom=1e-3)  # a bar of a logarithm needs a foot that is the same for all
         axis.set_title(f"{pane.replace('_', ' ')} executions")
+    # A bar of a logarithm needs a foot that is the same for all; and the words need room above it.
+    highest = max(
+        (seconds_of(of, pane) or 0.0 for modes in grouped.values() for of in modes.values() for pane in panes),
+        default=1.0,
+    )
+    axes[0][0].set_ylim(1e-3, 5 * highest)
     axes[0][0].set_ylabel("seconds in a batch")
     axes[0][0].legend(fontsize=8, loc="upper left")
     figure.tight_layout()
