@@ -161,19 +161,36 @@ class BodyFiles:
         with self._lock:
             coming = self._coming.pop(at, None)
         if coming is None:
-            end, members = self._together(at, size)
-            if members:
-                coming = _Range(at.offset, Future())
-                with self._lock:
-                    self._coming.update(dict.fromkeys(members, coming))
-                yield from self._range(at, end - at.offset, coming.data, lets_go=isinstance(into, int))
-        if coming is not None:
+            coming = yield from self._begin(at, size, lets_go=isinstance(into, int))
+        # A range of a local file is read by the first request. One that is here before that has become more urgent.
+        if coming is not None and (coming.data.done() or not coming.is_local):
             if not coming.data.done():
                 yield Waits(coming.data)
-            if coming.data.exception() is None:  # otherwise one of the neighbours may be what failed
+            has_failed = coming.data.cancelled() or coming.data.exception() is not None
+            if not has_failed:  # otherwise one of the neighbours may be what failed
                 _put(memoryview(coming.data.result())[at.offset - coming.begin :][:size], into)
                 return
         yield from self._alone(at, size, into)
+
+    def _begin(self, at: BodyAt, size: int, *, lets_go: bool) -> Steps[_Range | None]:
+        """Steps that read a body with its neighbours: to the end from a local file, or else they only ask for it.
+
+        Returns None if there are no neighbours.
+        """
+        end, members = self._together(at, size)
+        if not members:
+            return None
+        source, span = self._source(), end - at.offset
+        data: Future[Any] | None = None
+        is_local = find(source.bodies.folders, at.file) is not None
+        if not is_local:
+            data = source.body_of(at, span)
+        found = _Range(at.offset, data or Future(), is_local or data is None)
+        with self._lock:
+            self._coming.update(dict.fromkeys(members, found))
+        if found.is_local:
+            yield from self._range(at, span, found.data, lets_go=lets_go)
+        return found
 
     def _together(self, at: BodyAt, size: int) -> tuple[int, list[BodyAt]]:
         """Returns which expected bodies lie right behind this one, and where the last of them ends."""
@@ -252,6 +269,7 @@ class _Range(NamedTuple):
 
     begin: int
     data: Future[Any]
+    is_local: bool
 
 
 def _write(fd: int, data: memoryview) -> None:
