@@ -1,0 +1,110 @@
+"""Bodies of handed-over blocks that are read together: who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from state_backends.files.bodies import Places
+from state_backends.files.handed import HandedFile
+from state_backends.format.block import Block, BodyAt
+from state_backends.store import body_files
+from state_backends.store.body_files import BodyFiles
+from state_backends.store.io import Steps
+from state_backends.store.waiting import Waits
+from tests.stores.rig import make_block
+
+NAME = "0000000000-0000000000-c0ffee-a.bodies"
+PIECE = 1000
+
+
+class Source:
+    """A shard's storage. The file is in a folder of this host, or elsewhere; then the test answers."""
+
+    def __init__(self, folder: Path, *, is_local: bool) -> None:
+        self._file = folder / NAME
+        self.bodies = Places([str(folder)] if is_local else [])
+        self.asked: list[tuple[BodyAt, int, Future[bytes]]] = []
+
+    def body_of(self, at: BodyAt, size: int) -> Future[bytes]:
+        self.asked.append((at, size, Future()))
+        return self.asked[-1][2]
+
+    def answer(self, number: int = 0) -> None:
+        at, size, future = self.asked[number]
+        future.set_result(self._file.read_bytes()[at.offset :][:size])
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], tuple[BodyFiles, Source, list[Block]]]:
+    monkeypatch.setattr(body_files, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(body_files, "MOST_TOGETHER_BYTES", 1 << 20)
+    monkeypatch.setattr(body_files, "are_resident", lambda path, ranges: [False] * len(ranges))
+
+    def made(is_local: bool) -> tuple[BodyFiles, Source, list[Block]]:
+        with closing(HandedFile(tmp_path / "here", NAME)) as file:
+            references = [file.add(make_block(n, n, 3000)) for n in range(3)]
+            file.end()
+            file.seal()
+        source = Source(tmp_path / "here", is_local=is_local)
+        bodies = BodyFiles(tmp_path / "staged", lambda: source)
+        for reference in references:
+            bodies.expect(reference)
+        return bodies, source, references
+
+    return made
+
+
+def run(steps: Steps[Any]) -> Any:
+    """Runs steps of which none waits for another thread."""
+    while True:
+        try:
+            assert not isinstance(next(steps), Waits)
+        except StopIteration as stop:
+            return stop.value
+
+
+def body(number: int) -> bytes:
+    return bytes(make_block(number, number, 3000).body)
+
+
+def test_a_body_that_has_become_urgent_does_not_wait_for_its_neighbours(make: Any) -> None:
+    """They are on their way with less urgency, and a commit of another shard may go first."""
+    bodies, _, (first, second, third) = make(True)
+    staging = bodies.stage(first)
+    assert next(staging) == PIECE, "the first piece of all three"
+    assert bytes(run(bodies.read(second)).body) == body(1)
+    assert run(staging) is True
+    assert run(bodies.stage(third)) is True
+    assert sorted(path.read_bytes() for path in (bodies._folder or Path()).iterdir()) == sorted([body(0), body(2)])
+
+
+def test_one_request_brings_neighbours_and_each_goes_on_when_it_is_answered(make: Any) -> None:
+    bodies, source, (first, second, third) = make(False)
+    staging, reading = bodies.stage(first), bodies.read(second)
+    assert isinstance(next(staging), Waits) and isinstance(next(reading), Waits)
+    assert len(source.asked) == 1
+    source.answer()
+    assert bytes(run(reading).body) == body(1), "whoever asked for it has not gone on yet"
+    assert run(staging) is True and run(bodies.stage(third)) is True
+    assert len(source.asked) == 1, "each byte once"
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_request_that_is_cancelled_leaves_its_neighbours_to_themselves(make: Any, is_local: bool) -> None:
+    bodies, source, (first, second, _) = make(is_local)
+    staging = bodies.stage(first)
+    next(staging)
+    staging.close()
+    bodies.forget(first)
+    reading = bodies.read(second)
+    if not is_local:
+        source.asked[0][2].cancel()
+        assert isinstance(next(reading), Waits)
+        source.answer(1)
+    assert bytes(run(reading).body) == body(1)
