@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import stat
 import tempfile
@@ -26,7 +25,6 @@ from state_backends.files.storage import LocalStorage, Storage, local_path, make
 from state_backends.format.errors import StorageError
 
 _PROBE = ".aion-probe-"
-log = logging.getLogger(__name__)
 
 
 class Location(Protocol):
@@ -151,13 +149,9 @@ def scratch() -> Path:
 
 
 def shared_memory() -> Path | None:
-    """This user's folder of shared memory, for staged bodies. None: this system has none, or not for us."""
+    """This user's folder of shared memory, for staged bodies. None: this system has none. Raises StorageError."""
     parent = Path("/dev/shm")
-    try:
-        return _only_ours(parent) if parent.is_dir() else None
-    except StorageError as error:
-        log.warning("handed-over blocks are not staged, but read when they are needed: %s", error)
-        return None
+    return _only_ours(parent) if parent.is_dir() else None
 
 
 def _only_ours(parent: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +11,14 @@ from typing import NamedTuple
 from state_backends.files.location import LocalLocation, Location, shared_memory
 from state_backends.files.requests import Requests
 from state_backends.files.storage import Storage
-from state_backends.format.errors import ServerError
+from state_backends.format.errors import ServerError, StorageError
 from state_backends.server import live_folder
 from state_backends.server.live_folder import LiveFolder
 from state_backends.versions.lineage import Home, digest_of, home_of
 from state_backends.versions.manifest import Identity
+
+_UNKNOWN = Path()
+log = logging.getLogger(__name__)
 
 
 class ShardFolders(NamedTuple):
@@ -41,6 +45,7 @@ class Folders:
         self._locations: dict[str, Location] = {}
         self._live: dict[Path, LiveFolder] = {}  # all remote locations share one
         self._id = live_folder.own_name()
+        self._shared: Path | None = _UNKNOWN
         self._made = 0
 
     def of(
@@ -75,14 +80,17 @@ class Folders:
         )
 
     def _shared_memory(self) -> Path | None:
-        """This server's folder of shared memory. None: there is none."""
-        parent = shared_memory()
-        if parent is None:
-            return None
-        if parent not in self._live:
-            live_folder.sweep(parent)
-            self._live[parent] = LiveFolder(parent, self._id)
-        return self._live[parent].path
+        """This server's folder of shared memory. None: there is none, or not even room for a folder."""
+        if self._shared is _UNKNOWN:
+            self._shared = None
+            try:
+                if (parent := shared_memory()) is not None:
+                    live_folder.sweep(parent)
+                    self._live[parent] = LiveFolder(parent, self._id)
+                    self._shared = self._live[parent].path
+            except (OSError, StorageError) as error:
+                log.warning("handed-over blocks are not staged, but read when they are needed: %s", error)
+        return self._shared
 
     def live(self) -> list[LiveFolder]:
         return list(self._live.values())
