@@ -64,6 +64,7 @@ RUN_SMALL = {
     "network": "tests/spark/test_experiments.py::test_hops_of_central_and_distributed_queries_are_counted",
     "nexmark": "tests/experiments/test_commands.py::test_nexmark",
     "overhead": "tests/experiments/test_commands.py::test_overhead",
+    "prestage": "tests/experiments/test_prestage.py::test_a_run_in_miniature",
     "planned": "tests/experiments/test_planned.py::test_modes_yield_the_same_panes_and_find_different_things_in_memory",
     "restart": "tests/experiments/test_commands.py::test_restart",
     "restore": "tests/experiments/test_restore.py::test_the_command_prints_and_writes_what_it_found",
