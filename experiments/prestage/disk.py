@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partialmethod
 from typing import Any
 
 from policies.destage import StandardDestage
@@ -36,5 +35,5 @@ def _slow_down(seek_s: float) -> None:
         time.sleep(seek_s)
         return preadv(*where)
 
-    PBucket.fetch = partialmethod(slow_fetch)  # type: ignore[assignment]
+    PBucket.fetch = slow_fetch  # type: ignore[assignment,method-assign]
     os.preadv = slow_preadv

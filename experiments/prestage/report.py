@@ -24,7 +24,7 @@ AT_LEAST, AT_MOST = 10.0, {False: 1.5, True: 2.0}
 
 
 def seconds_of(cells: Sequence[Cell], pane: str) -> float | None:
-    """The median seconds of the executions of a batch, over all measured batches of all runs. None: there are none."""
+    """Returns the median seconds of the executions of a batch, over all measured batches, or None."""
     found = [seconds for cell in cells for seconds in cell.seconds.get(pane, ())]
     return statistics.median(found) if found else None
 

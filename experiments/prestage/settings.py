@@ -12,9 +12,10 @@ MODES = ("with", "without", "memory")
 
 
 class Disk(NamedTuple):
-    """Where state is. ``reads_per_s``: of a disk; None: as fast as it is.
+    """The place of the state.
 
-    ``request_ms``: it is behind an S3 server, which takes so much longer for each request. None: it is in a folder.
+    ``reads_per_s`` is how many reads the disk does in a second; None adds no delay. With ``request_ms`` the state is in
+    a bucket of an S3 server that delays each request by these milliseconds; with None it is in a folder.
     """
 
     name: str

@@ -149,7 +149,7 @@ def scratch() -> Path:
 
 
 def shared_memory() -> Path | None:
-    """This user's folder of shared memory, for staged bodies. None: this system has none. Raises StorageError."""
+    """Returns this user's folder of shared memory, or None if this system has no shared memory. Raises StorageError."""
     parent = Path("/dev/shm")
     return _only_ours(parent) if parent.is_dir() else None
 

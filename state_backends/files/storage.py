@@ -69,9 +69,9 @@ class Storage(Protocol):
         """Where this shard's workers find files that children handed over."""
 
     def body_of(self, at: BodyAt, size: int) -> Future[bytes] | None:
-        """Begins to read so many bytes of a file with bodies that is not on this host. Does not wait.
+        """Starts to read ``size`` bytes at a place of a file with bodies that this host does not have. Does not wait.
 
-        None: there is no other file system that may have it. The future raises CorruptBlock or StorageError.
+        Returns None if all files are in folders of this host. The future raises CorruptBlock or StorageError.
         """
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:

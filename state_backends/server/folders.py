@@ -80,7 +80,7 @@ class Folders:
         )
 
     def _shared_memory(self) -> Path | None:
-        """This server's folder of shared memory. None: there is none, or not even room for a folder."""
+        """Returns this server's folder of shared memory, or None if it cannot have one."""
         if self._shared is _UNKNOWN:
             self._shared = None
             try:

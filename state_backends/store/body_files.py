@@ -1,8 +1,8 @@
 """The bodies of handed-over blocks: reading them ahead into shared memory, or at once (docs/hand-over.md).
 
 A body lies in a child's file, on a disk or on a remote file system. Staged, it is a file of its own in a folder of
-shared memory, which a worker maps without a copy, and which the memory budget counts. What the system happens to have
-in its page cache is nobody's tier: staging leaves the cache as it found it.
+shared memory, which a worker maps without a copy, and which the memory budget counts. Nothing relies on the
+system's page cache: staging uses what is there, and leaves nothing there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Source(Protocol):
     def bodies(self) -> Places: ...
 
     def body_of(self, at: BodyAt, size: int) -> Future[bytes] | None:
-        """Begins to read so many bytes from there on. None: there is no other file system that may have the file."""
+        """Starts to read ``size`` bytes at ``at``. Returns None if all files are in folders of this host."""
 
 
 class BodyFiles:
@@ -101,10 +101,10 @@ class BodyFiles:
         return Block(reference.header, b"", None, lambda: buffer)
 
     def stage(self, reference: Block) -> Steps[bool]:
-        """Steps that bring a body to shared memory, whole or not at all. Returns whether it is there.
+        """Steps that copy a body to shared memory, whole or not at all. They return whether it is there then.
 
-        It is not if a worker can map the file at once: to copy it costs more than it may save. Nor if shared memory is
-        full: then whoever needs the body reads it. Raises what :meth:`read` raises.
+        They copy nothing if a worker can map the file at once, because that would cost more than it may save, and
+        nothing if shared memory is full. Then the execution reads the body. Raises the errors of :meth:`read`.
         """
         if self._folder is None or reference.at is None or self.resident([reference])[0]:
             return False

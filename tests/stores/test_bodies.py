@@ -61,7 +61,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], tu
 
 
 def run(steps: Steps[Any]) -> Any:
-    """Runs steps of which none waits for another thread."""
+    """Runs steps, and asserts that none of them waits for another thread."""
     while True:
         try:
             assert not isinstance(next(steps), Waits)
@@ -90,7 +90,7 @@ def test_one_request_brings_neighbours_and_each_goes_on_when_it_is_answered(make
     assert isinstance(next(staging), Waits) and isinstance(next(reading), Waits)
     assert len(source.asked) == 1
     source.answer()
-    assert bytes(run(reading).body) == body(1), "whoever asked for it has not gone on yet"
+    assert bytes(run(reading).body) == body(1), "though the request that asked for it has not run since"
     assert run(staging) is True and run(bodies.stage(third)) is True
     assert len(source.asked) == 1, "each byte once"
 

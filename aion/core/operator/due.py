@@ -59,10 +59,11 @@ class Due:
         return self._shared.live.within_any(self._windows["start_us"][rows], self._windows["end_us"][rows])
 
     def plan(self, watermark_us: int) -> Prestage | None:
-        """The slices to stage in the gap before the watermark gets there, in the order in which windows will run.
+        """Returns the slices to stage before the watermark gets there, in the order in which windows will run.
 
-        First those of windows that run on time, then early, then for the last time, then again. None: there are none.
-        If blocks are compacted, windows that read only a few keys are left out (:meth:`_are_read_whole`).
+        Windows that run on time come first, then early ones, then final ones, then late ones. Returns None if nothing
+        is to be staged. If blocks are compacted, windows that read only a few keys are left out
+        (:meth:`_are_read_whole`).
         """
         windows, late = self._windows, self.late()
         until = max(windows.ended_by(watermark_us), late)
