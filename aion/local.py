@@ -242,7 +242,7 @@ class LocalOperator:
             for batch in table.to_batches():
                 rows += windows.arrive([b.block for b in builder.add(windows.fresh(batch))])
             rows += windows.arrive([b.block for b in builder.finish()])
-        rows += windows.end_batch(last=last)
+        rows += windows.end_batch(last=last, follows=True)  # what waits runs in close() at the latest
         return rows
 
     def _answer(self, windows: Windows, rows: Iterable[pa.RecordBatch]) -> pa.Table:
@@ -252,7 +252,7 @@ class LocalOperator:
             self._executions_s.extend(execution.seconds for execution in executed)
         self._store.flush()
         self._store.compact()
-        if due := windows.next_slices:
+        if due := windows.plan_next():
             self._store.prestage(due)
         self._pressure.tick([("local", self._store)], median(self._executions_s) if self._executions_s else None)
         return table

@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 
 from aion.config.model import GONE, KeyPath, Policy, leaves, policy_to_json
 from aion.config.plugin import Arguments
-from aion.config.sections import Contradiction
+from aion.config.section import Contradiction
 from aion.config.values import show
 from aion.errors import PolicyError
 

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from aion.config.section import Section
 from aion.config.sections import (
     ApplyPolicy,
     BlocksPolicy,
@@ -23,7 +24,6 @@ from aion.config.sections import (
     MemoryPolicy,
     MetricsPolicy,
     PrestagingPolicy,
-    Section,
     StatefulPolicy,
     StatePolicy,
     TriggerPolicy,

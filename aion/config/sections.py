@@ -7,14 +7,13 @@ name of the field ends in it, and the key in a file does not: ``bucket_limit: 64
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from aion.config.plugin import Arguments, ArgumentsValue, ClassPath
+from aion.config.section import Contradiction, Section
 from aion.config.values import (
     BlockSize,
     BoundDuration,
@@ -37,6 +36,7 @@ from aion.config.values import (
     OpenFraction,
     OptionalSize,
     Overlap,
+    Patience,
     Port,
     PositiveFraction,
     Shards,
@@ -50,57 +50,6 @@ from aion.errors import ConfigError
 
 RESUME = 0.8
 """When memory is short, windows move to disk until this share of ``memory.moderate`` is in use."""
-
-
-class Contradiction(NamedTuple):
-    """A mistake in several keys of one section. ``text`` is about the first of them."""
-
-    text: str
-    keys: tuple[str, ...]
-
-
-def _key(field: str) -> str:
-    """Returns the key in a policy file: the name of the field without its unit."""
-    return re.sub("_(bytes|us|bytes_per_s)$", "", field)
-
-
-class Section(BaseModel):
-    """A section of the policy. Fields that the user did not set adapt to those that he set: see ``_adapted``.
-
-    A value counts as set if the user wrote it, not if a preset or a default has it. ``model_fields_set`` holds these
-    fields. :mod:`aion.config.layers` passes them as the validation context: by section, the names of the fields.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_key)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _all_commented_out(cls, value: object) -> object:
-        return {} if value is None else value
-
-    @model_validator(mode="after")
-    def _adapt_what_is_not_set(self, info: ValidationInfo) -> Self:
-        if info.context is not None:
-            object.__setattr__(self, "__pydantic_fields_set__", set(info.context.get(type(self), ())))
-        adapted = self._adapted()
-        assert not adapted.keys() & self.model_fields_set, "a value that the user set was changed"
-        self.__dict__.update(adapted)
-        if found := list(self._contradictions()):
-            raise PydanticCustomError("across", "{text}", {"text": "; ".join(c.text for c in found), "found": found})
-        return self
-
-    @classmethod
-    def written(cls) -> dict[str, str]:
-        """Returns the key in a policy file, by field name."""
-        return {name: field.alias or name for name, field in cls.model_fields.items()}
-
-    def _adapted(self) -> dict[str, Any]:
-        """New values for fields that the user did not set, so that they agree with those that he set."""
-        return {}
-
-    def _contradictions(self) -> Iterator[Contradiction]:
-        """Returns values that the user set and that contradict each other."""
-        return iter(())
 
 
 class StatePolicy(Section):
@@ -467,6 +416,14 @@ class TriggerPolicy(Section):
     """For interval: the length of an interval."""
     count: EventCount = 1000
     """For count: the window runs after this number of late events (of all its keys in a shard)."""
+    patience: Patience = 1
+    """For how many batches at most a late window of more than 1 MiB waits until its state is in memory. A window that
+    runs in the very batch of its late event has to read it from disk, and on-time results wait for that. 0: it never
+    waits.
+
+    Set it to 0 if late results must come with their batch. Raise it if state.dir is slow and batches follow each other
+    at once.
+    """
     early_us: Early = None
     """How far the watermark moves between two early panes of an open window. They show what came so far, and come only
     with news. batch: they come at the end of each batch. A definition may have its own early=. Windows per record have

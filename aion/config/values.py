@@ -449,6 +449,7 @@ IoThreads = Annotated[int, _integer(1, _MAX_THREADS, "threads")]
 MergeLevels = Annotated[int, _integer(0, _MAX_LEVELS, "levels")]
 FanIn = Annotated[int, _integer(2, _MAX_NODES, "nodes that share a parent")]
 EventCount = Annotated[int, _integer(1, _MAX_COUNT, "events")]
+Patience = Annotated[int, _integer(0, _MAX_COUNT, "batches")]
 Overlap = Annotated[int | None, _integer(1, _MAX_COUNT, "windows", ", or null").or_null]
 Executions = Annotated[int | None, _integer(1, _MAX_COUNT, "executions", ", or null").or_null]
 Port = Annotated[

@@ -163,6 +163,10 @@ class BlockCompaction:
         """Never compact the present blocks of these slices, whose sizes are unknown, with later ones."""
         self._runs |= {slice_us: [Run(next_seq - 1, UNLIMITED, RunOrder.COMPACTED)] for slice_us in slices}
 
+    def sizes(self, slices: Iterable[int]) -> list[int]:
+        """The encoded bytes of the blocks of each slice, as far as they are known."""
+        return [sum(run.size_bytes for run in self._runs.get(slice_us, ())) for slice_us in slices]
+
     def touched(self) -> list[int]:
         """Slices that got blocks since the last call."""
         # Windows are executed between batches, so later blocks may not continue these runs.

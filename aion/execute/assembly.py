@@ -64,6 +64,7 @@ def make_operator(
         definitions=len(plan.windows),
         staleness_bound=staleness_bound,
         final_only=plan.final_only,
+        patience=policy.trigger.patience if predicts(policy) else 0,
         early={} if snapshot is None else {int(n): us for n, us in snapshot["early"].items()},
     )
     numbers = sorted(number for part in plan.parts for number in part.keyed)
@@ -214,6 +215,7 @@ def _own_rules(plan: Plan, policy: Policy, forecast: Forecast, snapshot: Mapping
             None if timing.bound_us is None else max(timing.bound_us, panes_kept_us(plan, snapshot)),
             trigger_of(triggers[name], forecast) if name in triggers else None,
             _staleness_bound(triggers[name]) if name in triggers else None,
+            triggers[name].patience if predicts(policy) and "patience" in dict(timing.trigger or ()) else None,
         )
     return own
 
@@ -268,7 +270,7 @@ def check_overlap(windows: Definitions, policy: Policy) -> None:
 def _trigger_alone(asked: Mapping[str, Any], what: str) -> TriggerPolicy:
     found = load_policy({"trigger": asked}, what=what).trigger
     for key, value in asked.items():
-        if key not in ("kind", *_KEYS_OF_KIND[found.kind]):
+        if key not in ("kind", "patience", *_KEYS_OF_KIND[found.kind]):
             kind = next((kind for kind, keys in _KEYS_OF_KIND.items() if key in keys), None)
             if kind is None:  # early: it is beside the kinds
                 raise PolicyError(

@@ -117,9 +117,12 @@ class Executor:
     def _slices(self, blocks: Sequence[Block]) -> SliceFacts | None:
         return self._contents.slices(blocks) if self.plan.grid.has_segments and blocks else None
 
-    def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
-        """The late executions that the trigger asks for. With ``last``, all windows with pending events."""
-        yield from self._carry_out(self.operator.handle(BatchEnded(last)), ())
+    def end_batch(self, *, last: bool = False, follows: bool = False) -> Iterator[pa.RecordBatch]:
+        """The late executions that the trigger asks for. With ``last``, all windows with pending events.
+
+        ``follows``: see :class:`aion.core.operator.actions.BatchEnded`.
+        """
+        yield from self._carry_out(self.operator.handle(BatchEnded(last, follows)), ())
 
     def save(self) -> None:
         """At the end of a batch: writes what the operator keeps in the attempt's map."""
@@ -131,7 +134,7 @@ class Executor:
             self._purged = False
 
     def due_next(self, watermark_us: int | None) -> tuple[int, ...]:
-        """The slices of the windows that are executed when the watermark gets there."""
+        """The slices to stage for the windows that are executed when the watermark gets there. See Operator.plan."""
         plan = self.operator.plan(watermark_us) if watermark_us is not None else None
         return plan.slices if plan is not None else ()
 

@@ -89,9 +89,14 @@ class Windows:
         self._latest_us = max([*times, self._latest_us] if self._latest_us is not None else times, default=None)
         yield from self._taken(self.executor.arrive(rows))
 
-    def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
-        """With ``last``, late windows are executed even if their triggers would wait."""
-        yield from self._taken(self.executor.end_batch(last=last))
+    def end_batch(self, *, last: bool = False, follows: bool | None = None) -> Iterator[pa.RecordBatch]:
+        """With ``last``, late windows are executed even if their triggers would wait.
+
+        ``follows``: whether another batch comes even if no event does. None: if the events of this one move the
+        watermark.
+        """
+        follows = self._moves_watermark if follows is None else follows
+        yield from self._taken(self.executor.end_batch(last=last, follows=follows and self._predicts))
         forgotten, self.executor.forgotten = self.executor.forgotten, []
         if self._changes is not None:
             yield from self._changes.end_batch(forgotten)
@@ -106,20 +111,28 @@ class Windows:
         return None if due is None else -(-due // 1000)
 
     @property
-    def next_slices(self) -> tuple[int, ...]:
-        """The slices that the next batch will read. Its watermark follows from the events of this batch.
+    def _reached_us(self) -> int | None:
+        """Where the events of this batch alone bring the watermark. None if that is unknown."""
+        latest_us, delay_us = self._latest_us, self._delay_us
+        return None if latest_us is None or delay_us is None else latest_us - delay_us
 
-        See docs/concepts.md.
+    @property
+    def _moves_watermark(self) -> bool:
+        now, reached = self.operator.watermark.at_us, self._reached_us
+        return reached is not None and (now is None or reached > now)
+
+    def plan_next(self) -> tuple[int, ...]:
+        """Plans at the end of a batch what the next one will read, and returns the slices to stage.
+
+        The next batch's watermark follows from the events of this one. See docs/concepts.md.
         """
         if not self._predicts:
             return ()
-        expected = [self.operator.watermark.expected_next()]
-        if self._delay_us is not None and self._latest_us is not None:
-            expected.append(self._latest_us - self._delay_us)
+        expected = [self.operator.watermark.expected_next(), self._reached_us]
         return self.executor.due_next(max((e for e in expected if e is not None), default=None))
 
     def save(self) -> Saved:
-        next_slices = self.next_slices
+        next_slices = self.plan_next()
         self.executor.save()
         if self.executor.recorder is not None:
             try:

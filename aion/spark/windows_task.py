@@ -54,8 +54,8 @@ class CountingWindows(Windows):
         self._ends = ends
         self._before = self._counts()
 
-    def end_batch(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
-        yield from super().end_batch(last=last or self._ends)
+    def end_batch(self, *, last: bool = False, follows: bool | None = None) -> Iterator[pa.RecordBatch]:
+        yield from super().end_batch(last=last or self._ends, follows=follows)
         before, self._before = self._before, self._counts()
         grown = {name: n - before[name] for name, n in self._before.items() if n > before[name]}
         if grown:

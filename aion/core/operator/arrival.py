@@ -23,7 +23,7 @@ from aion.core.slicing.grid import (
 )
 
 Flags = npt.NDArray[np.bool_]
-
+Floats = npt.NDArray[np.float64]
 
 UNTIMED = {
     NO_SLICE: "the event time is null",
@@ -56,9 +56,10 @@ class Arrival:
 
     Slices without a time in range and slices of event rows are left out. ``slices_us`` holds each slice once, sorted.
     Methods get stretches of slices as indexes into it: stretch i is ``[begins[i], ends[i])``.
+    ``bytes_per_event``: of each block, encoded.
     """
 
-    def __init__(self, facts: SliceFacts) -> None:
+    def __init__(self, facts: SliceFacts, bytes_per_event: Floats) -> None:
         self.block, self.slice_us, self.events = facts
         self.slices_us, self._of = np.unique(self.slice_us, return_inverse=True)
         counts = len(self.slices_us)
@@ -66,6 +67,8 @@ class Arrival:
         if float(events.sum(dtype=np.float64)) >= MOST / 2:
             events = events.astype(object)  # the sums may not fit in 64 bits
         self._upto = np.concatenate(([0], np.cumsum(events)))
+        sizes = np.bincount(self._of, bytes_per_event[self.block] * self.events, counts)
+        self._size_upto = np.concatenate(([0], np.cumsum(sizes.astype(np.int64))))
         self._active, self._late, self._too_late = (np.zeros(counts, np.bool_) for _ in range(3))
 
     @classmethod
@@ -74,12 +77,17 @@ class Arrival:
             columns = [(i, b.slice_us, b.events) for i, b in enumerate(blocks) if not has_event_rows(b.slice_us)]
             facts = SliceFacts(*np.array(columns, np.int64).reshape(-1, 3).T)
         timed = (facts.slice_us > NO_SLICE) & (facts.slice_us < TEXT_SLICE)
-        return cls(facts if timed.all() else SliceFacts(*(column[timed] for column in facts)))
+        bytes_per_event = np.array([block.size_bytes / max(block.events, 1) for block in blocks], np.float64)
+        return cls(facts if timed.all() else SliceFacts(*(column[timed] for column in facts)), bytes_per_event)
 
     def events_of(self, begins: Ints, ends: Ints) -> Ints:
         """The number of events in each stretch of slices. At most ``MOST``."""
         events = self._upto[ends] - self._upto[begins]
         return np.asarray(np.minimum(events, MOST), np.int64)
+
+    def bytes_of(self, begins: Ints, ends: Ints) -> Ints:
+        """The encoded bytes of the events in each stretch of slices."""
+        return np.asarray(self._size_upto[ends] - self._size_upto[begins])
 
     def mark_taken(self, begins: Ints, ends: Ints, active: Flags | None) -> None:
         """Notes that windows take these stretches of slices.

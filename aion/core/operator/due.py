@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from aion.base.numbers import NEVER
+from aion.base.numbers import MOST, NEVER
+from aion.core.compaction import BlockCompaction
 from aion.core.operator.actions import Prestage
 from aion.core.operator.keyed.shard import KeyedShard
 from aion.core.operator.keyed.slices import PartSegments
@@ -27,7 +28,7 @@ class Due:
     """Looks at the windows of an operator, and changes nothing.
 
     ``seeks``: blocks are compacted, so the blocks of a few keys can be found. ``prestages_late``: late events announce
-    an execution. ``prestages_due``: :meth:`plan` stages the blocks of later executions.
+    an execution. ``prestages_due``: the blocks of later executions are staged, too (:meth:`planned`).
     """
 
     def __init__(
@@ -58,12 +59,11 @@ class Due:
         """The segments that some windows overlap."""
         return self._shared.live.within_any(self._windows["start_us"][rows], self._windows["end_us"][rows])
 
-    def plan(self, watermark_us: int) -> Prestage | None:
-        """Returns the slices to stage before the watermark gets there, in the order in which windows will run.
+    def planned(self, watermark_us: int) -> list[Ints]:
+        """Returns the rows of the windows to stage before the watermark gets there, in the order in which they run.
 
-        Windows that run on time come first, then early ones, then final ones, then late ones. Returns None if nothing
-        is to be staged. If blocks are compacted, windows that read only a few keys are left out
-        (:meth:`_are_read_whole`).
+        Windows that run on time come first, then early ones, then final ones, then late ones and those that wait. If
+        blocks are compacted, windows that read only a few keys are left out (:meth:`_are_read_whole`).
         """
         windows, late = self._windows, self.late()
         until = max(windows.ended_by(watermark_us), late)
@@ -73,14 +73,30 @@ class Due:
         on_time = (rows >= late) & (not self._rules.final_only)
         waiting = self.waiting()
         again = np.zeros(until, np.bool_)
-        again[waiting[self._dues_us(waiting) <= watermark_us]] = True
+        again[waiting[(self._dues_us(waiting) <= watermark_us) | (windows["owed"][waiting] > 0)]] = True
         early = self._rules.early_by(windows, until, watermark_us)
+        kinds = (np.flatnonzero(on_time), early, np.flatnonzero(final), np.flatnonzero(again))
+        return [rows[self._are_read_whole(rows)] for rows in kinds]
+
+    def staged(self, planned: Sequence[Ints], watermark_us: int) -> Prestage | None:
+        """The segments of these windows in their order, and of windows of single keys that are due. None: none."""
         slices: dict[int, None] = {}
-        for read in (np.flatnonzero(on_time), early, np.flatnonzero(final), np.flatnonzero(again)):
-            slices |= dict.fromkeys(self.segments_of(read[self._are_read_whole(read)]))
+        for rows in planned:
+            slices |= dict.fromkeys(self.segments_of(rows))
         for part in self._parts:
             slices |= dict.fromkeys(sorted(part.due_by(self._watermark.at_us, watermark_us)))
         return Prestage(tuple(slices)) if slices else None
+
+    def sizes(self, rows: Ints, stored: BlockCompaction | None) -> Ints:
+        """The encoded bytes that each of these windows may read. ``stored``: knows what compaction has left of them."""
+        if stored is None or not len(rows):
+            return np.asarray(self._windows["size_bytes"][rows])
+        starts = np.sort(np.array(list(self._shared.live), np.int64))
+        upto = np.concatenate(([0.0], np.cumsum(np.array(stored.sizes(starts.tolist()), np.float64))))
+        first = np.searchsorted(self._grid.ends(starts), self._windows["start_us"][rows], side="right")
+        last = np.searchsorted(starts, self._windows["end_us"][rows])
+        sizes = np.minimum(upto[np.maximum(last, first)] - upto[first], float(MOST // 2))
+        return np.asarray(sizes, np.int64)
 
     def _are_read_whole(self, rows: Ints) -> Flags:
         """A mask of the windows whose next execution reads nearly all blocks: the first, or one with many events.

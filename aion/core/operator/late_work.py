@@ -5,6 +5,11 @@ those for the windows that run on time, plus :data:`FLOOR`. Overlapping windows 
 count a part of their events each. The rest waits: windows whose bound has passed go first, then the oldest. A window
 waits for at most ``batches`` batches. A batch without data runs all that waits, and so does the end of the input. So
 what runs depends only on the version that a batch starts from, and on the batch.
+
+A late window that its own event makes due has no gap in which its blocks could be brought into memory. If it is *far*
+(:class:`~aion.core.operator.window_table.WindowTable`) and large, it waits for the next batch, and they are staged in
+the gap before that (paper 3.2). Whether they really are in memory does not count: a batch that runs again after a
+failure has to do the same.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import numpy.typing as npt
 
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.window_table import WindowTable
+from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -26,6 +32,8 @@ Numbers: TypeAlias = Ints | Floats
 
 FLOOR = 1_000_000
 """This many events are always allowed. Reading them takes little time, unless a function looks at each event."""
+LEAST_AWAITED_BYTES = threshold(1 << 20, 1)
+"""A late window with fewer bytes does not wait for its blocks. Reading them takes little time from any disk."""
 
 
 class LateWork:
@@ -86,17 +94,19 @@ class LateWork:
         read = self.read(windows["definition"][rows], windows["events"][rows])
         return self.take(read, windows["owed"][rows], all_=all_)
 
-    def runs(self, windows: WindowTable, late: int, now_us: int, *, all_: bool) -> dict[PaneKind, Ints]:
+    def runs(self, windows: WindowTable, late: int, now_us: int, *, all_: bool, patient: Ints) -> dict[PaneKind, Ints]:
         """The rows of the windows that run now, by what their pane is. The others wait for another batch.
 
         ``late``: the number of late windows. They are at the front of the table, which has the oldest windows first.
+        ``patient``: rows that wait in any case, unless all run.
         """
         owed = np.flatnonzero(windows["owed"] > 0)
         is_over, is_late = windows.over(owed, now_us), owed < late
+        all_ = all_ or self.is_idle
         order = np.argsort(~is_over, kind="stable")
+        order = order if all_ else order[~np.isin(owed[order], patient)]
         run = np.zeros(len(owed), np.bool_)
-        waiting = owed[order]
-        run[order] = self.take_rows(windows, waiting, all_=all_ or self.is_idle)
+        run[order] = self.take_rows(windows, owed[order], all_=all_)
         windows["owed"][owed[~run]] += 1
         windows.look(owed[is_late & ~run], now_us)
         kinds = {PaneKind.FINAL: is_over, PaneKind.LATE: is_late & ~is_over, PaneKind.EARLY: ~is_late}

@@ -46,7 +46,7 @@ from aion.core.operator.keyed.in_memory import Orders
 from aion.core.operator.keyed.orders import Arrivals, ExecuteKeyed, Order
 from aion.core.operator.keyed.shard import KeyedShard, Verdict
 from aion.core.operator.keyed.slices import PartSegments, parts_of
-from aion.core.operator.late_work import LateWork
+from aion.core.operator.late_work import LEAST_AWAITED_BYTES, LateWork
 from aion.core.operator.lifecycle import Counters
 from aion.core.operator.pins import calendars_to_json
 from aion.core.operator.rules import Rules
@@ -138,8 +138,8 @@ class Operator:
                 return self._arrived(blocks, rows, slices)
             case WatermarkAdvanced(to_us):
                 return self._advanced(to_us)
-            case BatchEnded(last):
-                return self._batch_ended(last)
+            case BatchEnded(last, follows):
+                return self._batch_ended(last, follows)
             case CompactionDone(compaction):
                 assert self._compaction is not None
                 self._compaction.compacted(event)
@@ -157,8 +157,13 @@ class Operator:
         return self.next_pane_seq - 1
 
     def plan(self, watermark_us: int) -> Prestage | None:
-        """Returns what to stage in the gap before the watermark gets there. See :meth:`Due.plan`."""
-        return self._due.plan(watermark_us)
+        """Returns what to stage in the gap before the watermark gets there, or None. See :meth:`Due.planned`.
+
+        Call it at the end of a batch, and stage it: late windows for which nothing is planned are far from now on.
+        """
+        planned = self._due.planned(watermark_us)
+        self.windows.leave(self._due.late(), np.concatenate(planned))
+        return self._due.staged(planned, watermark_us)
 
     def active_slices(self) -> tuple[int, ...]:
         """Returns the segments of windows that have not ended. The segments that are needed soonest come first."""
@@ -196,7 +201,7 @@ class Operator:
         appends = self._kept(blocks, arrival, verdict)
         actions += appends
         if appends:
-            self._came(arrival, *taken)
+            self._came(*taken)
         actions += verdict.dropped
         self.keyed.add(verdict, {a.index: a.seq for a in appends})
         announced = self._due.announced(taken[0][self.windows["pending"][taken[0]] == taken[1]], taken[0])
@@ -207,8 +212,8 @@ class Operator:
         for end_us in self.grid.ends(last_us).tolist():
             self.reached_us = end_us if self.reached_us is None else max(self.reached_us, end_us)
 
-    def _windows_for(self, arrival: Arrival) -> tuple[tuple[Ints, Ints], list[EmitDropped]]:
-        """Finds or creates the windows that take the arrival. Returns their rows and new events, and orders to drop.
+    def _windows_for(self, arrival: Arrival) -> tuple[tuple[Ints, Ints, Ints], list[EmitDropped]]:
+        """Finds or creates the windows that take the arrival. Returns their rows, events and bytes, and orders to drop.
 
         A window that is gone never comes back, even if bounds have become longer.
         """
@@ -245,7 +250,11 @@ class Operator:
                 covering = type(covering)(*(column[kept] for column in covering))
                 events = events[kept]
         arrival.mark_taken(covering.begins, covering.ends, covering.end_us > now if now is not None else None)
-        return (self.windows.find(covering.definition, covering.end_us), events), drops
+        rows, sizes = (
+            self.windows.find(covering.definition, covering.end_us),
+            arrival.bytes_of(covering.begins, covering.ends),
+        )
+        return (rows, events, sizes), drops
 
     def _kept(self, blocks: Sequence[BlockFact], arrival: Arrival, verdict: Verdict) -> list[Append]:
         """Orders to keep the blocks that any window needs, numbered in their order."""
@@ -269,10 +278,10 @@ class Operator:
         tally.came_late(self.keyed.join(self.watermark.at_us))
         tally.end(self.counters)
 
-    def _came(self, arrival: Arrival, rows: Ints, events: Ints) -> None:
+    def _came(self, rows: Ints, events: Ints, size_bytes: Ints) -> None:
         now = self.watermark.at_us
         late = self.windows["end_us"][rows] <= now if now is not None else np.zeros(len(rows), np.bool_)
-        self.windows.came(rows, events, late, self.next_seq - 1)
+        self.windows.came(rows, events, late, self.next_seq - 1, size_bytes)
         if now is not None and late.any():
             observe_late(self._bound, self.windows["end_us"][rows[late]], events[late], now)
 
@@ -316,7 +325,7 @@ class Operator:
         ended = [s for a in releases if isinstance(a, Destage) for s in a.slices]
         return actions + self._compactions(ended + self._shared.swept(self._compaction)) + releases
 
-    def _batch_ended(self, last: bool) -> list[Action | Order]:
+    def _batch_ended(self, last: bool, follows: bool) -> list[Action | Order]:
         self._all_arrived()
         windows, now, step_us = self.windows, self.watermark.at_us, self.watermark.step_us
         actions: list[Action | Order] = []
@@ -328,7 +337,8 @@ class Operator:
             windows.look(waiting[~due], now)
             windows.owe(waiting[due])
             windows.owe(self._rules.take_early(windows, self._due.late()))
-            runs = self._late_work.runs(windows, self._due.late(), now, all_=last)
+            patient = self._patient(now) if follows else np.empty(0, np.int64)
+            runs = self._late_work.runs(windows, self._due.late(), now, all_=last, patient=patient)
             actions += [self._execute(rows, kind) for kind, rows in runs.items()]
             # Blocks that were staged for a late execution leave memory after it (paper 3.2).
             ended = [rows for kind, rows in runs.items() if kind is not PaneKind.EARLY]
@@ -339,6 +349,14 @@ class Operator:
         compactions = self._compactions(self._compaction.touched()) if self._compaction is not None else []
         self._late_work.end_batch()
         return actions + compactions + releases
+
+    def _patient(self, now_us: int) -> Ints:
+        """The rows of late windows that are due and wait until their blocks are in memory."""
+        windows = self.windows
+        far = np.flatnonzero(windows["far"][: self._due.late()] > 0)
+        owed, patience = windows["owed"][far], self._rules.patience(windows["definition"][far])
+        rows = far[(owed > 0) & (owed <= patience) & ~windows.over(far, now_us)]
+        return np.asarray(rows[self._due.sizes(rows, self._compaction) >= LEAST_AWAITED_BYTES])
 
     def _execute(self, rows: Ints, kind: PaneKind) -> Execute:
         now = self.watermark.at_us

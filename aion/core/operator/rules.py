@@ -26,13 +26,14 @@ class Own(NamedTuple):
     """What a definition decides for itself. None: as the policy says, or, for ``early_us``, that it never runs early.
 
     ``early_us``: how far the watermark moves between two early panes, or EACH_BATCH_US. ``bound_us``: a fixed bound.
-    ``staleness_bound``: of its own trigger, if that has one.
+    ``staleness_bound``: of its own trigger, if that has one. ``patience``: see :meth:`Rules.patience`.
     """
 
     early_us: int | None = None
     bound_us: int | None = None
     trigger: Trigger | None = None
     staleness_bound: float | None = None
+    patience: int | None = None
 
 
 class FixedBound:
@@ -105,6 +106,7 @@ class Rules:
 
     ``own``: of the definitions that decide for themselves, by their numbers. ``final_only``: windows run only once,
     when their bound has passed (``emit="final"``). ``early``: the watermarks of the last early executions, by number.
+    ``patience``: for how many batches at most a late window waits until its blocks are in memory.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Rules:
         staleness_bound: float | None = None,
         final_only: bool = False,
         early: Mapping[int, int] | None = None,
+        patience: int = 0,
     ) -> None:
         self.shared_bound = bound
         self.final_only = final_only
@@ -124,7 +127,10 @@ class Rules:
         self._staleness_bound = staleness_bound
         self._own = own
         self._fixed_us = np.full(definitions, -1, np.int64)
+        self._patience = np.full(definitions, patience, np.int64)
         for number, rules in own.items():
+            if rules.patience is not None:
+                self._patience[number] = rules.patience
             if rules.bound_us is not None:
                 self._fixed_us[number] = rules.bound_us
         self._has_fixed = bool((self._fixed_us >= 0).any())
@@ -174,6 +180,10 @@ class Rules:
         if not self._has_fixed:
             return np.full(len(definitions), shared)
         return np.where(self._fixed_us[definitions] >= 0, Reason.OWN.code, shared)
+
+    def patience(self, definitions: Ints) -> Ints:
+        """For how many batches at most a late window of each of these definitions waits for its blocks."""
+        return np.asarray(self._patience[definitions])
 
     def due(self, windows: WindowTable, rows: Ints, now_us: int, step_us: int) -> Flags:
         """A mask of the late windows that run now."""

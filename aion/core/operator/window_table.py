@@ -37,8 +37,12 @@ _STATE = {
     "reason": 0,
     "early_panes": 0,
     "owed": 0,
+    "size_bytes": 0,
+    "far": 0,
 }
 _MEASURED = ("stalest", "stalest_before", "looked")
+_ADDED = ("size_bytes", "far")
+"""Columns that older snapshots of the same version do not have."""
 
 
 class WindowTable:
@@ -52,7 +56,9 @@ class WindowTable:
     ``stalest_before``: the value at the last look before that interval ended. ``looked``: the value of the current
     interval at the last look. ``reason``: the code of the :class:`policies.cleanup.Reason` that decided the bound.
     ``early_panes``: the number of executions before the window's end. ``owed``: 0, or 1 more than the number of batches
-    for which an execution that is due has waited (:mod:`aion.core.operator.late_work`).
+    for which an execution that is due has waited (:mod:`aion.core.operator.late_work`). ``size_bytes``: encoded bytes
+    of all events so far. ``far``: 1 if the window is late, and nothing was planned to bring its blocks into memory for
+    the next batch.
     """
 
     def __init__(self, definitions: int) -> None:
@@ -145,11 +151,13 @@ class WindowTable:
 
     # -- what happens to them -----------------------------------------------------------------------------
 
-    def came(self, rows: Ints, events: Ints, late: Flags, seq: int) -> None:
+    def came(self, rows: Ints, events: Ints, late: Flags, seq: int, size_bytes: Ints | None = None) -> None:
         """Notes that windows got events from blocks up to ``seq``. Each row occurs at most once."""
         self["last_seq"][rows] = seq
-        for name, more in (("events", events), ("pending", events), ("late_events", np.where(late, events, 0))):
-            self[name][rows] = _plus(self[name][rows], more)
+        late_events = np.where(late, events, 0)
+        more = {"events": events, "pending": events, "late_events": late_events}
+        for name, values in (more if size_bytes is None else more | {"size_bytes": size_bytes}).items():
+            self[name][rows] = _plus(self[name][rows], values)
 
     def add_events(self, rows: Ints, events: Ints) -> None:
         """Adds events that came in time and that an execution has already seen. Each row occurs at most once."""
@@ -183,6 +191,12 @@ class WindowTable:
         """
         self["last_seq"][rows[~self.over(rows, before_us)]] = seq
         self.owe(rows)
+
+    def leave(self, late: int, but: Ints) -> None:
+        """Notes that the first ``late`` windows are far, but for these rows and for those that wait already."""
+        near = self["owed"][:late] == 0
+        self["far"][:late][near] = 1
+        self["far"][but[self["owed"][but] == 0]] = 0
 
     def owe(self, rows: Ints) -> None:
         """Notes that an execution of these windows is due."""
@@ -295,6 +309,8 @@ class WindowTable:
             for name, column in untable(value).items()
         }
         columns["executed_seq"] = columns["last_seq"] - columns["executed_seq"]
+        for name in _ADDED:
+            columns.setdefault(name, np.full(len(columns["end_us"]), _STATE[name], np.int64))
         windows = cls(definitions)
         windows.columns = {name: columns[name] for name in windows.columns}
         if among is not None and not (wanted := np.isin(windows["definition"], list(among))).all():

@@ -245,7 +245,7 @@ class _Shard:
                 ]
             )
             start = end
-        yield from self._windows.end_batch(last=batch.last)
+        yield from self._windows.end_batch(last=batch.last, follows=not batch.last)
 
     def _end_batch(self) -> None:
         """Does what follows a batch on Spark, and a call of LocalOperator."""
@@ -258,6 +258,6 @@ class _Shard:
             self._attempt.end()
             self.store.flush()
             self.store.compact()
-        if due := self._windows.next_slices:
+        if due := self._windows.plan_next():
             self._attempt.prestage(due)
         self._host.tick()

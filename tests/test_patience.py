@@ -1,0 +1,221 @@
+"""A late window that its own event makes due waits until its blocks are in memory, at most for so many batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aion
+from aion.config import load_policy
+from aion.core.compaction import BlockFact
+from aion.core.operator.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
+from aion.core.operator.late_work import LEAST_AWAITED_BYTES
+from aion.core.operator.operator import Operator
+from aion.core.operator.rules import Rules
+from aion.core.slicing.grid import SliceGrid
+from aion.core.trigger.triggers import EveryBatchTrigger
+from aion.core.windows import Tumbling
+from aion.errors import PolicyError
+from tests.durations import us
+from tests.operators import bound_of
+
+MUCH = LEAST_AWAITED_BYTES
+EVERY_BATCH = {"kind": "every_batch"}
+
+
+def made(patience: int, snapshot: Any = None, bound: int = 100) -> Operator:
+    limit, trigger = bound_of(bound, snapshot), EveryBatchTrigger()
+    return Operator(
+        SliceGrid((Tumbling(us(10)),), segmented=False),
+        bound=limit,
+        trigger=trigger,
+        rules=Rules(limit, trigger, {}, definitions=1, patience=patience),
+        snapshot=snapshot,
+    )
+
+
+def run(
+    operator: Operator, watermark: int, slices: list[tuple[int, int]], *, follows: bool = True, last: bool = False
+) -> list[tuple[PaneKind, int, int]]:
+    """One batch of events ``(slice, bytes)``. Returns the panes: kind, end and events."""
+    actions = operator.handle(WatermarkAdvanced(watermark))
+    if slices:
+        actions += operator.handle(Arrived([BlockFact(at, 1, size) for at, size in slices]))
+    actions += operator.handle(BatchEnded(last, follows))
+    operator.validate()
+    operator.plan(watermark + 10)
+    orders = [action for action in actions if isinstance(action, Execute)]
+    return [(e.kind, e.window.end_us, e.events) for order in orders for e in order]
+
+
+def late_window(patience: int, size: int = MUCH) -> Operator:
+    """An operator whose window [0, 10) has run on time, and is far."""
+    operator = made(patience)
+    run(operator, 0, [(0, size)])
+    assert run(operator, 10, [(10, 1)]) == [(PaneKind.ON_TIME, 10, 1)]
+    return operator
+
+
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_a_far_window_waits_and_then_runs_with_all_that_came(patience: int) -> None:
+    operator = late_window(patience)
+    for batch in range(patience):
+        assert run(operator, 11 + batch, [(0, 1)]) == [], f"batch {batch} stages it"
+        assert operator.next_due_us is not None and operator.next_due_us <= 12 + batch, "another batch is asked for"
+    assert run(operator, 19, [(0, 1)]) == [(PaneKind.LATE, 10, 2 + patience)]
+    assert run(operator, 19, [(0, 1)]) == [], "it left memory, so it waits again"
+
+
+def test_what_waits_is_staged_in_the_gap() -> None:
+    operator = late_window(1)
+    operator.handle(WatermarkAdvanced(12))
+    operator.handle(Arrived([BlockFact(0, 1, 1)]))
+    operator.handle(BatchEnded(follows=True))
+    prestage = operator.plan(13)
+    assert prestage is not None and 0 in prestage.slices
+
+
+def test_windows_on_time_never_wait() -> None:
+    operator = late_window(1)
+    run(operator, 12, [(0, MUCH), (10, MUCH), (20, MUCH)])
+    assert run(operator, 20, [(0, 1), (20, 1)]) == [(PaneKind.ON_TIME, 20, 2), (PaneKind.LATE, 10, 3)]
+
+
+@pytest.mark.parametrize(
+    ("why", "kwargs"),
+    [
+        ("no batch is sure to come", {"follows": False}),
+        ("the run ends", {"last": True}),
+    ],
+)
+def test_nothing_waits_for_a_batch_that_may_not_come(why: str, kwargs: dict[str, bool]) -> None:
+    assert run(late_window(1), 12, [(0, 1)], **kwargs) == [(PaneKind.LATE, 10, 2)], why
+
+
+def test_a_batch_without_data_runs_what_waits() -> None:
+    operator = late_window(5)
+    assert run(operator, 12, [(0, 1)]) == []
+    assert run(operator, 13, []) == [(PaneKind.LATE, 10, 2)]
+
+
+def test_with_no_patience_and_with_little_state_nothing_waits() -> None:
+    assert run(late_window(0), 12, [(0, 1)]) == [(PaneKind.LATE, 10, 2)]
+    if MUCH > 4:  # else a single byte is much
+        assert run(late_window(1, size=MUCH // 4), 12, [(0, 1)]) == [(PaneKind.LATE, 10, 2)]
+
+
+def test_a_window_that_was_executed_in_this_batch_is_near() -> None:
+    operator = made(1)
+    run(operator, 0, [(0, MUCH)])
+    assert run(operator, 10, [(0, 1)]) == [(PaneKind.ON_TIME, 10, 1), (PaneKind.LATE, 10, 2)]
+
+
+moves = st.lists(
+    st.tuples(
+        st.integers(0, 25),
+        st.lists(st.tuples(st.integers(0, 12), st.sampled_from([1, MUCH])), max_size=4),
+        st.booleans(),
+    ),
+    max_size=16,
+)
+
+
+@given(moves, st.integers(0, 3), st.sampled_from([0, 30, 100]))
+def test_any_stream_waits_for_a_bounded_time_and_loses_nothing(moves: list[Any], patience: int, bound: int) -> None:
+    """Each late event is in a pane within ``patience`` batches with data; a restart at any moment changes nothing."""
+    operator, watermark = made(patience, bound=bound), 0
+    waited: dict[int, int] = {}
+    for step, events, follows in moves:
+        watermark += step
+        slices = [((watermark + 5 - 10 * back) // 10 * 10, size) for back, size in events]
+        before = operator.snapshot()
+        panes = run(operator, watermark, slices, follows=follows)
+        again = made(patience, before, bound)
+        assert run(again, watermark, slices, follows=follows) == panes and again.snapshot() == operator.snapshot()
+        table = operator.windows
+        pending = {int(end) for end in table["end_us"][table["pending"] > 0] if end <= watermark}
+        assert not pending or (follows and slices), "nothing waits for a batch that may not come"
+        waited = {end: waited.get(end, 0) + 1 for end in pending}
+        assert all(batches <= patience for batches in waited.values())
+        assert [kind for kind, *_ in panes if kind is PaneKind.ON_TIME] == [
+            PaneKind.ON_TIME for end in sorted({end for kind, end, _ in panes if kind is PaneKind.ON_TIME})
+        ]
+        operator = again
+
+
+def total(_key: Any, _window: Any, batches: Any) -> dict[str, int]:
+    return {"n": sum(batch.num_rows for batch in batches)}
+
+
+def events(*times: int, size: int = 1000) -> pa.Table:
+    payload = [bytes([t % 251]) * size for t in times]
+    return pa.table({"t": pa.array(times, pa.timestamp("us")), "k": [t % 2 for t in times], "payload": payload})
+
+
+@pytest.mark.parametrize("key", ["k", None])
+def test_panes_are_the_same_in_the_end(key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With patience late panes are fewer and come later, and the last one of each window is the same."""
+    monkeypatch.setattr("aion.core.operator.operator.LEAST_AWAITED_BYTES", 1)
+    dice = np.random.default_rng(5)
+    batches = [dice.integers(max(0, 5 * b - 60), 5 * b + 10, 12).tolist() for b in range(30)]
+    found, late = [], []
+    for patience in (0, 1, 3):
+        policy = {
+            "memory": {"budget": "64KiB", "bucket_limit": "16KiB"},
+            "lateness": {"initial_bound": "80 microseconds", "coverage": None},
+            "trigger": {**EVERY_BATCH, "patience": patience},
+        }
+        last: dict[Any, int] = {}
+        spec: dict[str, Any] = {"windows": aion.Tumbling(us(10)), "time": "t", "key": key}
+        with aion.LocalOperator(**spec, apply=total, schema="n bigint", policy=policy) as operator:
+            for number, times in enumerate(batches):
+                rows = operator.process(events(*times), 5 * number).to_pylist()
+                last |= {(r.get("k"), r["window_start"]): r["n"] for r in rows if r["kind"] != "dropped"}
+            rows = operator.close().to_pylist()
+            last |= {(r.get("k"), r["window_start"]): r["n"] for r in rows if r["kind"] != "dropped"}
+            late.append(operator.counters["executions"]["late"])
+        found.append(last)
+    assert found[0] == found[1] == found[2] and len(found[0]) > 10
+    assert late[0] > late[1] > late[2]
+
+
+def test_a_definition_has_its_own_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aion.core.operator.operator.LEAST_AWAITED_BYTES", 1)
+    windows = {
+        "waits": aion.Tumbling(us(10), trigger=EVERY_BATCH),
+        "never": aion.Tumbling(us(10), trigger={**EVERY_BATCH, "patience": 0}),
+    }
+    policy = {"lateness": {"initial_bound": "80 microseconds", "coverage": None}, "trigger": {"patience": 2}}
+    with aion.LocalOperator(windows=windows, time="t", apply=total, schema="n bigint", policy=policy) as operator:
+        operator.process(events(1, 2))
+        operator.process(events(11), 10)
+        operator.process(events(12), 11)
+        kinds = [[(r["window"], r["kind"]) for r in operator.process(events(5), 12 + n).to_pylist()] for n in range(3)]
+    assert kinds == [[("never", "late")], [("never", "late")], [("waits", "late"), ("never", "late")]]
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+def test_nothing_waits_where_nothing_is_staged(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aion.core.operator.operator.LEAST_AWAITED_BYTES", 1)
+    policy = {
+        "state": {"backend": backend},
+        "lateness": {"initial_bound": "80 microseconds", "coverage": None},
+        "trigger": EVERY_BATCH,
+    }
+    spec: dict[str, Any] = {"windows": aion.Tumbling(us(10)), "time": "t", "apply": total, "schema": "n bigint"}
+    with aion.LocalOperator(**spec, policy=policy) as operator:
+        operator.process(events(1, 2))
+        operator.process(events(11), 10)
+        operator.process(events(12), 11)
+        assert [r["kind"] for r in operator.process(events(5), 12).to_pylist()] == ["late"]
+
+
+@pytest.mark.parametrize("value", [-1, "much", 1.5])
+def test_a_wrong_patience_is_refused(value: Any) -> None:
+    with pytest.raises(PolicyError, match=rf"trigger\.patience: {value!r}"):
+        load_policy({"trigger": {"patience": value}})
