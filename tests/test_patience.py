@@ -105,8 +105,7 @@ def test_a_batch_without_data_runs_what_waits() -> None:
 
 def test_with_no_patience_and_with_little_state_nothing_waits() -> None:
     assert run(late_window(0), 12, [(0, 1)]) == [(PaneKind.LATE, 10, 2)]
-    if MUCH > 4:  # else a single byte is much
-        assert run(late_window(1, size=MUCH // 4), 12, [(0, 1)]) == [(PaneKind.LATE, 10, 2)]
+    assert run(late_window(1, size=MUCH // 4), 12, [(0, 1)]) == [(PaneKind.LATE, 10, 2)]
 
 
 def test_a_window_that_was_executed_in_this_batch_is_near() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.prestage.settings import MODES, Disk, Settings
+from experiments.prestage.settings import TRIGGERS, Disk, Settings
 
 if TYPE_CHECKING:
     from experiments.prestage.runs import Cell
@@ -30,6 +30,9 @@ def prestage(
     batches: Annotated[int, typer.Option(min=2, help="Measured batches.")] = 8,
     gaps: Annotated[str, typer.Option(help="Seconds between two batches.")] = "0,2",
     disks: Annotated[str, typer.Option(help="Reads per second, fast, or s3: and ms per request.")] = "120,fast,s3:30",
+    triggers: Annotated[
+        str, typer.Option(help="planned: late windows run at known instants. own: in the batch of their last event.")
+    ] = "planned",
     runs: Annotated[int, typer.Option(min=1, help="Runs of each mode; the modes take turns.")] = 3,
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/prestage"),
 ) -> None:
@@ -49,7 +52,10 @@ def prestage(
         gaps_s=tuple(float(gap) for gap in gaps.split(",")),
         disks=tuple(Disk.of(disk) for disk in disks.split(",")),
         runs=runs,
+        triggers=tuple(triggers.split(",")),
     )
+    if unknown := {*settings.triggers} - {*TRIGGERS}:
+        raise typer.BadParameter(f"{unknown.pop()!r} is no trigger; write {' or '.join(TRIGGERS)}")
     record: dict[str, Any] = {
         "experiment": "prestage",
         "settings": asdict(settings),
@@ -62,16 +68,14 @@ def prestage(
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="work-", dir=out) as work:
         for number in range(settings.runs):
-            for disk in settings.disks:
-                for gap_s in settings.gaps_s:
-                    for mode in MODES:
-                        words = f"run {number + 1}, {disk.name}, gap {gap_s:g} s, {prestage_report.WORDS[mode]}"
-                        with console.status(words):
-                            cells.append(run(settings, mode, disk, gap_s, Path(work).absolute() / "cell"))
-                        seconds = {pane: prestage_report.seconds_of(cells[-1:], pane) for pane in prestage_report.PANES}
-                        each = ", ".join(f"{pane} {s:.4f} s" for pane, s in seconds.items() if s is not None)
-                        console.print(f"{words}: {each}", highlight=False)
-                        prestage_report.write(out, record, cells)  # an interruption loses only one run
+            for disk, gap_s, trigger, mode in settings.cells():
+                words = f"run {number + 1}, {disk.name}, gap {gap_s:g} s, {trigger}, {prestage_report.WORDS[mode]}"
+                with console.status(words):
+                    cells.append(run(settings, disk, gap_s, trigger, mode, Path(work).absolute() / "cell"))
+                seconds = {pane: prestage_report.seconds_of(cells[-1:], pane) for pane in prestage_report.PANES}
+                each = ", ".join(f"{pane} {s:.4f} s" for pane, s in seconds.items() if s is not None)
+                console.print(f"{words}: {each}", highlight=False)
+                prestage_report.write(out, record, cells)  # an interruption loses only one run
     console.print(prestage_report.table(cells))
     for line in prestage_report.verdicts(cells):
         console.print(line, highlight=False)

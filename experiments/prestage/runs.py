@@ -40,6 +40,7 @@ class Cell:
     mode: str
     disk: str
     gap_s: float
+    trigger: str
     seconds: dict[str, list[float]]
     waited_s: dict[str, list[float]]
     bytes: dict[str, int]
@@ -52,7 +53,7 @@ class Cell:
     checksum: int
 
 
-def run(settings: Settings, mode: str, disk: Disk, gap_s: float, folder: Path) -> Cell:
+def run(settings: Settings, disk: Disk, gap_s: float, trigger: str, mode: str, folder: Path) -> Cell:
     """Runs a query over all batches, in a session with a state server of its own. Removes what it wrote."""
     from experiments.chaos.places import Bucket
     from experiments.shared.stream import session
@@ -65,14 +66,16 @@ def run(settings: Settings, mode: str, disk: Disk, gap_s: float, folder: Path) -
         if disk.request_ms is not None:
             bucket = stack.enter_context(contextlib.closing(Bucket()))
             more["spark.aion.state.dir"] = bucket.uri
-        spark = session(2, folder, policy=policy(settings, mode, disk), more=more)
+        spark = session(2, folder, policy=policy(settings, disk, trigger, mode), more=more)
         stack.callback(spark.stop)
-        return _run(spark, settings, mode, disk, gap_s, folder, bucket)
+        found = _run(spark, settings, disk, gap_s, folder, bucket)
+        return Cell(mode, disk.name, gap_s, trigger, **found)
 
 
 def _run(
-    spark: SparkSession, settings: Settings, mode: str, disk: Disk, gap_s: float, folder: Path, bucket: Bucket | None
-) -> Cell:
+    spark: SparkSession, settings: Settings, disk: Disk, gap_s: float, folder: Path, bucket: Bucket | None
+) -> dict[str, Any]:
+    """Returns what was measured: the fields of a :class:`Cell`."""
     from aion import metrics
 
     inbox, record = folder / "in", folder / "trace"
@@ -115,21 +118,17 @@ def _run(
         query.stop()
         slow.close()
     assert before is not None and after is not None
-    cell = measured(record, filled)
     staging = {name: after.staging[name] - before.staging[name] for name in after.staging}
-    return Cell(
-        mode,
-        disk.name,
-        gap_s,
-        **cell,
-        hits=int(staging["hits"]),
-        ahead=int(staging["ahead"]),
-        misses=int(staging["misses"] + staging["late"]),
-        blocked_s=float(staging["blocked_s"]),
-        staged_bytes=int(staging["staged_bytes"]),
-        panes=found["panes"],
-        checksum=found["checksum"],
-    )
+    return {
+        **measured(record, filled),
+        "hits": int(staging["hits"]),
+        "ahead": int(staging["ahead"]),
+        "misses": int(staging["misses"] + staging["late"]),
+        "blocked_s": float(staging["blocked_s"]),
+        "staged_bytes": int(staging["staged_bytes"]),
+        "panes": found["panes"],
+        "checksum": found["checksum"],
+    }
 
 
 def forget(folder: Path, bucket: Bucket | None) -> None:
@@ -141,20 +140,23 @@ def forget(folder: Path, bucket: Bucket | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def policy(settings: Settings, mode: str, disk: Disk) -> dict[str, Any]:
+def policy(settings: Settings, disk: Disk, trigger: str, mode: str) -> dict[str, Any]:
     """With ``memory``, everything fits, and windows stay there whole."""
+    planned = {"kind": "interval", "interval": f"{settings.parts * MINUTE_S}s"}
+    own = {"kind": "count", "count": (settings.parts - 1) * settings.part}
     everything = 4 * (settings.past + settings.measured) * settings.window_bytes
     budget = everything if mode == "memory" else settings.budget_bytes
     destage: dict[str, Any] = {"keep_fraction": 1.0} if mode == "memory" else {}
     if disk.reads_per_s is not None:
-        destage |= {"class": "experiments.prestage.disk:SlowDisk", "arguments": {"reads_per_s": disk.reads_per_s}}
+        arguments = {"reads_per_s": disk.reads_per_s, "together": mode != "apart"}
+        destage |= {"class": "experiments.prestage.disk:SlowDisk", "arguments": arguments}
     return {
         "memory": {"budget": budget, "bucket_limit": budget},
-        "prestage": {"mode": "none" if mode == "without" else "predictive"},
+        "prestage": {"mode": "none" if mode in ("without", "apart") else "predictive"},
         "distribution": {"hand_over": "1B"},
         "blocks": {"target": "256KiB"},
         "lateness": {"initial_bound": f"{settings.past * MINUTE_S}s", "coverage": None},
-        "trigger": {"kind": "interval", "interval": f"{settings.parts * MINUTE_S}s"},
+        "trigger": planned if trigger == "planned" else own,
         "destage": destage,
     }
 
@@ -166,8 +168,7 @@ def write(inbox: Path, settings: Settings, number: int) -> None:
     it has all of them, and for the last time at its bound.
     """
     dice = np.random.default_rng(number)
-    part = max(settings.events // settings.parts, 1)
-    minutes = [np.full(part, minute) for minute in range(max(number - settings.parts + 1, 0), number + 1)]
+    minutes = [np.full(settings.part, minute) for minute in range(max(number - settings.parts + 1, 0), number + 1)]
     if number >= settings.past:
         minutes.append(np.full(settings.late, number - settings.past + 1))
     minute = np.concatenate(minutes)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 from experiments.prestage import report
 from experiments.prestage.disk import SlowDisk
 from experiments.prestage.runs import Cell, write
-from experiments.prestage.settings import MODES, PAYLOAD_BYTES, Disk, Settings
+from experiments.prestage.settings import MODES, PAYLOAD_BYTES, TRIGGERS, Disk, Settings
 from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import Rig
 
@@ -28,6 +30,7 @@ def cell(mode: str, late_s: Sequence[float], *, disk: str = "120", gap_s: float 
         mode,
         Disk.of(disk).name,
         gap_s,
+        "planned",
         {"late": [*late_s]},
         {"late": [0.0]},
         {"late": 1},
@@ -95,23 +98,37 @@ def test_a_window_s_events_come_in_parts_and_the_last_before_it_ends_for_good(tm
 def test_the_report_compares_medians_and_judges_what_was_asked(tmp_path: Path) -> None:
     cells = [
         cell("with", [0.01, 0.012]), cell("without", [0.2, 0.3]), cell("memory", [0.01]),
-        cell("with", [0.5], gap_s=0.0), cell("without", [0.2], gap_s=0.0),
+        cell("with", [0.5], gap_s=0.0), cell("without", [0.2], gap_s=0.0), cell("memory", [0.1], gap_s=0.0),
         cell("with", [0.02], disk="fast"), cell("without", [0.02], disk="fast"), cell("memory", [0.01], disk="fast"),
     ]  # fmt: skip
     assert report.seconds_of(cells[:1], "late") == pytest.approx(0.011)
-    assert report.ratio(report.groups(cells)["120 reads/s", 2.0], "late", "without", "with") == pytest.approx(
-        0.25 / 0.011
-    )
-    same, pays = report.verdicts(cells)
+    assert report.ratio(
+        report.groups(cells)["120 reads/s", 2.0, "planned"], "late", "without", "with"
+    ) == pytest.approx(0.25 / 0.011)
+    same, pays, still = report.verdicts(cells)
     assert same.endswith("the same panes: holds")
-    assert "120 reads/s, gap 2 s, late" in pays and pays.endswith("22.7 and 1.10, holds")
+    assert "120 reads/s, gap 2 s, planned, late" in pays and pays.endswith("22.7 and 1.10, holds")
+    assert "120 reads/s, gap 0 s, planned, late" in still and still.endswith("0.40, does not hold")
     (slower,) = report.verdicts([*cells[:1], cell("without", [0.05]), cell("memory", [0.01])])[1:]
     assert slower.endswith("does not hold")
     assert "DOES NOT HOLD" in report.verdicts([*cells, cell("with", [1.0], checksum=8)])[0]
     assert report.table(cells).row_count == 3
     json_path, picture = report.write(tmp_path, {"experiment": "prestage"}, cells)
-    assert len(json.loads(json_path.read_text())["cells"]) == 8
+    assert len(json.loads(json_path.read_text())["cells"]) == 9
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_model_takes_the_gap_from_what_is_staged_first() -> None:
+    def waits(on_time: float, late: float) -> dict[str, list[float]]:
+        return {"on_time": [on_time], "late": [late]}
+
+    cells = [cell("without", [0.5]), cell("memory", [0.01])]
+    cells[0] = replace(cells[0], waited_s=waits(0.2, 0.4))
+    modes = report.groups(cells)["120 reads/s", 2.0, "planned"]
+    assert [report.foretold(modes, "late", gap_s) for gap_s in (0.0, 0.2, 0.5, 2.0)] == pytest.approx(
+        [0.41, 0.41, 0.11, 0.01]
+    )
+    assert report.foretold(modes, "on_time", 0.0) is None, "nothing was measured in memory"
 
 
 def test_disks_are_named_as_a_user_writes_them() -> None:
@@ -137,11 +154,14 @@ def test_a_run_in_miniature(tmp_path: Path) -> None:
         "--past",
         "8",
     ]
-    command += ["--batches", "3", "--gaps", "1", "--disks", "120", "--runs", "1", "--out", str(tmp_path / "out")]
+    command += ["--batches", "3", "--gaps", "1", "--disks", "120", "--triggers", "planned,own", "--runs", "1"]
+    command += ["--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "all runs have the same panes: holds" in done.stdout
     cells = json.loads((tmp_path / "out" / "prestage.json").read_text())["cells"]
-    assert [cell["mode"] for cell in cells] == list(MODES)
-    waited = {cell["mode"]: sum(cell["waited_s"]["final"]) for cell in cells}
-    assert waited["with"] < waited["without"]
+    assert [(cell["trigger"], cell["mode"]) for cell in cells] == [*itertools.product(TRIGGERS, MODES)]
+    for trigger in TRIGGERS:
+        for pane in ("final", "late"):
+            waited = {c["mode"]: sum(c["waited_s"][pane]) for c in cells if c["trigger"] == trigger}
+            assert waited["with"] < waited["without"] < waited["apart"], (trigger, pane)

@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.window_table import WindowTable
-from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -32,7 +31,7 @@ Numbers: TypeAlias = Ints | Floats
 
 FLOOR = 1_000_000
 """This many events are always allowed. Reading them takes little time, unless a function looks at each event."""
-LEAST_AWAITED_BYTES = threshold(1 << 20, 1)
+LEAST_AWAITED_BYTES = 1 << 20
 """A late window with fewer bytes does not wait for its blocks. Reading them takes little time from any disk."""
 
 
