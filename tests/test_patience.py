@@ -18,7 +18,7 @@ from aion.core.operator.late_work import LEAST_AWAITED_BYTES
 from aion.core.operator.operator import Operator
 from aion.core.operator.rules import Rules
 from aion.core.slicing.grid import SliceGrid
-from aion.core.trigger.triggers import EveryBatchTrigger
+from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, Trigger
 from aion.core.windows import Tumbling
 from aion.errors import PolicyError
 from tests.durations import us
@@ -28,8 +28,8 @@ MUCH = LEAST_AWAITED_BYTES
 EVERY_BATCH = {"kind": "every_batch"}
 
 
-def made(patience: int, snapshot: Any = None, bound: int = 100) -> Operator:
-    limit, trigger = bound_of(bound, snapshot), EveryBatchTrigger()
+def made(patience: int, snapshot: Any = None, bound: int = 100, trigger: Trigger | None = None) -> Operator:
+    limit, trigger = bound_of(bound, snapshot), trigger or EveryBatchTrigger()
     return Operator(
         SliceGrid((Tumbling(us(10)),), segmented=False),
         bound=limit,
@@ -218,3 +218,16 @@ def test_nothing_waits_where_nothing_is_staged(backend: str, monkeypatch: pytest
 def test_a_wrong_patience_is_refused(value: Any) -> None:
     with pytest.raises(PolicyError, match=rf"trigger\.patience: {value!r}"):
         load_policy({"trigger": {"patience": value}})
+
+
+def test_what_later_batches_run_is_planned_in_its_order() -> None:
+    """The watermark moves by 10 in each batch. Final executions are known exactly, so that they can be staged early."""
+    never = CountTrigger(10)
+    operator = made(1, bound=30, trigger=never)
+    for watermark in (0, 10, 20, 30):
+        run(operator, watermark, [(watermark, 1), *([(watermark - 10, 1)] if watermark else [])])
+    prestage = operator.plan(40)
+    assert prestage is not None and [*prestage.slices] == [30, 0], "[30, 40) ends, and [0, 10) is over"
+    assert [s for s in operator.plan_ahead(40) if s not in prestage.slices] == [10, 20], "each is over a batch later"
+    again = made(1, operator.snapshot(), bound=30, trigger=never)
+    assert again.plan_ahead(40) == operator.plan_ahead(40)

@@ -138,6 +138,10 @@ class Executor:
         plan = self.operator.plan(watermark_us) if watermark_us is not None else None
         return plan.slices if plan is not None else ()
 
+    def due_later(self, watermark_us: int | None) -> tuple[int, ...]:
+        """The slices to stage after those, if memory has room. See Operator.plan_ahead."""
+        return self.operator.plan_ahead(watermark_us) if watermark_us is not None else ()
+
     def _dealt(self) -> None:
         if self.recorder is not None:
             self.recorder.dealt()

@@ -11,12 +11,14 @@ from policies.sizing import Execution
 class Saved(NamedTuple):
     """What a commit needs. ``snapshot``: what the version keeps beside blocks and values.
 
-    ``next_slices``: those that the next batch will probably read. ``executions``: of this batch.
+    ``next_slices``: those that the next batch will probably read. ``executions``: of this batch. ``later_slices``:
+    those that the batches after the next one will probably read, the soonest first.
     """
 
     snapshot: dict[str, Any]
     next_slices: Sequence[int] = ()
     executions: Sequence[Execution] = ()
+    later_slices: Sequence[int] = ()
 
 
 class Tenant(Protocol):

@@ -126,10 +126,17 @@ class Windows:
 
         The next batch's watermark follows from the events of this one. See docs/concepts.md.
         """
-        if not self._predicts:
-            return ()
-        expected = [self.operator.watermark.expected_next(), self._reached_us]
-        return self.executor.due_next(max((e for e in expected if e is not None), default=None))
+        return self.executor.due_next(self._expected_us)
+
+    def plan_ahead(self) -> tuple[int, ...]:
+        """Returns the slices that the batches after the next one will read. See Operator.plan_ahead."""
+        return self.executor.due_later(self._expected_us)
+
+    @property
+    def _expected_us(self) -> int | None:
+        """The watermark of the next batch. None if it is unknown, or if nothing is staged before it is needed."""
+        expected = (self.operator.watermark.expected_next(), self._reached_us) if self._predicts else ()
+        return max((e for e in expected if e is not None), default=None)
 
     def save(self) -> Saved:
         next_slices = self.plan_next()
@@ -147,7 +154,9 @@ class Windows:
             snapshot[PANES_KEPT] = self._kept_us
         if self._secret is not None:
             snapshot[SECRET] = self._secret.hex()
-        return Saved(snapshot, next_slices, self.take_executions())
+        first = frozenset(next_slices)
+        later = [slice_us for slice_us in self.plan_ahead() if slice_us not in first]
+        return Saved(snapshot, next_slices, self.take_executions(), later)
 
     def take_executions(self) -> list[Execution]:
         """Returns the executions since the last call."""

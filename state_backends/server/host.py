@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -16,6 +16,7 @@ import orjson
 import psutil
 from rocksdict import Cache
 
+from policies.destage import StandardDestage
 from policies.prestage import PrestagePolicy
 from policies.sizing import Execution, processing_bytes_per_s
 from state_backends.backends import StoreConfig, Stores, make_cache
@@ -43,7 +44,7 @@ from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.pressure import PressureManager, Sampler
-from state_backends.store.protocol import StoreStats
+from state_backends.store.protocol import BlockStore, StoreStats
 from state_backends.versions.manifest import Identity
 from state_backends.versions.opening import check_begins
 from state_backends.versions.shard import Shard
@@ -51,6 +52,7 @@ from state_backends.versions.shard import Shard
 log = logging.getLogger(__name__)
 _REMEMBERED_MOVES = 1024  # prestages and written files of a shard whose times no client has asked for yet
 _REMEMBERED_EXECUTIONS = 256
+_CALM = 0.5  # the share of the budget that prestages for batches after the next one fill, if nobody knows a better one
 _SPARE = 8  # the part of the budget that prestages leave free which could still wait: one in this many
 
 
@@ -89,6 +91,7 @@ class Host:
         self._pressure: PressureManager | None = None
         self._prestage: PrestagePolicy | None = None
         self._starts_early = True
+        self._calm = 0.0
         self._sampler: Sampler | None = None
         self._guard: Guard | None = None
         self._shards: dict[ShardKey, tuple[Shard, threading.Lock]] = {}
@@ -183,7 +186,8 @@ class Host:
             token = work.shard.commit(request.attempt, request.snapshot)
             with self._lock:
                 self._committed.committed(work.key[:2], before, request.snapshot)
-        self.plan_prestage(work.key, token, request.prestage, [Execution(*e) for e in request.executions])
+        executions = [Execution(*e) for e in request.executions]
+        self.plan_prestage(work.key, token, request.prestage, executions, later=request.later)
         self.attempts.end(request.attempt)
 
     def _others(self, key: ShardKey, identity: Identity) -> list[dict[str, Any]]:
@@ -194,12 +198,21 @@ class Host:
         snapshots = [shard.snapshot for shard in shards if shard.identity.definition == identity.definition]
         return [snapshot["lateness"] for snapshot in snapshots if snapshot is not None and "lateness" in snapshot]
 
-    def plan_prestage(self, key: ShardKey, token: str, slices: Sequence[int], executions: Sequence[Execution]) -> None:
+    def plan_prestage(
+        self,
+        key: ShardKey,
+        token: str,
+        slices: Sequence[int],
+        executions: Sequence[Execution],
+        *,
+        later: Sequence[int] = (),
+    ) -> None:
         """Plans to stage these slices of a shard before its next attempt is due (paper 3.2).
 
         At once, if memory has room for them, and otherwise just early enough. A policy of the user's always decides.
 
-        ``token``: the version that has these slices. ``executions``: those of the attempt that committed it.
+        ``token``: the version that has these slices. ``executions``: those of the attempt that committed it. ``later``:
+        slices for the attempts after the next one, the soonest first. They follow as far as there is room.
         """
         with self._lock:
             self._executions_s.extend(e.seconds for e in executions)
@@ -209,12 +222,15 @@ class Host:
                 return
             if executions:
                 store.processing_bytes_per_s = processing_bytes_per_s(executions)
-            if not slices or self._prestage is None:
+            if not (slices or later) or self._prestage is None:
                 return
             size = store.size_on_disk(slices)
             start = now_s = self._schedule.now_s()
+            left = self.budget.left() - size
             # What waits for its time, although there is room, comes too late if the batch comes early.
-            if not self._starts_early or self.budget.left() < size + self.budget.limit_bytes // _SPARE:
+            if self._starts_early and left >= self.budget.limit_bytes // _SPARE:
+                slices = [*slices, *_fitting(store, later, left - round((1 - self._calm) * self.budget.limit_bytes))]
+            else:
                 start = self._prestage.start_at_s(self._schedule.due_s(key), size, now_s)
             self._schedule.plan(PlannedPrestage(start, key, token, tuple(slices)))
         self.tick_prestages()
@@ -386,6 +402,8 @@ class Host:
         if self._sampler is None and config.backend == "tiered":
             policy, self._prestage, self._guard = make_policies(config)
             self._starts_early = config.prestage_class is None
+            # Where the standard policy stops to free memory. Above it, what was staged would leave memory again.
+            self._calm = policy.resume if isinstance(policy, StandardDestage) else _CALM
             self._pressure = PressureManager(self.budget, policy, memory_share_used)
             self._sampler = Sampler(self.tick, self._next_prestage_s)
 
@@ -418,6 +436,15 @@ class Host:
             requests=folders.requests,
             staged=folders.staged,
         )
+
+
+def _fitting(store: BlockStore, slices: Sequence[int], room_bytes: int) -> Iterator[int]:
+    """Yields slices, in their order, as long as there is room for what is only on disk of them."""
+    for slice_us in slices:
+        room_bytes -= store.size_on_disk([slice_us])
+        if room_bytes < 0:
+            return
+        yield slice_us
 
 
 def _summary(others: Sequence[dict[str, Any]]) -> dict[str, Any]:

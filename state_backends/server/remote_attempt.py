@@ -228,15 +228,21 @@ class RemoteAttempt:
             yield key, value
 
     def commit(
-        self, snapshot: dict[str, Any], prestage: Sequence[int] = (), executions: Sequence[Execution] = ()
+        self,
+        snapshot: dict[str, Any],
+        prestage: Sequence[int] = (),
+        executions: Sequence[Execution] = (),
+        later: Sequence[int] = (),
     ) -> None:
         """Commits. ``prestage``: slices that the next attempt will probably read. ``executions``: of this attempt.
+
+        ``later``: slices that attempts after the next one will probably read, the soonest first.
 
         The server may die after the commit and before its answer. Then the same blocks are committed again as the same
         version. That is safe, because nobody asks for the version before this returns.
         """
         tuples = [tuple(execution) for execution in executions]
-        self._call("commit", snapshot=snapshot, prestage=list(prestage), executions=tuples)
+        self._call("commit", snapshot=snapshot, prestage=list(prestage), later=list(later), executions=tuples)
         self._forget()
 
     def abort(self) -> None:

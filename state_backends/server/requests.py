@@ -285,13 +285,14 @@ class ExpectRequest(ServerRequest):
 
 
 class CommitRequest(AttemptRequest):
-    """Commits. ``prestage``: slices that the next attempt will probably read.
+    """Commits. ``prestage``: slices that the next attempt will probably read. ``later``: those after it will.
 
     ``executions``: see policies.sizing.Execution.
     """
 
     snapshot: Snapshot
     prestage: Slices
+    later: Slices = ()
     executions: tuple[tuple[Number, Seconds, Seconds], ...]
 
 

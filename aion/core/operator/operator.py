@@ -59,6 +59,8 @@ from aion.core.trigger.triggers import Trigger
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+PLANNED_AHEAD = 3
+"""For this many batches after the next one, :meth:`Operator.plan_ahead` says what they will read."""
 SNAPSHOT_VERSION, WITHOUT_PAGES = 7, 6  # the two only differ in how windows of keys are kept
 
 
@@ -164,6 +166,18 @@ class Operator:
         planned = self._due.planned(watermark_us)
         self.windows.leave(self._due.late(), np.concatenate(planned))
         return self._due.staged(planned, watermark_us)
+
+    def plan_ahead(self, watermark_us: int) -> tuple[int, ...]:
+        """Returns what to stage after that, for the batches after the next one, as far as memory has room.
+
+        ``watermark_us``: of the next batch. Those after it move the watermark as far as the last one did.
+        """
+        step_us = self.watermark.step_us
+        slices: dict[int, None] = {}
+        for batch in range(1, PLANNED_AHEAD + 1) if step_us else ():
+            later = self._due.staged(self._due.planned(within(watermark_us + batch * step_us)), watermark_us)
+            slices |= dict.fromkeys(() if later is None else later.slices)
+        return tuple(slices)
 
     def active_slices(self) -> tuple[int, ...]:
         """Returns the segments of windows that have not ended. The segments that are needed soonest come first."""

@@ -1,0 +1,44 @@
+"""What the batches after the next one will read is staged after that, as far as memory has room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.server.conftest import STORE, Connect, block, open_shard, snapshot, wait_until
+
+SLICES = range(0, 400, 10)
+BUDGET_BYTES = STORE.budget_bytes or 0
+
+
+def test_what_is_due_later_is_staged_after_what_is_due_next(connect: Connect, tmp_path: Path) -> None:
+    """Forty slices of 40 KiB take more than the budget of 1 MiB, of which the standard policy leaves 60 % in memory."""
+    client = connect()
+    attempt = open_shard(client, tmp_path, None, "first-0")
+    attempt.append([(n, True, block(*range(5000), slice_us=s)) for n, s in enumerate(SLICES)])
+    size_bytes = block(*range(5000)).size_bytes
+    assert len(SLICES) * size_bytes > BUDGET_BYTES
+    attempt.commit(snapshot(len(SLICES)), prestage=[50, 20], later=[s for s in SLICES if s not in (20, 50)])
+    most = int(BUDGET_BYTES * 0.6) // size_bytes
+    wait_until(lambda: client.stats()["staging"]["staged_bytes"] >= (most - 4) * size_bytes)
+    stats = client.stats()
+    assert stats["used_bytes"] <= 0.6 * BUDGET_BYTES and not stats["staging"]["vain_bytes"], "nothing leaves again"
+    again = open_shard(client, tmp_path, "first-0", "second-1")
+    for slice_us in (50, 20, 0, 10, 30):
+        [stored] = again.read([slice_us])
+        assert stored.block.header.slice_us == slice_us
+    staging = client.stats()["staging"]
+    assert (staging["hits"], staging["misses"], staging["late"]) == (5, 0, 0)
+    assert [*again.read([390])] and client.stats()["staging"]["misses"] == 1, "the last ones found no room"
+
+
+def test_what_is_due_later_takes_no_room_from_what_is_due_next(connect: Connect, tmp_path: Path) -> None:
+    client = connect()
+    attempt = open_shard(client, tmp_path, None, "first-0")
+    attempt.append([(n, True, block(*range(5000), slice_us=s)) for n, s in enumerate(SLICES)])
+    next_, later = [*SLICES[:16]], [*SLICES[16:]]
+    attempt.commit(snapshot(len(SLICES)), prestage=next_, later=later)
+    size_bytes = block(*range(5000)).size_bytes
+    wait_until(lambda: client.stats()["staging"]["staged_bytes"] >= len(next_) * size_bytes)
+    again = open_shard(client, tmp_path, "first-0", "second-1")
+    assert all([*again.read([slice_us])] for slice_us in later)
+    assert client.stats()["staging"]["hits"] == 0, "only what is due next was staged"
