@@ -41,7 +41,6 @@ from tests.state_reader import (
     read_compacted,
     read_manifest,
     read_packed,
-    read_table,
     read_version,
 )
 from tests.versions.keyed_attempt import LocalKeyedAttempt
@@ -341,53 +340,5 @@ def test_a_newer_snapshot_is_refused(make: Callable[..., Rig]) -> None:
     assert make_operator(plan, policy, snapshot).snapshot() == snapshot
     with pytest.raises(FormatError, match=r"snapshot was written in format 8; this Aion reads format 7"):
         make_operator(plan, policy, {**snapshot, "version": 8})
-    assert make_operator(plan, policy, {**snapshot, "version": 6}).snapshot() == snapshot, "the same but for sessions"
-    with pytest.raises(FormatError, match=r"format 6 only without sessions.*go on with the Aion that wrote it"):
-        make_operator(plan, policy, {**snapshot, "version": 6, "keyed": [{}]})
-
-
-def as_format_3(path: Path) -> None:
-    """Writes a manifest of format 3 with the same live blocks, as the Aion before wrote it."""
-    value = read_manifest(path)
-    alive: set[tuple[int, int]] = set()
-    dead: set[tuple[int, int]] = set()
-    for file in value["files"]:
-        (_, index), *_ = read_table((path.parent.parent / "files" / file["name"]).read_bytes())
-        runs = file.pop("alive")
-        for at, (slice_us, seq, *_) in enumerate(json.loads(index)["blocks"]):
-            (alive if any(first <= at <= last for first, last in runs) else dead).add((slice_us, seq))
-    purged = sorted({s for s, _ in dead} - {s for s, _ in alive})
-    superseded = [[seq, seq] for slice_us, seq in sorted(dead, key=lambda b: b[1]) if slice_us not in purged]
-    body = orjson.dumps({**value, "format": 3, "purged": purged, "superseded": superseded})
-    path.write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
-
-
-def test_state_of_format_3_is_read_on(make: Callable[..., Rig]) -> None:
-    """The last two versions are rewritten as the Aion before wrote them, and the query goes on from the last."""
-    rig = make()
-    blocks = [(0, 0), (1, 10), (2, 20), (3, 20), (4, 20)]
-    rig.shard.open(None, "0000000000-t", rig.identity)
-    data = {seq: encode(pa.record_batch({"x": [b"%d" % seq]}), kind=BlockKind.EVENTS, slice_us=s, events=1, min_us=s,
-                        max_us=s) for seq, s in blocks}  # fmt: skip
-    rig.shard.append("0000000000-t", [(seq, False, data[seq]) for seq, _ in blocks[:4]])
-    rig.shard.commit("0000000000-t", {"next_seq": 4})
-    rig.shard.open("0000000000-t", "0000000001-t", rig.identity)
-    rig.shard.append("0000000001-t", [(4, False, data[4])])
-    rig.shard.replace("0000000001-t", {20: (-1, 2)}, 4)
-    rig.shard.release("0000000001-t", purge=[10])
-    rig.shard.commit("0000000001-t", {"next_seq": 5})
-    rig.shard.close()
-    for batch in range(2):
-        as_format_3(rig.folder / "state" / "manifests" / f"{batch:010d}-t.json")
-    body, _ = (rig.folder / "operator.json").read_bytes().splitlines()
-    body = orjson.dumps({**json.loads(body), "format": 3})
-    (rig.folder / "operator.json").write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
-    wanted = {0: [0], 10: [], 20: [3, 4]}
-    assert rig.shard.open("0000000001-t", "0000000002-t", rig.identity) == {"next_seq": 5}
-    for slice_us, seqs in wanted.items():
-        assert [seq for seq, _ in rig.shard.read("0000000002-t", [slice_us])] == seqs
-    rig.shard.commit("0000000002-t", {"next_seq": 5})
-    found = read_version(rig.folder / "state", "0000000002-t")
-    assert {key: bytes(data[key[1]].stored) for key in found} == found
-    assert sorted(seq for _, seq in found) == [0, 3, 4]
-    assert read_manifest(rig.folder / "operator.json")["format"] == 4
+    with pytest.raises(FormatError, match=r"format 6; this Aion reads format 7: use the older Aion that wrote it"):
+        make_operator(plan, policy, {**snapshot, "version": 6})

@@ -20,7 +20,7 @@ from aion.core.operator.keyed.kinds import shape_of
 from aion.core.operator.keyed.shard import KeyedPart, KeyedShard
 from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.operator.late_work import LateWork
-from aion.core.operator.operator import SNAPSHOT_VERSION, WITHOUT_PAGES, Operator
+from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
 from aion.core.operator.overview import trigger_from_json
 from aion.core.operator.rules import Own, Rules
 from aion.core.query.plan import Plan
@@ -52,7 +52,7 @@ def make_operator(
     ``bound``: made by :func:`make_bound`, if the caller also hands it what other shards observed.
     """
     if snapshot is not None:
-        _check_version(snapshot["version"], has_keyed=bool(snapshot["keyed"]))
+        _check_version(snapshot["version"])
     bound = make_bound(plan, policy, snapshot) if bound is None else bound
     trigger = make_trigger(policy, Expected(bound))
     staleness_bound = _staleness_bound(policy.trigger)
@@ -116,19 +116,13 @@ def make_operator(
     )
 
 
-def _check_version(version: int, *, has_keyed: bool) -> None:
-    if version == SNAPSHOT_VERSION or (version == WITHOUT_PAGES and not has_keyed):
-        return
-    age = "newer" if version > SNAPSHOT_VERSION else "older"
-    text = f"the operator's snapshot was written in format {version}; this Aion reads format {SNAPSHOT_VERSION}"
-    if version == WITHOUT_PAGES:
-        text += (
-            ", and format 6 only without sessions, counts, windows per record and punctuated windows, which it kept in "
-            "another way: go on with the Aion that wrote it, or begin with a new checkpoint"
+def _check_version(version: int) -> None:
+    if version != SNAPSHOT_VERSION:
+        age = "newer" if version > SNAPSHOT_VERSION else "older"
+        text = (
+            f"written in format {version}; this Aion reads format {SNAPSHOT_VERSION}: use the {age} Aion that wrote it"
         )
-    else:
-        text += f": use the {age} Aion that wrote it"
-    raise FormatError(text)
+        raise FormatError(f"the operator's snapshot was {text}")
 
 
 def make_completeness(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None) -> Completeness | None:

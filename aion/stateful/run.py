@@ -28,9 +28,6 @@ from state_backends.thresholds import threshold
 CHUNK_KEYS = threshold(8192, 2)
 VERSION = 3
 """The format of a snapshot, and of records."""
-_READABLE = (1, 2, 3)
-"""In format 1, an element that was written by an older schema does not keep its value as it was written. Up to format
-2, a key is in the index of times under the time of its first timer, not before it."""
 
 
 def variables_of(snapshot: Mapping[str, Any] | None, by_name: bool = False) -> Variables:
@@ -38,10 +35,10 @@ def variables_of(snapshot: Mapping[str, Any] | None, by_name: bool = False) -> V
 
     ``by_name``: see Variables; for those who define variables.
     """
-    if snapshot is not None and snapshot["version"] not in _READABLE:
+    if snapshot is not None and snapshot["version"] != VERSION:
         raise FormatError(
-            f"the state of the processor was written in format {snapshot['version']}; this Aion reads the formats "
-            f"{', '.join(map(str, _READABLE))}: use the Aion that wrote it"
+            f"the state of the processor was written in format {snapshot['version']}; this Aion reads format "
+            f"{VERSION}: use the Aion that wrote it"
         )
     return Variables(None if snapshot is None else snapshot["stateful"], by_name)
 
@@ -78,7 +75,7 @@ class ShardRun:
         # No key is in the index of times under an earlier time. None: no key is in it.
         self._earliest_ms: int | None = None
         if snapshot is not None:
-            self._earliest_ms = snapshot.get("earliest_ms", MIN_MS)
+            self._earliest_ms = snapshot["earliest_ms"]
             self._counters.update(snapshot["counters"])
             self._before_ms = snapshot["at_ms"]
 

@@ -26,7 +26,6 @@ from state_backends.store.protocol import Alive, Runs
 from state_backends.versions.json_values import dumps
 
 FORMAT = 4
-READABLE = (3, 4)
 T = TypeVar("T")
 
 
@@ -101,9 +100,7 @@ class Manifest:
     ``next_file_no``: an attempt that starts from this version gives this number to its first file. ``history``: older
     versions that are kept, oldest first. The last one is the parent. The history is empty if the parent lies in another
     lineage's folder; the parent of a first version that was taken from there is that version itself. ``runs``: the
-    numbers of the files with keyed values, oldest first. All other files have blocks. ``purged``, ``superseded``:
-    slices and runs of seqs that are dead although a file still has them. Only manifests of format 3 have them; there
-    they say which blocks are alive.
+    numbers of the files with keyed values, oldest first. All other files have blocks.
     """
 
     token: str
@@ -115,8 +112,6 @@ class Manifest:
     snapshot: dict[str, Any]
     history: tuple[Past, ...] = ()
     runs: tuple[int, ...] = ()
-    purged: frozenset[int] = frozenset()
-    superseded: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_first(self) -> bool:
@@ -130,10 +125,7 @@ class Manifest:
 
         def alive(file_no: int, blocks: Sequence[tuple[int, int]]) -> list[bool]:
             runs = files[file_no].alive
-            if runs is None:
-                dead = _in_runs(self.superseded, [seq for _, seq in blocks])
-                return [slice_us not in self.purged and not d for (slice_us, _), d in zip(blocks, dead, strict=True)]
-            return _in_runs(runs, range(len(blocks)))
+            return [True] * len(blocks) if runs is None else _in_runs(runs, range(len(blocks)))
 
         return alive
 
@@ -149,7 +141,7 @@ def runs_of(manifest: Manifest) -> list[FileEntry]:
 
 def dump(manifest: Manifest) -> bytes:
     # asdict would copy each value of the snapshot.
-    value = {f.name: getattr(manifest, f.name) for f in fields(manifest) if f.name not in _FORMAT_3}
+    value = {f.name: getattr(manifest, f.name) for f in fields(manifest)}
     value["identity"] = {name: getattr(manifest.identity, name) for name in _OWNER}
     value["history"] = [tuple(past) for past in manifest.history]
     return _seal(value)
@@ -173,9 +165,7 @@ def load(data: bytes, name: str) -> Manifest:
                 Past(token, tuple((name, size) for name, size in left), merged)
                 for token, left, merged in value["history"]
             ),
-            runs=tuple(value.get("runs", ())),  # an earlier Aion knew none
-            purged=frozenset(value.get("purged", ())),
-            superseded=_runs(value.get("superseded", ())),
+            runs=tuple(value.get("runs", ())),
         ),
     )
     tokens = [manifest.token, *(past.token for past in manifest.history)]
@@ -203,7 +193,6 @@ def load_operator(data: bytes, name: str) -> dict[str, Any]:
 
 
 _OPERATOR = ("query", "operator", "shards", "definition", "ids", "key_types", "checkpoint")
-_FORMAT_3 = ("purged", "superseded")
 _OWNER = ("query", "operator", "shard", "shards", "definition")
 
 
@@ -218,11 +207,10 @@ def _unseal(data: bytes, what: str) -> dict[str, Any]:
         raise CorruptState(f"{what}: its checksum differs from the one it was written with")
     value: dict[str, Any] = _shaped(what, lambda: dict(orjson.loads(body)))
     found = value.pop("format", None)
-    if found not in READABLE:
-        known = " and ".join(map(str, READABLE))
-        age = "older" if isinstance(found, int) and found < READABLE[0] else "newer"
+    if found != FORMAT:
+        age = "older" if isinstance(found, int) and found < FORMAT else "newer"
         raise FormatError(
-            f"{what}: written in format {found}; this Aion reads the formats {known}: use the {age} Aion that wrote it"
+            f"{what}: written in format {found}; this Aion reads format {FORMAT}: use the {age} Aion that wrote it"
         )
     return value
 

@@ -298,7 +298,7 @@ def test_state_of_a_newer_format_is_refused(stream: FileStream, sink: Sink, spar
         body = manifest.read_bytes().rstrip(b"\n").rpartition(b"\n")[0].replace(b'"format":4', b'"format":99', 1)
         manifest.write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
     stream.put([("a", 1002, 1.0)])
-    with pytest.raises(Exception, match=r"FormatError.*written in format 99; this Aion reads the formats 3 and 4"):
+    with pytest.raises(Exception, match=r"FormatError.*written in format 99; this Aion reads format 4"):
         run()
 
 

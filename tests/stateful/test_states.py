@@ -261,16 +261,6 @@ def test_a_timer_that_moves_leaves_its_entry_until_it_is_scanned() -> None:
     assert index_of(shard) == []
 
 
-def test_the_index_of_an_older_version_is_scanned_from_its_beginning() -> None:
-    shard = Shard(None)
-    shard.batch(1, {1: [("timer.add", 10)], 2: [("timer.add", 50)]})
-    assert shard.snapshot is not None
-    del shard.snapshot["earliest_ms"]
-    shard.snapshot["version"] = 2
-    shard.batch(11, {})  # it compares the timers that fire
-    assert index_of(shard) == [50]
-
-
 def test_state_that_expired_is_removed_without_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "PAGE_BYTES", 64)
     shard = Shard(TTL_MS)

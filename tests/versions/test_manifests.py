@@ -26,8 +26,6 @@ runs = st.lists(st.integers(0, 2**40), unique=True, max_size=6).map(
             st.builds(FileEntry, st.integers(0, 2**63 - 1), names, *[st.integers(0, 2**40)] * 4, st.none() | runs),
             max_size=3,
         ).map(tuple),
-        purged=st.just(frozenset()),
-        superseded=st.just(()),
         snapshot=st.dictionaries(st.text(max_size=3), st.integers(-(2**63), 2**63 - 1) | st.text(max_size=3)),
         next_file_no=st.integers(0, 2**63 - 1),
     )

@@ -77,7 +77,7 @@ def test_a_damaged_older_version_does_not_keep_the_current_one_from_opening(make
     assert host.seqs(second, 0) == [0, 1]
 
 
-@pytest.mark.parametrize("number", [1, 2, 5])
+@pytest.mark.parametrize("number", [1, 3, 5])
 @pytest.mark.parametrize("what", ["a manifest", "operator.json"])
 def test_another_format_is_refused_and_is_not_called_damage(make: Callable[..., Host], what: str, number: int) -> None:
     host = make()
@@ -88,7 +88,7 @@ def test_another_format_is_refused_and_is_not_called_damage(make: Callable[..., 
     body = orjson.dumps({**value, "format": number, "news": True})
     path.write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
     host.restart()
-    with pytest.raises(FormatError, match=rf"{path.name}.*in format {number}; this Aion reads the formats 3 and 4"):
+    with pytest.raises(FormatError, match=rf"{path.name}.*in format {number}; this Aion reads format 4"):
         host.open(token)
 
 

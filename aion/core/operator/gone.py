@@ -35,7 +35,7 @@ class Gone:
             # Definitions that were added later are not there; those that are over are not needed.
             closed_us = snapshot["closed_us"][: len(self.closed_us)]
             self.closed_us[: len(closed_us)] = closed_us
-            purged = dict(zip(snapshot.get("purged_of", windows), snapshot["purged"], strict=False))
+            purged = dict(zip(snapshot["purged_of"], snapshot["purged"], strict=False))
         self._purged = {number: Runs(w.run_step, purged.get(number, ())) for number, w in windows.items()}
 
     def contains(self, definition: Ints, starts_us: Ints, ends_us: Ints) -> Flags:

@@ -61,7 +61,7 @@ Flags = npt.NDArray[np.bool_]
 
 PLANNED_AHEAD = 3
 """For this many batches after the next one, :meth:`Operator.plan_ahead` says what they will read."""
-SNAPSHOT_VERSION, WITHOUT_PAGES = 7, 6  # the two only differ in how windows of keys are kept
+SNAPSHOT_VERSION = 7
 
 
 class Operator:
