@@ -68,7 +68,7 @@ def tune_check(
     ),
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/tune-check"),
 ) -> None:
-    """Check that replays predict real runs: bytes, executions and hits within 20 %."""
+    """Check that replays predict real runs: bytes, executions, their seconds, and hits within 20 %."""
     from dataclasses import asdict
 
     from aion.tools.tune.calibrate import calibrate
@@ -160,7 +160,14 @@ def run(
     record: Path | None = None,
 ) -> dict[str, float]:
     """Runs the real operator on the real store, and returns the same figures as a replay."""
+    import tempfile
+
+    if record is None:
+        with tempfile.TemporaryDirectory(prefix="aion-tune-check-") as folder:
+            return run(definition, stream, policy, settings, record=Path(folder))
     import time
+
+    from pyarrow import parquet
 
     from aion.local import LocalOperator
 
@@ -172,8 +179,10 @@ def run(
         operator.close()
         moved = operator.io.by_priority
         staging = operator.store.stats().staging
+        recorded = parquet.read_table(record, columns=["kind", "took_us"], filters=[("kind", "=", "execution")])
         return {
             "executions": sum(operator.counters["executions"].values()),
+            "seconds of executions": sum(recorded["took_us"].to_pylist()) / 1e6,
             "bytes written": moved["write"].bytes + moved["late_write"].bytes + moved["destage"].bytes,
             "bytes read": moved["read"].bytes + moved["prestage"].bytes,
             "hits": staging.hits,
@@ -184,6 +193,7 @@ def run(
 def figures(outcome: Outcome) -> dict[str, float]:
     return {
         "executions": outcome.all_executions,
+        "seconds of executions": outcome.execution_s,
         "bytes written": outcome.written_bytes,
         "bytes read": outcome.read_bytes,
         "hits": outcome.hits,
@@ -202,7 +212,7 @@ def compared(replays: Sequence[Mapping[str, float]], runs: Sequence[Mapping[str,
     from statistics import median
 
     rows = []
-    for name in ("executions", "bytes written", "bytes read", "hits"):
+    for name in ("executions", "seconds of executions", "bytes written", "bytes read", "hits"):
         every = {"predictions": [replay[name] for replay in replays], "runs": [run[name] for run in runs]}
         predicted, real = (median(found) for found in every.values())
         allowed = WITHIN * real
@@ -224,8 +234,11 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         ratio = f"{row['predicted'] / row['real']:.2f}" if row["real"] else "-"
         colour, words = ("green", "holds") if row["holds"] else ("red", "does not hold")
-        spread = f"{min(row['runs']):,.0f} to {max(row['runs']):,.0f}"
-        figures = (f"{row['predicted']:,.0f}", f"{row['real']:,.0f}", ratio, spread)
+        digits = 2 if "seconds" in row["figure"] else 0
+        least, most, predicted, real = (
+            f"{figure:,.{digits}f}" for figure in (min(row["runs"]), max(row["runs"]), row["predicted"], row["real"])
+        )
+        figures = (predicted, real, ratio, f"{least} to {most}")
         table.add_row(row["case"], row["figure"], *figures, f"[{colour}]{words}[/{colour}]")
     return table
 

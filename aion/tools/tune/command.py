@@ -116,7 +116,7 @@ def front_table(result: Result, goal: Goal) -> Table:
             f"{o.memory_bytes / 2**20:,.1f} MiB",
             f"{o.blocked_s:,.3f} s",
             f"{o.staleness:.3f}",
-            f"{o.all_executions:,}",
+            f"{o.all_executions:,} in {o.execution_s:,.2f} s",
             f"{o.written_bytes / 2**20:,.1f} MiB",
             f"{o.hits / asked:.0%}" if asked else "-",
             f"{o.coverage:.2%}",
@@ -147,7 +147,8 @@ def policy_yaml(result: Result, goal: Goal, source: str, policy: str) -> str:
         f"Asked: memory {format_bytes(goal.memory_bytes)}, staleness {goal.staleness:g}, coverage {goal.coverage:g}"
         + ("." if result.kept else ". Not all of it is kept."),
         f"Predicted: {o.memory_bytes / 2**20:,.1f} MiB of blocks at most, {o.blocked_s:.3g} s blocked, "
-        f"{o.all_executions:,} executions, mean staleness {o.staleness:.3g}, {o.written_bytes / 2**20:,.1f} MiB "
+        f"{o.all_executions:,} executions in {o.execution_s:.3g} s, mean staleness {o.staleness:.3g}, "
+        f"{o.written_bytes / 2**20:,.1f} MiB "
         f"written, {o.coverage:.2%} of late events kept.",
     ]
     base = load_policy(policy)

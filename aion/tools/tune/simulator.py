@@ -42,7 +42,8 @@ class Outcome:
     ``memory_bytes``: the most memory that blocks took at once. ``blocked_s``: how long executions and appends waited
     for the disk. ``staleness``: each purged window that got late events has a largest staleness; this is the mean of
     those, and ``stalest`` is their maximum. ``coverage``: the share of late events that was not dropped. ``dropped``:
-    events that came too late; those without an event time are not among them.
+    events that came too late; those without an event time are not among them. ``execution_s``: how long all executions
+    took together, with their waiting.
     """
 
     memory_bytes: int
@@ -57,6 +58,7 @@ class Outcome:
     misses: int
     coverage: float
     dropped: int
+    execution_s: float = 0.0
 
     @property
     def all_executions(self) -> int:
@@ -152,6 +154,7 @@ class _Host:
             misses=staging.misses,
             coverage=1.0 - dropped / late if late else 1.0,
             dropped=dropped,
+            execution_s=sum(self.seconds),
         )
 
 
