@@ -23,8 +23,7 @@ from aion.errors import AionError, SchemaError, TransformError
 from aion.execute.file_reading import FileReader
 from aion.execute.skipped_files import Records
 from aion.spark.child import ChildWork, together
-from aion.spark.running import Running
-from aion.spark.starts import lasting_checkpoint_of
+from aion.spark.running import Running, lasting_checkpoint_of
 from aion.spark.worker import begin_task
 
 Transform = Callable[[pa.RecordBatch], Any]

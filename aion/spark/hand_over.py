@@ -14,8 +14,7 @@ from pyspark import TaskContext
 
 from aion.core.ingest.builder import ShardBlock
 from aion.spark.blocks import BlockRows
-from aion.spark.running import Running
-from aion.spark.starts import checkpoint_of
+from aion.spark.running import Running, checkpoint_of
 from state_backends.files.handed import HandedFile, name_of, sweep
 from state_backends.files.names import HANDED_FOLDER
 from state_backends.files.storage import local_path

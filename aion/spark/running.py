@@ -1,4 +1,4 @@
-"""Which query and which batch a task works for."""
+"""Which query and which batch a task works for, and where the checkpoint of the query is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from pyspark import TaskContext
 
-from aion.spark.query_settings import BEGINS, ENDS, RUNNING
+from aion import errors
+from aion.errors import AionError, ConfigError, StateError
+from aion.spark.query_settings import BEGINS, CHECKPOINT, ENDS, REFUSED, RUNNING, TEMPORARY
 
 
 class Running(NamedTuple):
@@ -47,3 +49,31 @@ def shows(ends: dict[str, Any], batch: int) -> bool:
     """Returns the same, from what ENDS says."""
     again: bool | None = ends["again"].get(str(batch))
     return again if again is not None else ends["from"] is not None and batch >= ends["from"]
+
+
+def checkpoint_of(context: TaskContext) -> str:
+    """Returns the qualified location of the checkpoint of a task's query.
+
+    Raises StateError if it is not known, and another AionError if the driver has found that the query cannot run.
+    """
+    if (refused := context.getLocalProperty(REFUSED)) is not None:
+        name, text = json.loads(refused)
+        raise getattr(errors, name, AionError)(text)
+    found = context.getLocalProperty(CHECKPOINT)
+    if found is None:
+        raise StateError(
+            "the location of this query's checkpoint is not known; start the query in the session in which "
+            "aion.windowed was called, and see the driver's log"
+        )
+    return str(found)
+
+
+def lasting_checkpoint_of(context: TaskContext) -> str:
+    """Returns the same for those that write into the checkpoint. Raises ConfigError if its folder is not known."""
+    found = checkpoint_of(context)
+    if found == TEMPORARY:
+        raise ConfigError(
+            "this query keeps something beside its checkpoint, and with Spark Connect a temporary one is not known; "
+            "set the option checkpointLocation of the writer"
+        )
+    return found

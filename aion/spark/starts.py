@@ -14,21 +14,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import logging
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pyspark import SparkContext, TaskContext
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
-from aion import errors
 from aion.core.heartbeat import RUN
-from aion.errors import AionError, ConfigError, StateError, WatermarkError
-from aion.spark import positions, progress, upstream
-from aion.spark.query_settings import CHECKPOINT, REFUSED, TEMPORARY
+from aion.errors import WatermarkError
+from aion.spark import failures, positions, progress, remote_starts, starting, upstream
+from aion.spark.plans import node_of
+from aion.spark.query_settings import CHECKPOINT
 from aion.spark.sessions import application, is_remote
 from state_backends.server.server_folder import note_end, runtime_dir
 
@@ -56,9 +55,6 @@ class _Starts(StreamingQueryListener):
         return SparkContext._jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(self)
 
     def onQueryStarted(self, event: Any) -> None:
-        from aion.spark import starting  # only here: workers import this module, too
-        from aion.spark.plans import node_of
-
         try:
             query = self._session.streams.get(event.id().toString())
             execution = query._jsq.streamingQuery()
@@ -105,8 +101,6 @@ _watched: WeakKeyDictionary[SparkSession, _Starts] = WeakKeyDictionary()
 
 def watch(spark: SparkSession) -> None:
     """Makes the location of the checkpoint known to the tasks of all queries that start in this session from now on."""
-    from aion.spark import failures, remote_starts, starting  # only here: workers import this module, too
-
     if is_remote(spark):
         remote_starts.watch(spark)
         return
@@ -121,31 +115,3 @@ def watch(spark: SparkSession) -> None:
 def watches(spark: SparkSession) -> bool:
     """Returns whether an operator has been made in this session."""
     return spark in _watched
-
-
-def checkpoint_of(context: TaskContext) -> str:
-    """Returns the qualified location of the checkpoint of a task's query.
-
-    Raises StateError if it is not known, and another AionError if the driver has found that the query cannot run.
-    """
-    if (refused := context.getLocalProperty(REFUSED)) is not None:
-        name, text = json.loads(refused)
-        raise getattr(errors, name, AionError)(text)
-    found = context.getLocalProperty(CHECKPOINT)
-    if found is None:
-        raise StateError(
-            "the location of this query's checkpoint is not known; start the query in the session in which "
-            "aion.windowed was called, and see the driver's log"
-        )
-    return str(found)
-
-
-def lasting_checkpoint_of(context: TaskContext) -> str:
-    """Returns the same for those that write into the checkpoint. Raises ConfigError if its folder is not known."""
-    found = checkpoint_of(context)
-    if found == TEMPORARY:
-        raise ConfigError(
-            "this query keeps something beside its checkpoint, and with Spark Connect a temporary one is not known; "
-            "set the option checkpointLocation of the writer"
-        )
-    return found

@@ -14,10 +14,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from aion.config import policy_from_text
 from aion.errors import MissingState
 from aion.execute.assembly import store_config
-from aion.spark.running import Running, is_first, shows_all
+from aion.spark.running import Running, checkpoint_of, is_first, shows_all
 from aion.spark.settings import CHECKPOINTS, FOLDER
 from aion.spark.shards import ids_here, partition_of
-from aion.spark.starts import checkpoint_of
 from aion.spark.task import client_of
 from aion.spark.tenants import Batch, TenantDefinition, Tenants
 from aion.spark.worker import begin_task

@@ -17,8 +17,7 @@ from aion.core.query.evolved import evolved, of_shard
 from aion.core.query.history import Evolution
 from aion.core.query.plan import Plan
 from aion.spark.query_settings import PAST
-from aion.spark.running import Running
-from aion.spark.starts import lasting_checkpoint_of
+from aion.spark.running import Running, lasting_checkpoint_of
 
 if TYPE_CHECKING:
     from aion.execute.zone_files import ZoneFiles
