@@ -26,16 +26,16 @@ from aion.zones import Calendar  # noqa: E402
 if TYPE_CHECKING:
     from aion import metrics, plot, sinks
     from aion.local import LocalOperator
-    from aion.spark.files import read_files
-    from aion.spark.group_by import group_by
-    from aion.spark.migrate import migrate
-    from aion.spark.newest import table
-    from aion.spark.progress import progress
-    from aion.spark.read_state import read_state, restoring
-    from aion.spark.session import configure
-    from aion.spark.stream import changes, dropped, explain, panes, windowed
-    from aion.spark.touched import unconfigure
-    from aion.spark.watermarks import watermark
+    from aion.spark.api.configure import configure
+    from aion.spark.api.files import read_files
+    from aion.spark.api.group_by import group_by
+    from aion.spark.api.newest import table
+    from aion.spark.api.stream import changes, dropped, explain, panes, windowed
+    from aion.spark.api.watermarks import watermark
+    from aion.spark.session.undo import unconfigure
+    from aion.spark.start.progress import progress
+    from aion.spark.taking_over.migrate import migrate
+    from aion.spark.taking_over.read_state import read_state, restoring
 
 __version__ = "0.3.0"
 __all__ = [
@@ -74,21 +74,21 @@ __all__ = [
 # Imported on first use: Spark is slow to import, and LocalOperator does not need it.
 _LAZY = {
     "LocalOperator": "aion.local",
-    "changes": "aion.spark.stream",
-    "configure": "aion.spark.session",
-    "dropped": "aion.spark.stream",
-    "explain": "aion.spark.stream",
-    "group_by": "aion.spark.group_by",
-    "migrate": "aion.spark.migrate",
-    "panes": "aion.spark.stream",
-    "progress": "aion.spark.progress",
-    "read_files": "aion.spark.files",
-    "read_state": "aion.spark.read_state",
-    "restoring": "aion.spark.read_state",
-    "table": "aion.spark.newest",
-    "unconfigure": "aion.spark.touched",
-    "watermark": "aion.spark.watermarks",
-    "windowed": "aion.spark.stream",
+    "changes": "aion.spark.api.stream",
+    "configure": "aion.spark.api.configure",
+    "dropped": "aion.spark.api.stream",
+    "explain": "aion.spark.api.stream",
+    "group_by": "aion.spark.api.group_by",
+    "migrate": "aion.spark.taking_over.migrate",
+    "panes": "aion.spark.api.stream",
+    "progress": "aion.spark.start.progress",
+    "read_files": "aion.spark.api.files",
+    "read_state": "aion.spark.taking_over.read_state",
+    "restoring": "aion.spark.taking_over.read_state",
+    "table": "aion.spark.api.newest",
+    "unconfigure": "aion.spark.session.undo",
+    "watermark": "aion.spark.api.watermarks",
+    "windowed": "aion.spark.api.stream",
 }
 
 

@@ -233,7 +233,7 @@ def migrate(
     ] = None,
 ) -> None:
     """Take the state of a stopped query with stateful processors over to Aion, so that its job goes on where it was."""
-    from aion.spark.migrate import migrate_alone
+    from aion.spark.taking_over.migrate import migrate_alone
 
     names = {}
     for key, value in _pairs("--name", name):
@@ -265,7 +265,7 @@ def rescale_query(
     ] = None,
 ) -> None:
     """Give a stopped query another number of partitions: the tasks that work on its shards. State stays in place."""
-    from aion.spark.rescale import rescale_alone
+    from aion.spark.api.rescale import rescale_alone
 
     done = rescale_alone(checkpoint, partitions, dict(_pairs("--conf", conf)), state_dir=state)
     shards = ", ".join(f"{name!r} has {count} shards" for name, count in done.shards.items())

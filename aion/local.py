@@ -77,7 +77,7 @@ class LocalOperator:
     ) -> None:
         spec = spec_of("LocalOperator", spec, definition)
         if type(spec.schema).__name__ == "StructType":  # so pyspark is installed
-            from aion.spark.types import arrow_schema
+            from aion.spark.session.types import arrow_schema
 
             spec = replace(spec, schema=arrow_schema(spec.schema))
         self._spec = spec

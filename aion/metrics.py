@@ -82,7 +82,7 @@ class StateMetrics:
 
 def state(spark: SparkSession) -> StateMetrics | None:
     """Returns the metrics of this host's state server, or None if there is no server."""
-    from aion.spark.sessions import application, is_session
+    from aion.spark.session.sessions import application, is_session
 
     if not is_session(spark):
         raise TypeError(f"metrics.state: a SparkSession is needed, not {spark!r}")

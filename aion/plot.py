@@ -36,7 +36,7 @@ def lateness(query: StreamingQuery, name: str | None = None) -> Figure:
     kept. The numbers are those of the state server on the driver's host, now: events that were committed there, by a
     histogram that is exact at the dots. Raises ConfigError if there are none, and MissingExtra without matplotlib.
     """
-    from aion.spark.progress import kept
+    from aion.spark.start.progress import kept
 
     with needs_extra("experiments", "aion.plot"):
         from matplotlib.figure import Figure

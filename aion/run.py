@@ -1,4 +1,4 @@
-"""``python -m aion.run JOB.py ARGUMENTS...``: runs a job with ``aion.spark.patch``, which the job does not mention.
+"""``python -m aion.run JOB.py ARGUMENTS...``: runs a job with ``aion.spark.api.patch``, which the job does not mention.
 
 The job's ``transformWithState*`` runs on Aion if its session has ``spark.aion.stateful.enabled=true``.
 """
@@ -19,7 +19,7 @@ def main() -> None:
     job = sys.argv[1]
     if not Path(job).is_file():
         raise SystemExit(f"there is no file {job}")
-    from aion.spark.patch import install
+    from aion.spark.api.patch import install
 
     logging.basicConfig(format="%(name)s: %(message)s")
     install()

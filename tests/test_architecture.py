@@ -47,7 +47,14 @@ LAYERS = (
     "aion.spec",
     "aion.local",
     "aion.stateful",
-    "aion.spark",
+    "aion.spark",  # its __init__ only
+    "aion.spark.session",
+    "aion.spark.tasks",
+    "aion.spark.daemon",
+    "aion.spark.startup",
+    "aion.spark.start",
+    "aion.spark.api",
+    "aion.spark.taking_over",
     "aion.sinks",
     "aion.plot",
     "aion.zones",
@@ -293,8 +300,15 @@ def test_slow_libraries_are_not_loaded_until_they_are_asked_for() -> None:
 
 def test_children_and_the_process_that_only_asks_for_the_roots_state_load_nothing_that_works() -> None:
     """Spark starts the latter with every query, and waits for it."""
-    heavy = {"aion.spark.work", "aion.spark.stream", "aion.config", "aion.execute.executor", "pandas", "pydantic"}
-    modules = "aion.spark.root, aion.spark.windows, aion.spark.child"
+    heavy = {
+        "aion.spark.tasks.work",
+        "aion.spark.api.stream",
+        "aion.config",
+        "aion.execute.executor",
+        "pandas",
+        "pydantic",
+    }
+    modules = "aion.spark.tasks.root, aion.spark.tasks.windows, aion.spark.tasks.child"
     program = f"import sys, {modules}; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
@@ -339,7 +353,7 @@ PICKLES = re.compile(
 )
 
 
-SENT = {"aion.spark.files"}
+SENT = {"aion.spark.api.files"}
 """Spark sends the functions of ``read_files`` to tasks."""
 
 

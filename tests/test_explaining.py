@@ -14,7 +14,7 @@ from aion.config import load_policy
 from aion.core.query.plan import make_plan
 from aion.core.topology import Tree, levels_for, merging_strategies
 from aion.core.windows import Count, PerRecord, Session
-from aion.spark.explain import explain_plan
+from aion.spark.api.explain import explain_plan
 
 SCHEMA = pa.schema(
     [("segment", pa.int32()), ("ts", pa.timestamp("us", "UTC")), ("speed", pa.float64()), ("lane", pa.int32())]

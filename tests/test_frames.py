@@ -15,7 +15,7 @@ from pyspark.sql.conversion import PandasToArrowConversion
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from aion.spark.frames import to_frame
+from aion.spark.tasks.frames import to_frame
 
 FIRST, LAST = datetime(2, 1, 1), datetime(9998, 12, 31)
 PLAIN: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [

@@ -33,8 +33,8 @@ from typer.testing import CliRunner, Result
 
 from aion.base.hashing import ShardOfKeys
 from aion.cli import app
-from aion.spark.shards import shard_ids
-from aion.spark.types import arrow_schema
+from aion.spark.session.types import arrow_schema
+from aion.spark.tasks.shards import shard_ids
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.run import ShardRun

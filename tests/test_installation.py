@@ -210,7 +210,9 @@ def test_an_executor_needs_neither_plots_nor_a_command_line(bare: Path, tmp_path
 
 @pytest.mark.proof
 def test_an_executor_needs_spark_and_nothing_else(with_spark: Path, tmp_path: Path) -> None:
-    works = "import aion.spark.work, aion.spark.windows_task, aion.spark.stream, state_backends.server.main"
+    works = (
+        "import aion.spark.tasks.work, aion.spark.tasks.windows_task, aion.spark.api.stream, state_backends.server.main"
+    )
     assert run([with_spark / "python", "-c", works], tmp_path).stderr == ""
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SAID = {
-    "aion/spark/group_by.py",
-    "aion/spark/look.py",
-    "aion/spark/progress.py",
-    "aion/spark/session.py",
-    "aion/spark/stream.py",
+    "aion/spark/api/group_by.py",
+    "aion/spark/start/kept_state.py",
+    "aion/spark/start/progress.py",
+    "aion/spark/api/configure.py",
+    "aion/spark/api/stream.py",
 }
 
 

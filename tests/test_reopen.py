@@ -208,9 +208,9 @@ def test_what_active_windows_need_comes_back_by_when_it_is_needed() -> None:
 
 @pytest.mark.parametrize("rebuilt", [True, False])
 def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> None:
-    from aion.spark.root_config import RootConfig
-    from aion.spark.tenants import Batch
-    from aion.spark.windows_task import WindowsTenants
+    from aion.spark.tasks.root_config import RootConfig
+    from aion.spark.tasks.tenants import Batch
+    from aion.spark.tasks.windows_task import WindowsTenants
 
     plan = plan_of(aion.Tumbling("10 seconds"))
     snapshot = at_work(plan, [1, 12, 23, 34], 20).operator.snapshot()
@@ -235,8 +235,8 @@ def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> 
 
 def test_a_checkpoint_still_fits_what_spark_keeps_of_a_shard() -> None:
     """Spark compares the name and the schema of a state variable with those of the checkpoint."""
-    from aion.spark.processor import ProcessorDefinition
-    from aion.spark.windows import WindowsDefinition
+    from aion.spark.tasks.processor import ProcessorDefinition
+    from aion.spark.tasks.windows import WindowsDefinition
 
     kept = {kind.STATE: kind.schema().simpleString() for kind in (WindowsDefinition, ProcessorDefinition)}
     assert kept == {

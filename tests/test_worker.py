@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from aion.errors import ApplyError, StorageError
-from aion.spark import worker
+from aion.spark.tasks import worker
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ _JSON = (
 
 def mark_of(batch: DataFrame, batch_id: int) -> Mark:
     """Returns the mark of a batch. Raises ConfigError outside ``foreachBatch``."""
-    from aion.spark.query_settings import CHECKPOINT, RESCALED
+    from aion.spark.session.query_settings import CHECKPOINT, RESCALED
 
     session = batch.sparkSession
     checkpoint = session.conf.get(CHECKPOINT, None) or ""
@@ -40,8 +40,8 @@ def mark_of(batch: DataFrame, batch_id: int) -> Mark:
 
 def _query(session: SparkSession, checkpoint: str) -> tuple[str | None, str | None]:
     """Returns the id of the query that runs a batch, and that of its run."""
-    from aion.spark.query_settings import RUNNING, TEMPORARY
-    from aion.spark.sessions import is_remote
+    from aion.spark.session.query_settings import RUNNING, TEMPORARY
+    from aion.spark.session.sessions import is_remote
 
     if not is_remote(session):
         context = session.sparkContext
@@ -66,7 +66,7 @@ def panes_of(batch: DataFrame, columns: Sequence[str], *, as_json: bool, where: 
     says which rows it is true for. All rows are computed, because Spark fails a batch if only some
     rows of it were read.
     """
-    from aion.spark.types import quoted
+    from aion.spark.session.types import quoted
 
     types = dict(batch.dtypes)
     nested = {name for name in columns if as_json and types[name].startswith(_NESTED)}

@@ -37,8 +37,8 @@ def columns_now(note: Note) -> Sequence[str]:
 
 def note(batch: DataFrame, checkpoint: str, found: Note) -> None:
     """Writes a note into the checkpoint of a query, if it is another one than the last."""
-    from aion.spark.checkpoint_files import CheckpointFiles
-    from aion.spark.sessions import is_remote
+    from aion.spark.session.checkpoint_files import CheckpointFiles
+    from aion.spark.session.sessions import is_remote
 
     text, name = json.dumps(asdict(found)), _name(found)
     if _noted.get((checkpoint, name)) == text or is_remote(batch.sparkSession) or not checkpoint:

@@ -29,7 +29,7 @@ class _Split:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         from aion.sinks.frames import computed
-        from aion.spark.stream import dropped, panes
+        from aion.spark.api.stream import dropped, panes
 
         with computed(batch) as rows:
             self.panes(panes(rows), batch_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.daemon import manager
 
-from aion.spark.preload import load
+from aion.spark.tasks.preload import load
 
 if __name__ == "__main__":
     load()

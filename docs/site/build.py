@@ -33,7 +33,7 @@ A class of yours can decide what moves to disk, or when it is read ahead (:doc:`
 and returns.
 
 """
-RETURNED = ("aion.core.timing.When", "aion.spark.group_by.Grouped", "aion.spark.migrate.Migrated")
+RETURNED = ("aion.core.timing.When", "aion.spark.api.group_by.Grouped", "aion.spark.taking_over.migrate.Migrated")
 """Classes that users get or give, and do not import."""
 
 

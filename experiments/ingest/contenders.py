@@ -23,7 +23,7 @@ from experiments.shared.stream import SPARK_ALONE
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from aion.spark.files import Files
+    from aion.spark.api.files import Files
 
 
 HAND_OVER = "spark.aion.distribution.hand_over"

@@ -18,7 +18,7 @@ from experiments.shared.bench import steady_rate
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from aion.spark.files import Files
+    from aion.spark.api.files import Files
 
 # The first batch pays for code generation and for starting workers. The second executes fewer windows than later ones,
 # since the watermark's delay holds some back. From the third on, a batch executes as much event time as it brings.

@@ -12,17 +12,17 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from aion.spark.workers import LOADS, in_arrow, of_aion
+from aion.spark.session.workers import LOADS, in_arrow, of_aion
 
 DAEMON = "spark.python.daemon.module"
 FORKS = """
 import os, sys
-from aion.spark import preload
+from aion.spark.tasks import preload
 
 print("ready")
 before = set(sys.modules)
 preload.load()
-assert "aion.spark.root" in set(sys.modules) - before
+assert "aion.spark.tasks.root" in set(sys.modules) - before
 sys.stdout.flush()
 for _ in range(3):
     if os.fork() == 0:
@@ -38,7 +38,7 @@ for _ in range(3):
 """
 NEW_MEMBER = """
 import importlib, sys, zipfile
-from aion.spark import preload
+from aion.spark.tasks import preload
 
 with zipfile.ZipFile(sys.argv[1], "w") as archive:
     archive.writestr("of_the_archive.py", "value = 1")
@@ -97,7 +97,7 @@ def test_workers_for_aion_are_forked_by_a_daemon_that_has_loaded_it(spark: Spark
 
 def modules(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in batches:
-        yield pa.record_batch({"there": ["aion.spark.root" in sys.modules]})
+        yield pa.record_batch({"there": ["aion.spark.tasks.root" in sys.modules]})
 
 
 def test_a_worker_begins_with_everything_loaded(spark: SparkSession) -> None:

@@ -20,7 +20,7 @@ import aion
 from aion import aggregates as A
 from aion.cli import app
 from aion.errors import ForeignState
-from aion.spark.rescale import rescale
+from aion.spark.api.rescale import rescale
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes
 
 WINDOWS = {
@@ -238,7 +238,7 @@ def test_diff_knows_the_tables_that_a_query_writes_to(
     write(100, query(stream, ["minute"]), add_columns=True)
     (tmp_path / "checkpoint" / "aion-sinks" / "torn.json").write_text('{"operator": ')  # a note is not needed
     assert said() == [f"  table tolls of {uri} has no column 'top'; its sink adds it with the first batch"]
-    with caplog.at_level("WARNING", logger="aion.spark.look"):
+    with caplog.at_level("WARNING", logger="aion.spark.start.kept_state"):
         write(200, query(stream, ["minute"], aggregates={"n": A.count(), "top": A.max("v")}), add_columns=True)
     assert f"when the query last wrote to it, table tolls of {uri} has no column 'top'; its sink" in caplog.text
     write(300, query(stream, ["minute"], aggregates={"n": A.count(), "top": A.max("v")}), add_columns=True)

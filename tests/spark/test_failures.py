@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import aion
 from aion import aggregates as A
-from aion.spark.failures import brief
+from aion.spark.session.failures import brief
 from tests.spark.program import Program
 
 

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 import aion
 from aion import errors
-from aion.spark.root import Root
-from aion.spark.settings import task_failures
-from aion.spark.windows import WindowsDefinition
+from aion.spark.session.settings import task_failures
+from aion.spark.tasks.root import Root
+from aion.spark.tasks.windows import WindowsDefinition
 from state_backends.server.client import runtime_dir
 from tests.spark.conftest import FileStream, Sink
 

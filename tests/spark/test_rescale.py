@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 import aion
 from aion import aggregates as A
 from aion.errors import ConfigError
-from aion.spark.rescale import rescale
+from aion.spark.api.rescale import rescale
 from tests.counters import Counter
 from tests.spark.conftest import EVENTS, EVENTS_DDL, SECOND, FileStream, Sink, plain
 from tests.spark.test_windowed import naive

@@ -16,7 +16,7 @@ from pyspark.sql.streaming import DataStreamWriter
 
 import aion
 from aion import aggregates as A
-from aion.spark.settings import REQUIRED, of_queries, rows_at_once
+from aion.spark.session.settings import REQUIRED, of_queries, rows_at_once
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
 
 ROWS, BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DoubleType, LongType
 
 from aion.base.hashing import ShardOfKeys, xxhash64
-from aion.spark.shards import partition_of, shard_column, shard_ids
+from aion.spark.tasks.shards import partition_of, shard_column, shard_ids
 
 ROWS = [
     (0, 0, 0, True, dt.date(1970, 1, 1), dt.datetime(1970, 1, 1), 1),

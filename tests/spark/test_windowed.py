@@ -215,8 +215,8 @@ def strip(rows: Any) -> list[dict[str, Any]]:
 def test_a_failing_commit_is_retried_and_counts_once(
     stream: FileStream, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aion.spark import stream as module
-    from aion.spark.root import Root
+    from aion.spark.api import stream as module
+    from aion.spark.tasks.root import Root
 
     def make() -> type:
         # A class that is local to a function travels to the workers by value.

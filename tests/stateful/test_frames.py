@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from aion.spark.processor_task import joined
+from aion.spark.tasks.processor_task import joined
 
 
 def rows(frames: Iterator[pd.DataFrame]) -> list[Any]:

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 )
 
 from aion.core.operator.keyed.values import MemoryValues
-from aion.spark.types import arrow_schema
+from aion.spark.session.types import arrow_schema
 from aion.stateful.columns import plain_values
 from aion.stateful.encoding import Codec
 from aion.stateful.handle import Handle

@@ -1,4 +1,6 @@
-"""Python imports this module when a process of Spark for functions of Aion begins: see :mod:`aion.spark.workers`."""
+"""Python imports this module when a process of Spark for functions of Aion begins: see
+:mod:`aion.spark.session.workers`.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,6 @@ except ModuleNotFoundError as error:
     sys.modules[__name__] = _own
 
 if "AION_LOADS" in os.environ and sys.orig_argv[-3:-1] == ["-m", "pyspark.daemon"]:
-    from aion.spark.preload import load
+    from aion.spark.tasks.preload import load
 
     load()

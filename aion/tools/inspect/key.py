@@ -15,7 +15,7 @@ from rich.table import Table
 from aion.base.hashing import ShardOfKeys
 from aion.base.time import format_instant
 from aion.errors import ConfigError, CorruptState, SchemaError
-from aion.spark.types import arrow_schema
+from aion.spark.session.types import arrow_schema
 from aion.stateful.contents import ListContent, MapContent, ValueContent
 from aion.stateful.json_values import JsonKey, json_text
 from aion.stateful.layout import record_key

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 import aion
 from aion import aggregates as A
 from aion.errors import AionError
-from aion.spark import patch
+from aion.spark.api import patch
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes
 
 PLAIN, HOOKED = "plain", "hooked"

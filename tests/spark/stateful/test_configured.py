@@ -20,8 +20,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import aion
-from aion.spark import patch
-from aion.spark.group_by import METHODS
+from aion.spark.api import patch
+from aion.spark.api.group_by import METHODS
 from tests import documents
 from tests.spark.conftest import FileStream
 from tests.spark.stateful import processors as p

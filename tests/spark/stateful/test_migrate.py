@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import aion
 from aion.errors import ConfigError
-from aion.spark import patch
+from aion.spark.api import patch
 from tests.object_store import ObjectStore
 from tests.spark.conftest import FileStream
 from tests.spark.stateful import processors as p

@@ -1,0 +1,178 @@
+"""Where events come from: what the rest of :mod:`aion.spark` needs to know of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, FloatType, StringType
+
+from aion.base.hashing import ShardOfKeys
+from aion.config import Policy
+from aion.core.query.plan import Plan
+from aion.errors import SchemaError, WatermarkError
+from aion.spark.api.names import Names
+from aion.spark.api.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
+from aion.spark.session import upstream
+from aion.spark.session.workers import in_arrow
+from aion.spark.tasks.blocks import row_type
+from aion.spark.tasks.child import NO_EVENT, Child, ChildWork
+from aion.spark.tasks.shards import hash_column
+from aion.spec import Spec
+
+
+class Source(Protocol):
+    """A stream of events."""
+
+    @property
+    def session(self) -> SparkSession: ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the events."""
+
+    @property
+    def rows_first(self) -> bool:
+        """Returns whether the events of a batch belong before its watermark."""
+
+    def plan(self, spec: Spec) -> Plan:
+        """Returns the plan for these events. Raises SchemaError, WindowError, ConfigError."""
+
+    def policy(self, spec: Spec, policy: Policy) -> Policy:
+        """Returns the policy of a call, with what the events require. Raises ConfigError."""
+
+    @property
+    def marked(self) -> frozenset[str]:
+        """The columns that have a watermark."""
+
+    def delay_us(self, time: str) -> int | None:
+        """Returns the delay of the watermark. None if the watermark is on another column than ``time``."""
+
+    def reading(self, plan: Plan) -> str | None:
+        """Returns how the children read the events themselves, in words. None: Spark reads them."""
+
+    @property
+    def clock(self) -> Sequence[str]:
+        """Returns what moves the watermark besides events, and which events do not, in words."""
+
+    @property
+    def before(self) -> Sequence[str]:
+        """Returns what comes before and matters, in words."""
+
+    def children(self, work: ChildWork) -> DataFrame:
+        """Returns the rows of blocks (:mod:`aion.spark.tasks.blocks`) that the children make of the events, with the
+        watermark.
+        """
+
+
+class Rows:
+    """A streaming DataFrame with an event in each row. Raises WatermarkError or SchemaError if it cannot be used.
+
+    ``caller``: who needs it. ``lossy_upstream``: late rows may be lost before they are in it.
+    """
+
+    rows_first = False
+
+    def __init__(self, df: DataFrame, caller: str, *, lossy_upstream: bool) -> None:
+        _check_stream(df)
+        if not lossy_upstream:
+            upstream.check(caller, df)
+        self._rules = Rules.of(df.schema)
+        if self._rules is not None:
+            check_behind(df, self._rules)
+        self._df = df
+        self.session = df.sparkSession
+        self._names = Names(df, hidden=(HELPER, FLAG))
+        self.schema = self._names.schema
+
+    def plan(self, spec: Spec) -> Plan:
+        spec, self.schema = self._names.resolved(spec)
+        return spec.plan(self.schema)
+
+    def policy(self, spec: Spec, policy: Policy) -> Policy:
+        return policy
+
+    @property
+    def marked(self) -> frozenset[str]:
+        return frozenset(field.name for field in self._df.schema if WATERMARK in field.metadata)
+
+    def delay_us(self, time: str) -> int | None:
+        on_helper = self._rules is not None and self._rules.time == time
+        marked = self._df.schema[HELPER] if on_helper else self._names.field(time)
+        delay_ms = marked.metadata.get(WATERMARK)
+        return None if delay_ms is None else int(delay_ms) * 1000
+
+    def reading(self, plan: Plan) -> None:
+        return None
+
+    @property
+    def clock(self) -> Sequence[str]:
+        return () if self._rules is None else self._rules.sentences()
+
+    @property
+    def before(self) -> Sequence[str]:
+        return [
+            f"{name} drops rows that are later than the watermark, before they get here"
+            for name in upstream.lossy(self._df)
+        ]
+
+    def children(self, work: ChildWork) -> DataFrame:
+        """Only the columns that are needed are sent to Python, under names that pyspark need not quote."""
+        columns = {name: self._column(name, work.plan) for name in work.plan.schema.names}
+        needed = [column.alias(f"column{number}") for number, column in enumerate(columns.values())]
+        if not ShardOfKeys.covers(work.key_types):
+            keys = [(columns[name], self._names.field(name).dataType) for name in work.plan.key]
+            needed.append(hash_column(keys).alias("__aion_hash"))
+        flag = self._flag(work.plan)
+        if flag is not None:
+            needed.append(flag.cast("tinyint").alias(FLAG))
+        child = Child(work, has_flags=flag is not None)
+        return in_arrow(self._df.select(*needed), child, row_type(work.tree, level=0))
+
+    def _flag(self, plan: Plan) -> Column | None:
+        """Which rows no window takes, or are no events. None: all are events, and windows may take them."""
+        if self._rules is None:
+            return None
+        # What has the time of these windows is an event of theirs, though it may have none for the watermark.
+        is_event = ((flag := self._df[FLAG]) == NO_EVENT) & self._names.column(plan.time).isNotNull()
+        return F.when(is_event, F.lit(0)).otherwise(flag)
+
+    def _column(self, name: str, plan: Plan) -> Column:
+        column = self._names.column(name)
+        type_ = self._names.field(name).dataType
+        if isinstance(type_, StringType) and not type_.isUTF8BinaryCollation() and (name in plan.key or not plan.apply):
+            # Python compares bytes. So values that Spark takes for equal would be two.
+            raise SchemaError(
+                f"column {name!r} is of type {type_.simpleString()}, and Aion compares strings byte by byte; "
+                f"give e.g. collate(lower({name}), 'UTF8_BINARY')"
+            )
+        if name in plan.key and isinstance(type_, DoubleType | FloatType):
+            # As in Spark's own grouping, -0.0 and 0.0 are one key.
+            return (column + F.lit(0.0)).cast(type_)
+        return column
+
+
+def _check_stream(df: DataFrame) -> None:
+    if not isinstance(df, DataFrame):
+        raise WatermarkError(
+            f"windowed: a streaming DataFrame is needed, or what aion.read_files returns, not {type(df).__name__}"
+        )
+    if not df.isStreaming:
+        raise WatermarkError(
+            "windowed: the DataFrame is not a stream; read it with spark.readStream, "
+            "or use aion.LocalOperator for a finite table"
+        )
+    if not any(WATERMARK in field.metadata for field in df.schema) and not upstream.has_windows(df):
+        raise WatermarkError(
+            "windowed: the DataFrame has no watermark, so no window would ever run; call e.g. "
+            ".withWatermark('ts', '20 seconds') before windowed, and keep that column in the DataFrame"
+        )
+    if any(WATERMARK in field.metadata for field in df.schema) and upstream.has_windows(df):
+        raise WatermarkError(
+            "windowed: the DataFrame has results of another aion.windowed and a watermark of its own. Spark uses the "
+            "smallest watermark of a query, so each would wait for the other, and nothing would come out. Leave this "
+            "withWatermark out: panes bring the watermark of the windows before (docs/chaining.md)"
+        )

@@ -1,0 +1,241 @@
+"""``windowed``: turns a streaming DataFrame of events into a streaming DataFrame of panes."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from aion.base.hashing import hashed_as
+from aion.base.time import format_duration
+from aion.config import Policy, policy_to_text
+from aion.core.ingest.fragments import fragment_bytes
+from aion.core.operator.actions import PaneKind
+from aion.core.query.columns import DROPPED_COLUMNS, NOT_OF_DROPPED, OLD
+from aion.core.query.plan import Plan
+from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
+from aion.errors import SchemaError
+from aion.execute.assembly import block_settings, check_overlap, hand_over_bytes
+from aion.installation import require_extra
+from aion.spark.api.chained import described, source_of
+from aion.spark.api.explain import explain_plan
+from aion.spark.api.files import Files
+from aion.spark.api.group_by import stock_method
+from aion.spark.api.sources import Source
+from aion.spark.session.sessions import application, parallelism
+from aion.spark.session.settings import (
+    conf,
+    place_of_state,
+    resolved_policy,
+    rows_at_once,
+    shard_count,
+    task_failures,
+)
+from aion.spark.session.types import arrow_schema
+from aion.spark.start import checks, listener
+from aion.spark.start.kept_state import Operator
+from aion.spark.start.progress import observed
+from aion.spark.tasks.child import ChildWork
+from aion.spark.tasks.hand_over import HandOverConfig
+from aion.spark.tasks.levels import merged
+from aion.spark.tasks.root import Root
+from aion.spark.tasks.root_config import RootConfig
+from aion.spark.tasks.shards import shard_ids
+from aion.spark.tasks.windows import WindowsDefinition
+from aion.spec import Spec, of_spec
+
+log = logging.getLogger(__name__)
+
+
+@of_spec
+def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
+    """Aggregates a stream by windows, including late events. For example::
+
+        panes = aion.windowed(
+            events.withWatermark("ts", "20 seconds"),
+            key="segment", time="ts",
+            windows=aion.Tumbling("1 minute"),
+            aggregates={"cars": A.count(), "speed": A.mean("speed")},
+            lateness="2 hours",
+        )
+
+    ``df``: a streaming DataFrame with a watermark (``withWatermark``), on the event time column or on any other column;
+    or files of :func:`read_files`. The keywords are the fields of :class:`aion.Spec`, which says what they mean. You
+    can also pass a ``spec``; keywords override it. :func:`explain` describes what runs where.
+
+    The result has the key columns, ``window``, ``window_start``, ``window_end``, the aggregates, ``pane``, ``kind``
+    (early, on_time, late, final, retracted, dropped), ``events``, ``late_events``, ``closes_at``, the watermark from
+    which on the row cannot change, and ``pane_seq``, which orders panes. Dropped rows also have ``event_time``,
+    ``lateness_us``, ``reason`` and ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
+    earlier ones. Spark's progress of a batch has their numbers in ``observedMetrics`` (docs/progress.md). Raises
+    WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
+    """
+    source = source_of("windowed", df, spec)
+    spark = source.session
+    query = _resolve(source, spec)
+    plan, resolved, tree = query.plan, query.policy, query.tree
+    limit_bytes = fragment_bytes(rows_at_once(spark))
+    state_dir = place_of_state(spark, resolved)
+    listener.watch(spark)
+    hand_over = _hand_over(plan, resolved, state_dir, spec.name)
+    work = ChildWork(plan.sent, block_settings(resolved), tree, limit_bytes, spec.name, hand_over)
+    blocks = merged(source.children(work), work)
+    config = RootConfig(
+        plan=plan,
+        policy=policy_to_text(resolved),
+        name=spec.name,
+        uid=uuid.uuid4().hex,
+        application=application(spark),
+        state_dir=state_dir,
+        ids=tree.shards,
+        key_types=tuple(str(hashed_as(type_)) for type_ in work.key_types),
+        retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
+        watermark_delay_us=source.delay_us(spec.time),
+        rows_first=source.rows_first,
+        on_removed=spec.on_removed,
+        task_failures=task_failures(spark),
+        record=None if spec.record is None else str(Path(spec.record).resolve()),
+    )
+    policy = spark.conf.get("spark.aion.policy", "standard") if spec.policy is None else spec.policy
+    learns = "" if resolved.lateness.coverage is None else ", until enough is known of their lateness"
+    log.info(
+        "windowed %r: state in %s, %d shards, policy %s; windows are kept for %s after their end%s",
+        spec.name, state_dir, len(tree.shards), policy if isinstance(policy, str | Path) else "of its own",
+        format_duration(resolved.lateness.initial_bound_us), learns,
+    )  # fmt: skip
+    result = stock_method(blocks.groupBy("shard"), "transformWithStateInPandas")(
+        Root(WindowsDefinition(config)), from_arrow_schema(plan.result_schema), "Append", "EventTime"
+    )
+    checks.remember(result, Operator(config, plan.definition, resolved.state.shards == "auto"))
+    return described(observed(result, spec.name), plan, resolved, spec.name)
+
+
+@of_spec
+def explain(df: DataFrame | Files, spec: Spec) -> str:
+    """Describes in words what :func:`windowed` would do with the same arguments: what runs where, and what is sent.
+
+    Starts nothing. Raises the same errors as :func:`windowed`, but for those that depend on where state is kept and on
+    how keys are hashed.
+    """
+    source = source_of("explain", df, spec)
+    query = _resolve(source, spec)
+    levels = query.policy.distribution.merge_levels
+    reading = source.reading(query.plan)
+    return explain_plan(
+        query.plan,
+        query.policy,
+        query.tree,
+        query.decisions,
+        asked_levels=levels,
+        reading=reading,
+        before=source.before,
+        clock=source.clock,
+        hand_over_bytes=hand_over_bytes(query.plan, query.policy),
+    )
+
+
+@dataclass(frozen=True)
+class _Query:
+    """The arguments of :func:`windowed`, resolved for this session."""
+
+    plan: Plan
+    policy: Policy
+    tree: Tree
+    decisions: dict[str, MergingDecision]
+
+
+def _resolve(source: Source, spec: Spec) -> _Query:
+    if isinstance(spec.schema, StructType):
+        spec = replace(spec, schema=arrow_schema(spec.schema))
+    if spec.apply is not None and spec.columns is None and (beside := source.marked - {spec.time}):
+        # Spark needs it up to here, so a user cannot drop it. It would be kept with each event.
+        spec = replace(spec, columns=[name for name in source.schema.names if name not in beside])
+    plan = source.plan(spec)
+    _check_case(source.session, plan)
+    resolved = source.policy(spec, resolved_policy(source.session, spec.policy, spec.policy_overrides))
+    check_overlap(spec.windows, resolved)
+    if resolved.metrics.port is not None:
+        require_extra("metrics", "metrics.port")
+    decisions = merging_strategies(
+        plan.windows, keys_disjoint=spec.keys_disjoint, splittable=plan.sent.layout is not None
+    )
+    return _Query(plan, resolved, _tree(source.session, resolved, list(decisions.values())), decisions)
+
+
+def _check_case(spark: SparkSession, plan: Plan) -> None:
+    """Raises SchemaError if Spark cannot tell two columns of the result from each other."""
+    if conf(spark, "spark.sql.caseSensitive") == "true":
+        return
+    first: dict[str, str] = {}
+    for name in plan.result_schema.names:
+        other = first.setdefault(name.casefold(), name)
+        if other != name:
+            raise SchemaError(
+                f"result columns: {other!r} and {name!r} differ only in case, which Spark ignores; rename one, or set "
+                "spark.sql.caseSensitive"
+            )
+
+
+def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecision]) -> Tree:
+    partitions = int(conf(spark, "spark.sql.shuffle.partitions"))
+    settings = policy.distribution
+    # The number of source partitions is known only when a batch begins, but the levels are planned before that.
+    automatic = max(parallelism(spark), partitions)
+    children = automatic if settings.children == "auto" else settings.children
+    return Tree(
+        levels=levels_for(settings.merge_levels, decisions),
+        fan_in=settings.fan_in,
+        children=children,
+        shards=tuple(shard_ids(shard_count(spark, policy))),
+        root_tasks=partitions,
+    )
+
+
+def panes(df: DataFrame) -> DataFrame:
+    """Returns the panes in a result of :func:`windowed`, without the columns that only dropped rows use.
+
+    Raises SchemaError for any other DataFrame.
+    """
+    _check_result("panes", df)
+    return df.where(F.col("kind") != PaneKind.DROPPED.value).drop(*DROPPED_COLUMNS)
+
+
+def dropped(df: DataFrame) -> DataFrame:
+    """Returns the dropped rows in a result of :func:`windowed`: events that came too late or had no event time.
+
+    Raises SchemaError for any other DataFrame.
+    """
+    _check_result("dropped", df)
+    return df.where(F.col("kind") == PaneKind.DROPPED.value).drop(*NOT_OF_DROPPED)
+
+
+def changes(df: DataFrame) -> DataFrame:
+    """Returns what each batch changed, from a result of :func:`windowed` with ``emit="changes"``.
+
+    A row is the newest pane of a key and window in its batch: its values, and in ``old_`` columns those that were shown
+    before it. These are null for a window that is new; the others are null for one that was taken back
+    (``kind = retracted``). A pane with the same values as before is no change. Raises SchemaError for any other
+    DataFrame.
+    """
+    _check_result("changes", df)
+    if not any(name.startswith(OLD) for name in df.columns):
+        raise SchemaError("changes: the result has no old values; give aion.windowed(..., emit='changes')")
+    return panes(df)
+
+
+def _check_result(caller: str, df: DataFrame) -> None:
+    if not isinstance(df, DataFrame) or "kind" not in df.columns:
+        raise SchemaError(f"{caller}: a result of aion.windowed is needed, with its column 'kind', not {df!r}")
+
+
+def _hand_over(plan: Plan, policy: Policy, state_dir: str, name: str) -> HandOverConfig | None:
+    """Returns how children hand over kept events. None if they send all blocks as rows."""
+    limit_bytes = hand_over_bytes(plan, policy)
+    return None if limit_bytes is None else HandOverConfig(state_dir, name, limit_bytes)

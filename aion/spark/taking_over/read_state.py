@@ -1,0 +1,228 @@
+"""``read_state`` and ``restoring``: the way back, from a processor's state on Aion to Spark's own.
+
+Spark has one interface through which state can come from elsewhere: a DataFrame that is given as ``initialState`` when
+a query starts with a new checkpoint. So offsets and watermark do not come along, and neither does a TTL: Spark sets the
+time at which a value expires when it is written.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from aion.config import policy_from_text, policy_to_text
+from aion.config.layers import Source as PolicySource
+from aion.errors import ConfigError
+from aion.execute.assembly import store_config
+from aion.spark.session.checkpoint_files import CheckpointFiles
+from aion.spark.session.settings import conf, place_of_state, resolved_policy
+from aion.spark.tasks.processor import ProcessorDefinition
+from aion.spark.tasks.task import client_of
+from aion.spec import check_name
+from aion.stateful.reading import PACKED, TIMERS, row_type, rows, unpacked
+from aion.stateful.run import variables_of
+from state_backends.files.location import locate, scratch
+from state_backends.versions.lineage import find_version
+from state_backends.versions.manifest import Identity, load, load_operator
+
+
+def read_state(
+    spark: SparkSession, checkpoint: str, *, name: str = "stateful", policy: PolicySource | None = None
+) -> DataFrame:
+    """Returns the state of a processor on Aion, after the last complete batch of a stopped query. One row for each key.
+
+    ``checkpoint``: the query's. ``name``: the processor's. The columns are those of the key, ``timers`` (ms), and one
+    for each state variable: a struct, an array of structs, or for a map an array of structs of ``key`` and ``value``;
+    null if there is nothing. The last one, ``packed``, is for :func:`restoring`. Raises ConfigError with the reason if
+    this is not all of the state, as with a TTL.
+    """
+    check_name(name)
+    files = CheckpointFiles(spark, checkpoint)
+    commits = files.batches("commits")
+    if not files.exists("metadata") or not commits:
+        raise ConfigError(f"{checkpoint}: not the checkpoint of a streaming query with a complete batch")
+    query = files.query
+    if any(str(active.id) == query for active in spark.streams.active):
+        raise ConfigError(
+            f"{checkpoint}: its query is running, and reading its state would end its tasks: stop it first"
+        )
+    resolved = resolved_policy(spark, policy, {})
+    place = place_of_state(spark, resolved)
+    location = locate(place)
+    try:
+        owner = location.storage((query, name, "shard-00000"), scratch(), "read").owner()
+        if owner is None:
+            raise ConfigError(f"{place}: there is no state of the processor {name!r} of query {query}")
+        operator = load_operator(owner, f"the state of {name!r}")
+        if operator["definition"].get("kind") != "stateful":
+            raise ConfigError(f"{name!r} is an operator with windows; only the state of a processor can be read")
+        key = StructType.fromJson({"type": "struct", "fields": operator["definition"]["key"]})
+        found = {}
+        named = _tokens(spark, files, commits[-1])
+        tokens: dict[int, str] = {}
+        for of_operator in named:
+            there = {s: find_version(location, query, name, s, token, scratch()) for s, token in of_operator.items()}
+            lost = [shard for shard, storage in there.items() if storage is None]
+            if len(lost) == len(there):  # versions of another processor
+                continue
+            if lost:
+                raise ConfigError(f"{place}: versions that the checkpoint names are missing, of the shards {lost}")
+            tokens = of_operator
+            for shard, storage in there.items():
+                assert storage is not None
+                for variable in variables_of(load(storage.load(tokens[shard]), tokens[shard]).snapshot):
+                    found[variable.name] = variable
+        if not tokens and named and all(named):
+            raise ConfigError(f"{place}: none of the versions is there that the checkpoint names")
+    finally:
+        location.close()
+    variables = [found[variable] for variable in sorted(found)]
+    if expiring := [variable.name for variable in variables if variable.ttl_ms is not None]:
+        raise ConfigError(
+            f"{name!r}: the values of {', '.join(expiring)} expire, and Spark cannot be told when: a value that is "
+            "written as initial state gets a whole new TTL"
+        )
+    taken = [*key.names, TIMERS, PACKED]
+    if clash := [variable.name for variable in variables if variable.name in taken]:
+        raise ConfigError(f"{name!r}: a column of the key and a state variable have the same name: {clash}")
+    reader = _Reader(
+        identity=Identity(
+            query=query,
+            operator=name,
+            shard=0,
+            shards=operator["shards"],
+            definition=operator["definition"],
+            ids=tuple(operator["ids"]),
+            key_types=tuple(operator["key_types"]),
+            checkpoint=files.location,
+        ),
+        policy=policy_to_text(resolved),
+        place=place,
+        application=spark.sparkContext.applicationId,
+        retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
+        key=key,
+        names=tuple(variable.name for variable in variables),
+        run=uuid.uuid4().hex,
+    )
+    shards = spark.sparkContext.parallelize(sorted(tokens.items()), max(1, len(tokens)))
+    return spark.createDataFrame(shards.mapPartitions(reader), row_type(key, variables), verifySchema=False)
+
+
+def _tokens(spark: SparkSession, files: CheckpointFiles, batch: int) -> list[dict[int, str]]:
+    """Returns the versions that Spark's own state names, by shard, of each processor of the query."""
+    found = []
+    for operator in spark.read.format("state-metadata").load(files.location).collect():
+        if f'"{ProcessorDefinition.STATE}"' not in (operator["operatorProperties"] or ""):
+            continue
+        number = str(operator["operatorId"])
+        state = spark.read.format("statestore").options(stateVarName=ProcessorDefinition.STATE, operatorId=number)
+        tokens = state.option("batchId", batch).load(files.location).selectExpr("key.*", "value.token").collect()
+        found.append({int(shard): str(token) for shard, token in tokens if token is not None})
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reader:
+    """A function for partitions of (shard, token). Yields the state of their keys."""
+
+    identity: Identity
+    policy: str
+    place: str
+    application: str
+    retain_versions: int
+    key: StructType
+    names: tuple[str, ...]
+    run: str
+    """Identifies this use of the state, as the run of a query would."""
+
+    def __call__(self, shards: Iterator[tuple[int, str]]) -> Iterator[Any]:
+        policy = policy_from_text(self.policy)
+        for shard, token in shards:
+            attempt = client_of(self.application, policy).open(
+                replace(self.identity, shard=shard),
+                token=token,
+                makes=f"{token[:10]}-{uuid.uuid4().hex[:16]}",
+                run=self.run,
+                operator_uid=self.run,
+                state_dir=self.place,
+                store=store_config(policy, retain_versions=self.retain_versions),
+            )
+            try:
+                yield from rows(attempt, self.key, list(variables_of(attempt.snapshot)), self.names)
+            finally:
+                attempt.abort()
+
+
+def restoring(processor: StatefulProcessor) -> StatefulProcessor:
+    """Returns a processor that does what ``processor`` does, and takes its initial state from :func:`read_state`.
+
+    Group the DataFrame of :func:`read_state` by the columns of the key, and give it as ``initialState``. You may leave
+    out rows, but not the column ``packed``: the state is taken from there, so other values in other columns change
+    nothing.
+    """
+    return _Restoring(processor)
+
+
+class _Restoring(StatefulProcessor):
+    def __init__(self, processor: StatefulProcessor) -> None:
+        self._processor = processor
+
+    def init(self, handle: Any) -> None:
+        self._noted = _Noting(handle)
+        self._processor.init(self._noted)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return self._processor.handleInputRows(key, rows, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        return self._processor.handleExpiredTimer(key, timerValues, expiredTimerInfo)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        rows = initialState[PACKED] if hasattr(initialState, "to_dict") else [initialState[PACKED]]
+        for packed in rows:
+            timers, values = unpacked(packed)
+            for name, held in values.items():
+                if (state := self._noted.states.get(name)) is None:  # the processor no longer has it
+                    continue
+                if hasattr(state, "appendValue"):
+                    state.put(held)
+                elif hasattr(state, "updateValue"):
+                    for user_key, value in held:
+                        state.updateValue(user_key, value)
+                else:
+                    state.update(held)
+            for time_ms in timers:
+                self._noted.registerTimer(time_ms)
+
+    def close(self) -> None:
+        self._processor.close()
+
+
+class _Noting:
+    """A processor's handle that notes the state variables by their names."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self.states: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+    def getValueState(self, stateName: str, *arguments: Any, **named: Any) -> Any:
+        return self._note(stateName, self._handle.getValueState(stateName, *arguments, **named))
+
+    def getListState(self, stateName: str, *arguments: Any, **named: Any) -> Any:
+        return self._note(stateName, self._handle.getListState(stateName, *arguments, **named))
+
+    def getMapState(self, stateName: str, *arguments: Any, **named: Any) -> Any:
+        return self._note(stateName, self._handle.getMapState(stateName, *arguments, **named))
+
+    def _note(self, name: str, state: Any) -> Any:
+        self.states[name] = state
+        return state

@@ -1,0 +1,44 @@
+"""What the driver hands to the tasks of a root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aion.core.query.plan import FINISH, Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """The same for every task of an operator. It describes where the operator's shards are.
+
+    Plain values: Spark also sends it to a process that must start fast, so it has to load without pydantic.
+    """
+
+    policy: str
+    """As JSON text, which a worker parses once."""
+    name: str
+    uid: str
+    application: str
+    state_dir: str
+    ids: tuple[int, ...]
+    """The ids of all shards."""
+    key_types: tuple[str, ...]
+    """The types as which keys are hashed."""
+    retain_versions: int
+    task_failures: int
+    """How many times a task may fail before Spark stops the query."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootConfig(TaskConfig):
+    """For :class:`aion.spark.tasks.windows.WindowsDefinition`."""
+
+    plan: Plan
+    watermark_delay_us: int | None
+    """The delay given to withWatermark. None if the watermark is on another column than the event time."""
+    rows_first: bool = False
+    """Whether the rows of a batch come before its watermark moves."""
+    on_removed: str = FINISH
+    """What becomes of the windows of a definition that the query does not have any more: they finish, or go."""
+    record: str | None = None
+    """The folder for a trace of the input. None: no trace."""

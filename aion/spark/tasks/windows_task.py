@@ -1,0 +1,173 @@
+"""Windows in a task of their root: blocks come from the child, and panes go to Spark as frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark import TaskContext
+
+from aion.config import Policy
+from aion.core.ingest.builder import Flagged, ShardBlock
+from aion.core.ingest.encoding import decode
+from aion.core.ingest.fragments import Defragmenter
+from aion.core.operator.lifecycle import EXECUTED
+from aion.core.slicing.grid import FLAGGED_SLICES
+from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
+from aion.execute.recorder import Recorder
+from aion.execute.trace import Definition
+from aion.execute.windows import Windows
+from aion.spark.session.counting import COUNTED, COUNTS
+from aion.spark.tasks.frames import to_frame
+from aion.spark.tasks.hand_over import BatchFolder
+from aion.spark.tasks.root_config import RootConfig
+from aion.spark.tasks.running import shows_all
+from aion.spark.tasks.shards import ids_here
+from aion.spark.tasks.tenants import Batch, Tenants
+from aion.spark.tasks.zones import plan_here, record_rules, shard_plan
+from state_backends.format.block import Block
+from state_backends.server.client import RemoteAttempt
+from state_backends.store.codec_pool import CodecPool
+from state_backends.thresholds import threshold
+
+FRAME_ROWS = threshold(1024)
+FRAME_BYTES = threshold(1 << 20, 256)
+
+
+class CountingWindows(Windows):
+    """Windows of a shard that end a batch with rows of numbers.
+
+    A stateful processor in Python can only yield rows. :func:`aion.spark.start.progress.observed` takes these out
+    again. A shard in which no number has grown yields none, because a frame with a single row has a cost of its own.
+
+    ``ends``: the batch may be the last one of its run, and so executes the late windows that have events, whatever
+    their triggers wait for (:mod:`aion.spark.start.run_ends`).
+    """
+
+    def __init__(self, *arguments: Any, ends: bool, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._ends = ends
+        self._before = self._counts()
+
+    def end_batch(self, *, last: bool = False, follows: bool | None = None) -> Iterator[pa.RecordBatch]:
+        yield from super().end_batch(last=last or self._ends, follows=follows)
+        before, self._before = self._before, self._counts()
+        grown = {name: n - before[name] for name, n in self._before.items() if n > before[name]}
+        if grown:
+            schema, n = self.plan.result_schema, len(grown)
+            columns = {"kind": [COUNTED] * n, "reason": [*grown], "events": [*grown.values()]}
+            yield pa.record_batch([pa.array(columns.get(f.name, [None] * n), f.type) for f in schema], schema=schema)
+
+    def _counts(self) -> dict[str, int]:
+        counters, conformal = self.operator.counters, self._bound.conformal
+        judged = (0, 0) if conformal is None else (conformal.late, conformal.missed)
+        stale = counters.staleness.missed_between_looks + counters.staleness.missed_otherwise
+        executions = [counters.executions[kind] for kind in EXECUTED]
+        return dict(zip(COUNTS, (*executions, stale, *judged), strict=True))
+
+
+class WindowsTenants(Tenants):
+    """See :class:`aion.spark.tasks.tenants.Tenants`."""
+
+    def __init__(self, config: RootConfig, policy: Policy) -> None:
+        self._config, self._policy = config, policy
+        self._shards = len(ids_here(config.name, config.ids))
+        self._plan = plan = plan_here(config.plan, config.name)
+        self.definition = plan.definition
+        self.store = {"windows": plan.windows.values(), "blocking": plan.blocking}
+        together = policy.lateness.per == "query" and self._shards > 1
+        self.asks = {"others": together, "moved": config.record is not None}
+        self.rows_first = config.rows_first
+        record_rules(plan, config.name)
+        self._codec = CodecPool(policy.io.codec_threads)
+        self._context = TaskContext.get()
+
+    def open(
+        self, attempt: RemoteAttempt, batch: Batch
+    ) -> tuple[Windows, Callable[[Iterable[pd.DataFrame]], Iterator[list[Block]]]]:
+        config = self._config
+        plan = shard_plan(self._plan, attempt.snapshot, config.name)
+        windows = CountingWindows(
+            plan,
+            self._policy,
+            attempt,
+            attempt.snapshot,
+            make_contents(plan, self._codec, self._policy),
+            shards=self._shards,
+            others=attempt.others,
+            learnt=attempt.learnt,
+            delay_us=config.watermark_delay_us,
+            ends=self._context is not None and shows_all(self._context, batch.number),
+        )
+        if config.record is not None:
+            recorder = Recorder(Path(config.record), Definition.of(plan, commits=True), batch.shard)
+            recorder.begin(batch.number, windows.operator.watermark.at_us)
+            windows.record(recorder)
+            staged, written = attempt.moved
+            for size_bytes, seconds, waited_s in staged:
+                recorder.staged(size_bytes, seconds, waited_s)
+            for size_bytes, seconds in written:
+                recorder.written(size_bytes, seconds)
+        if attempt.rebuilt and (active := windows.operator.active_slices()):
+            # Bring back to memory, behind the I/O of this batch, what was there before.
+            attempt.prestage(active)
+
+        def blocks(rows: Iterable[pd.DataFrame]) -> Iterator[list[Block]]:
+            parts = Defragmenter()
+            for frame in rows:
+                if arrived := [attempt.mapped(block) for block in parts.blocks(filter(len, frame["block"]))]:
+                    yield arrived
+            parts.end()
+
+        def of_events(rows: Iterable[pd.DataFrame]) -> Iterator[list[Block]]:
+            """Takes the sent blocks apart, and makes blocks of the events that have not come before."""
+            builder = make_builder(plan, self._policy, self._codec, None)
+            for sent in blocks(rows):
+                for why, some in groupby(sorted(sent, key=_why), _why):
+                    events = pa.concat_batches([decode(block, plan.sent.block_schema) for block in some])
+                    fresh = events if why else windows.fresh(events)
+                    n = fresh.num_rows
+                    shards = pa.array(np.full(n, batch.shard, np.int32))
+                    flagged = Flagged(np.ones(n, np.bool_), why) if why else None
+                    yield from _listed(builder.add(fresh, shards, flagged))
+            yield from _listed(builder.finish())
+
+        return windows, of_events if plan.unique else blocks
+
+    def results(self, results: Iterator[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
+        """Few rows wait for more, since a frame has a cost of its own, in pandas and in pyspark."""
+        waiting: list[pa.RecordBatch] = []
+        for batch in results:
+            if batch.num_rows:
+                waiting.append(batch)
+                if sum(b.num_rows for b in waiting) >= FRAME_ROWS or batch.nbytes >= FRAME_BYTES:
+                    yield _frame(waiting)
+                    waiting = []
+        if waiting:
+            yield _frame(waiting)
+
+    def committed(self) -> None:
+        if hand_over_bytes(self._config.plan, self._policy) is not None:
+            BatchFolder(self._config.state_dir, self._config.name).sweep()
+
+    def close(self) -> None:
+        self._codec.close()
+
+
+def _why(block: Block) -> int:
+    """The slice that says why no window takes the events. 0: windows may take them."""
+    return block.header.slice_us if block.header.slice_us in FLAGGED_SLICES else 0
+
+
+def _listed(made: Iterable[ShardBlock]) -> Iterator[list[Block]]:
+    if blocks := [of_shard.block for of_shard in made]:
+        yield blocks
+
+
+def _frame(batches: list[pa.RecordBatch]) -> pd.DataFrame:
+    return to_frame(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
