@@ -14,8 +14,8 @@ from aion.core.operator import lifecycle
 from aion.core.slicing.grid import SliceGrid
 from aion.core.windows import Periodic
 from state_backends.store import ledger
-from tests.test_architecture import FILES, LAYERS, layer, ours
-from tests.test_architecture import imports as imported
+from tests.package.test_architecture import FILES, LAYERS, layer, ours
+from tests.package.test_architecture import imports as imported
 
 MINUTE = 60_000_000
 NOON = 12 * 60 * MINUTE

@@ -18,9 +18,9 @@ from aion.core.query.plan import make_plan
 from aion.errors import TooLarge
 from aion.execute import held_rows
 from aion.execute.held_rows import HeldRows
+from tests.core.keyed.test_keyed_windows import KINDS, Step, policy, steps, table
 from tests.durations import us
 from tests.examples import some
-from tests.test_keyed_windows import KINDS, Step, policy, steps, table
 
 WINDOWS: dict[str, Any] = {
     "session": aion.Session(us(5)),

@@ -20,10 +20,10 @@ from aion.core.windows import Definition
 from aion.execute.assembly import make_builder
 from aion.execute.executor import Executor
 from state_backends.format.block import Block
+from tests.core.keyed.test_keyed_windows import DEFINITIONS, Step, policy, steps, table
 from tests.durations import us
 from tests.examples import some
 from tests.keyed_oracle import Event
-from tests.test_keyed_windows import DEFINITIONS, Step, policy, steps, table
 
 APPLIED = {"apply": lambda key, window, batches: {"n": sum(b.num_rows for b in batches)}, "schema": "n bigint"}
 COUNTED = {"aggregates": {"n": A.count()}}

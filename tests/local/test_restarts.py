@@ -12,9 +12,9 @@ from hypothesis import given
 import aion
 from aion.execute.assembly import make_contents
 from aion.execute.windows import Windows
+from tests.core.keyed.test_keyed_windows import KINDS, Step, policy, steps, table
 from tests.durations import us
 from tests.examples import some
-from tests.test_keyed_windows import KINDS, Step, policy, steps, table
 
 WINDOWS: dict[str, list[Any]] = {
     "sessions": [

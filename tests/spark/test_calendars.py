@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 import aion
 from aion import aggregates as A
+from tests.core.slicing.test_calendar_rules import SUMMER, ZONE, put
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
-from tests.test_calendar_rules import SUMMER, ZONE, put
 
 HOUR_S = 3600
 NOON = SUMMER // 1_000_000 + 12 * HOUR_S

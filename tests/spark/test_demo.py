@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from aion.demo import command as demo
 from aion.demo.flights import arrivals, load_flights, write_stream
 from aion.demo.report import compare, verdict
-from tests.test_demo import pandas_truth
+from tests.package.test_demo import pandas_truth
 
 
 @pytest.mark.proof

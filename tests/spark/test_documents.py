@@ -211,7 +211,7 @@ def check_tuning(stage: Stage) -> None:
 
 
 def check_policies(stage: Stage) -> None:
-    """What its class suggests: tests/test_cli_policy.py."""
+    """What its class suggests: tests/config/test_cli_policy.py."""
     options = stage.names["builder"]._options
     assert options[f"{SPARK_PREFIX}policy"] == str(stage.folder / "my.yaml")
     assert options[f"{SPARK_PREFIX}memory.budget"] == "25%"
