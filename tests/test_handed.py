@@ -132,3 +132,32 @@ def test_only_files_of_earlier_batches_and_the_same_lineage_are_swept(tmp_path: 
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {n for n in names if "theirs" in n or n[11:21] >= f"{7:010d}"} | {"notes.txt"}
     sweep(tmp_path / "missing", "ours", 7)
+
+
+def mapped_bytes(path: Path) -> int:
+    """How much of a file this process has in its memory."""
+    text = Path("/proc/self/smaps").read_text()
+    parts = text.split(str(path))[1:]
+    return sum(int(part.split("Rss:")[1].split()[0]) << 10 for part in parts)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is in memory")
+def test_a_process_keeps_the_bodies_that_it_is_reading_and_no_others(tmp_path: Path) -> None:
+    large = [block(*range(n, n + 200_000), slice_us=n) for n in range(8)]
+    file = HandedFile(tmp_path, NAME)
+    try:
+        references = [file.add(b) for b in large]
+        file.end()
+        file.seal()
+    finally:
+        file.close()
+    bodies = Bodies(Places([str(tmp_path)]))
+    most = 0
+    for reference, original in zip(references, large, strict=True):
+        rows = decode(bodies.of(reference), SCHEMA)
+        assert rows == decode(original, SCHEMA)
+        most = max(most, mapped_bytes(tmp_path / NAME))
+    whole = (tmp_path / NAME).stat().st_size
+    assert whole / len(large) <= most < 2 * whole / len(large), "two are there when one has just been opened"
+    del rows
+    assert mapped_bytes(tmp_path / NAME) <= 1 << 17, "the system maps some pages around those that are read"
