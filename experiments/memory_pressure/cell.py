@@ -69,7 +69,7 @@ def session(spec: dict[str, Any], folder: Path) -> SparkSession:
         "spark.sql.shuffle.partitions": str(spec["cores"]),
         "spark.sql.files.openCostInBytes": str(spec["cores"]),
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.streaming.numRecentProgressUpdates": "10000",
+        "spark.sql.streaming.numRecentProgressUpdates": "20",
         "spark.sql.warehouse.dir": str(folder / "work" / "warehouse"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
