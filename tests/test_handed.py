@@ -14,6 +14,7 @@ from state_backends.files.bodies import ALIGNMENT, Bodies, Places, damage, read_
 from state_backends.files.handed import HandedFile, name_of, sweep
 from state_backends.format.block import UNNUMBERED, Block, Compacted, numbered, parse
 from tests.server.conftest import SCHEMA, block
+from tests.spilled import mapped_bytes
 
 NAME = name_of(7, "c0ffee", "attempt")
 BLOCKS = [block(*range(n), slice_us=n) for n in (1, 100, 3, 5000)]
@@ -132,13 +133,6 @@ def test_only_files_of_earlier_batches_and_the_same_lineage_are_swept(tmp_path: 
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {n for n in names if "theirs" in n or n[11:21] >= f"{7:010d}"} | {"notes.txt"}
     sweep(tmp_path / "missing", "ours", 7)
-
-
-def mapped_bytes(path: Path) -> int:
-    """How much of a file this process has in its memory."""
-    text = Path("/proc/self/smaps").read_text()
-    parts = text.split(str(path))[1:]
-    return sum(int(part.split("Rss:")[1].split()[0]) << 10 for part in parts)
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is in memory")

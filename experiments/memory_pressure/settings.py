@@ -57,7 +57,7 @@ SHARES = {
     "spark-list": Share(0.85),
     "spark-window": Share(0.85),
     "flink-heap": Share(1.0, least_heap=192 << 20, flight=0),
-    "flink-rocksdb": Share(0.25, 0.5, least_heap=192 << 20, flight=0),
+    "flink-rocksdb": Share(0.25, 0.5, least_heap=192 << 20),
 }
 """The same for all stores of a kind. Aion's memory store has no limit of its own."""
 BUCKET_SHARE, APPLY_SHARE = 0.3, 0.125

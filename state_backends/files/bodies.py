@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 import struct
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,15 @@ class Footer(NamedTuple):
     size_bytes: int
     crc: int
     bodies: list[tuple[int, int, int]]
+
+
+_files: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+
+def give_back_pages() -> None:
+    """Gives back the pages of all bodies that this process maps, also of those that somebody still reads."""
+    for file in list(_files):
+        file.madvise(mmap.MADV_DONTNEED)
 
 
 class _Read:
@@ -119,6 +129,7 @@ class Bodies:
         if path is not None:
             with contextlib.suppress(FileNotFoundError, ValueError), path.open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                _files.add(mapped)
                 return mapped, pa.py_buffer(mapped)
         return None
 

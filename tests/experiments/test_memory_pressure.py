@@ -164,10 +164,10 @@ def test_settings_that_are_no_text(tmp_path: Path) -> None:
 
 def test_the_jvm_has_nearly_all_memory_where_it_keeps_the_state() -> None:
     settings = Settings(state="1GiB")
-    backends = ("tiered", "spark-state", "spark-list", "flink-heap")
+    backends = ("tiered", "spark-state", "spark-list", "flink-heap", "flink-rocksdb")
     specs = {name: cell_spec(settings, Cell("average", name, 1)) for name in backends}
     heaps = {name: (spec["heap_bytes"] - spec["flight_bytes"] // 2) / 2**20 for name, spec in specs.items()}
-    wanted = {"tiered": 512 + 256, "spark-state": 512 + 256, "spark-list": 512 + 870.4}
+    wanted = {"tiered": 512 + 256, "spark-state": 512 + 256, "spark-list": 512 + 870.4, "flink-rocksdb": 192 + 256}
     assert {name: heaps[name] for name in wanted} == pytest.approx(wanted, abs=1)
     assert specs["flink-heap"]["heap_bytes"] == (192 + 1024) << 20
 
