@@ -15,6 +15,7 @@ import pytest
 
 from aion.config.values import size_bytes
 from aion.errors import ConfigError
+from experiments.memory_pressure.cell import java_options
 from experiments.memory_pressure.command import flink_left_out, progress_line
 from experiments.memory_pressure.limits import enter, limited, make_group
 from experiments.memory_pressure.measure import garbage, ingestion, measured, processing
@@ -29,6 +30,7 @@ from experiments.memory_pressure.settings import (
     estimate,
     load_settings,
     numbers,
+    shape_of,
 )
 from experiments.shared.tree import Tree, kind_of
 from experiments.workloads.model import drawn_lateness
@@ -100,6 +102,26 @@ def test_events_are_held_from_their_arrival_until_the_lateness_of_their_window_e
 def test_without_a_number_a_cell_warms_up_until_its_state_grows_no_longer() -> None:
     settings = Settings(warm_up=None, measured=5, past_windows=[1, 8])
     assert [settings.batches_of(cell) for cell in cells(settings)] == [7, 7, 14, 14]
+
+
+def test_a_floor_has_the_panes_of_the_longest_cell_and_next_to_no_state() -> None:
+    settings = Settings(warm_up=None, measured=5, past_windows=[1, 8], scale=0.1)
+    cell = list(cells(settings))[-1]
+    spec, floor = (cell_spec(settings, of) for of in (cell, cell.its_floor))
+    assert [floor[name] for name in ("warm_up", "measured")] == [spec[name] for name in ("warm_up", "measured")]
+    shape, of_floor = shape_of(spec), shape_of(floor)
+    assert of_floor.events_per_batch == shape.events_per_batch
+    assert of_floor.held_bytes < shape.held_bytes / 100
+
+
+def test_a_heap_has_a_fixed_size_unless_it_holds_the_state() -> None:
+    settings = Settings(state="1GiB", flink="x.whl")
+    for cell in (Cell("average", backend, 1) for backend in SHARES):
+        options = java_options(cell_spec(settings, cell))
+        holds = cell.backend in ("spark-list", "spark-window", "flink-heap")
+        assert ("-Xms" in options and "+AlwaysPreTouch" in options) == (not holds), cell
+        assert "-Xms" in java_options(cell_spec(settings, cell.its_floor))
+        assert "-XX:MaxMetaspaceSize" in options
 
 
 def test_others_run_fewer_stores_and_past_windows() -> None:
