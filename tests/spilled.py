@@ -89,3 +89,10 @@ def files_in(folder: Path) -> list[str]:
 def spilled(apply: Apply, folder: Path) -> Iterator[pa.RecordBatch]:
     stored = [StoredBlock(i, block_of(sorted([*range(60)] * 5), range(300))) for i in range(4)]
     return apply_window(plan_of(apply), execute(4), iter(stored), memory_limit_bytes=1000, spill_folder=str(folder))
+
+
+def mapped_bytes(path: Path) -> int:
+    """How much of a file this process has in its memory."""
+    text = Path("/proc/self/smaps").read_text()
+    parts = text.split(str(path))[1:]
+    return sum(int(part.split("Rss:")[1].split()[0]) << 10 for part in parts)

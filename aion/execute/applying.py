@@ -31,6 +31,7 @@ from aion.execute.keyed_panes import locate
 from aion.execute.rows import WindowColumns, pane_rows
 from aion.execute.spilling import MEMORY_LIMIT_BYTES, group_by_key, parts_by_key
 from aion.execute.updates import Newest, with_seq
+from state_backends.files.bodies import give_back_pages
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
 from state_backends.thresholds import threshold
@@ -124,7 +125,7 @@ def apply_window(
             pieces = (
                 Piece(d.batch, d.seq > execute.changed_since, d.seq >= execute.late_from, d.mapped) for d in decoded
             )
-            with closing(group_by_key(plan.key, pieces, memory_limit_bytes, spill_folder)) as groups:
+            with closing(group_by_key(plan.key, pieces, memory_limit_bytes, spill_folder, give_back_pages)) as groups:
                 yield from _apply_groups(plan, execute, groups, collected)
     yield from collected.rest()
 

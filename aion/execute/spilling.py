@@ -29,6 +29,8 @@ FILES = 32
 MAX_SPLITS = 12
 """After this many splits, two keys share a file with a probability of 2**-60. Then they are grouped in memory."""
 _LEAST_BUFFER_BYTES = threshold(1 << 14, 64)
+PAGES_AROUND_BYTES = 1 << 16
+"""What a read of a mapped file brings into memory around what it asks for."""
 _T = TypeVar("_T")
 
 
@@ -47,16 +49,19 @@ def group_by_key(
     pieces: Iterator[Piece],
     limit_bytes: int = MEMORY_LIMIT_BYTES,
     folder: str | None = None,
+    give_back: Callable[[], None] = lambda: None,
 ) -> Generator[Group, None, None]:
     """The groups of the keys with a changed piece. Their order has no meaning.
 
     It holds at most ``limit_bytes`` of events, and about half as much more while it splits them into files. Events that
-    were handed over (docs/hand-over.md) are mapped, so a window of any size needs no files if they are large. The files
-    are in ``folder`` (None: the platform's temporary folder). They have no name, so that even a killed process leaves
-    none behind. Raises OSError if they cannot be written or read.
+    were handed over (docs/hand-over.md) are mapped, so a window of any size needs no files if they are large.
+    ``give_back`` frees the memory of what has been read of them: it is called before they are more than the limit. The
+    files are in ``folder`` (None: the platform's temporary folder). They have no name, so that even a killed process
+    leaves none behind. Raises OSError if they cannot be written or read.
     """
     held: list[Piece] = []
     size = 0
+    read = _MappedReads(limit_bytes, give_back)
     for piece in pieces:
         held.append(piece)
         size += piece.memory_bytes
@@ -64,7 +69,44 @@ def group_by_key(
             del piece
             yield from _split(names, chain(drained(held), pieces), limit_bytes, folder)
             return
-    yield from group_in_memory(names, held)
+        if piece.mapped:
+            read.whole(piece.batch)
+    for group in group_in_memory(names, held):
+        yield group if read.fits else group._replace(parts=read.parts(group.parts))
+
+
+class _MappedReads:
+    """Gives back the pages of mapped events, so that those that are in memory stay below a limit.
+
+    The events of a key are all over the window. So each part of them is counted with the pages that the system maps
+    around each of its columns. A window within the limit is read without that.
+    """
+
+    def __init__(self, limit_bytes: int, give_back: Callable[[], None]) -> None:
+        self._limit_bytes, self._give_back = limit_bytes, give_back
+        self._all_bytes = self._rows = self._in_memory_bytes = 0
+
+    @property
+    def fits(self) -> bool:
+        return self._all_bytes <= self._limit_bytes
+
+    def whole(self, batch: pa.RecordBatch) -> None:
+        """Notes a batch that has been read as a whole, since its checksum has been compared."""
+        self._all_bytes += batch.nbytes
+        self._rows += batch.num_rows
+        self._add(batch.nbytes)
+
+    def parts(self, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        row_bytes = self._all_bytes / max(self._rows, 1)
+        for part in parts:
+            self._add(round(part.num_rows * row_bytes) + (1 + part.num_columns) * PAGES_AROUND_BYTES)
+            yield part
+
+    def _add(self, size_bytes: int) -> None:
+        self._in_memory_bytes += size_bytes
+        if self._in_memory_bytes > self._limit_bytes:
+            self._give_back()
+            self._in_memory_bytes = size_bytes
 
 
 def parts_by_key(

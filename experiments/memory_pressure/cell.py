@@ -32,10 +32,19 @@ POLL_S = 0.2
 COLLECTORS = {"parallel": "-XX:+UseParallelGC", "g1": "-XX:+UseG1GC"}
 
 
+JVM_SIZES = "-XX:MaxMetaspaceSize=320m -XX:ReservedCodeCacheSize=128m -XX:MaxDirectMemorySize=256m"
+"""What a JVM may take beside its heap: classes, compiled code, buffers. Spark needs about half of each."""
+
+
 def java_options(spec: Mapping[str, Any]) -> str:
-    """The collector. A floor has its whole heap in memory, so that it does not depend on how much garbage there is."""
-    touched = f" -Xms{spec['heap_bytes'] >> 20}m -XX:+AlwaysPreTouch" if spec["floor"] else ""
-    return COLLECTORS[spec["collector"]] + touched
+    """The collector, and sizes. A heap without state has a fixed size, and all of it is in memory from the start.
+
+    Otherwise it would grow with the garbage of a long run up to its limit, whatever is kept elsewhere. A heap that has
+    the state grows with the state.
+    """
+    is_fixed = spec["floor"] or spec["native_bytes"]
+    heap = [f"-Xms{spec['heap_bytes'] >> 20}m", "-XX:+AlwaysPreTouch"] if is_fixed else []
+    return " ".join([COLLECTORS[spec["collector"]], *heap, JVM_SIZES])
 
 
 class Timed(Probe):
@@ -69,7 +78,7 @@ def session(spec: dict[str, Any], folder: Path) -> SparkSession:
         "spark.sql.shuffle.partitions": str(spec["cores"]),
         "spark.sql.files.openCostInBytes": str(spec["cores"]),
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.streaming.numRecentProgressUpdates": "10000",
+        "spark.sql.streaming.numRecentProgressUpdates": "20",
         "spark.sql.warehouse.dir": str(folder / "work" / "warehouse"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

@@ -44,6 +44,7 @@ def memory_pressure(
     cores: Annotated[int | None, typer.Option(help="Cores, and shuffle partitions.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the generated events.")] = None,
     staleness: Annotated[bool | None, typer.Option(help="Include the staleness experiment (figure 9).")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Begin no cell after this time. Run it again to go on.")] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for results. A stopped sweep continues there.", file_okay=False)
     ] = Path("out/memory-pressure"),
@@ -74,7 +75,7 @@ def memory_pressure(
         console.print(left_out, highlight=False, soft_wrap=True)
     out.mkdir(parents=True, exist_ok=True)
     with ProgressDisplay(console) as show:
-        results = sweep(settings, out, show)
+        results = sweep(settings, out, show, minutes=minutes)
     record = report.record_of(settings, results, staleness_of(out) if settings.staleness else None)
     paths = report.write(out, settings, record)
     console.print(rich_table("cells, medians", report.cells_sheet(results)))

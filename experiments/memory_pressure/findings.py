@@ -23,6 +23,7 @@ LEARNT = "learnt-bound"
 OURS, ALL_IN_MEMORY, LISTS, FLINK = "tiered", "memory", "spark-list", "flink-heap"
 FLAT, GROWS = 0.15, 0.5
 """Memory is flat if it grows by at most the first share of what the state grows by; it grows from the second on."""
+WITHIN = 1.25
 MORE, FALLS = 1.1, 0.9
 """Our definition of a trend: a smaller change than this counts as noise."""
 FEWEST_VALUES = 3
@@ -196,6 +197,7 @@ def memory(results: Sequence[Result], workload: str, scaled: bool) -> list[Findi
     ours = by_past(results, workload, OURS)
     if not ours:
         return found
+    found.append(_within(ours, workload, scaled))
     used, died = above_floor(ours), death(ours)
     claim = f"{workload}: Aion's memory is the same for any number of past windows"
     if died is not None:
@@ -219,6 +221,21 @@ def memory(results: Sequence[Result], workload: str, scaled: bool) -> list[Findi
             why = "it took next to nothing above its floor" if theirs[most] < held(ours, most) * GROWS else None
             found.append(finding("2", claim, words, share >= 0.24, scaled, why))
     return found
+
+
+def _within(ours: Mapping[int, Result], workload: str, scaled: bool) -> Finding:
+    """Ours: the whole tree, at its largest, beside the tree that has the same panes and no state."""
+    claim = f"{workload}: (ours) a tree takes at most its floor, its budget and a quarter of both"
+    shares = {
+        past: result["measured"]["peak_mib"] * MIB / (spec["floor_bytes"] + spec.get("native_bytes", 0))
+        for past, result in judged(ours).items()
+        for spec in (result["spec"],)
+    }
+    died = death(ours)
+    words = [f"{share:.2f} of both with {past}" for past, share in shares.items()]
+    words += [f"died with {died}"] if died is not None else []
+    holds = died is None and max(shares.values()) <= WITHIN if shares or died is not None else None
+    return finding("2", claim, ", ".join(words) or "no cell finished", holds, scaled)
 
 
 def _crash(of: Mapping[int, Result], workload: str, backend: str, scaled: bool) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -69,10 +70,14 @@ class Progress:
         return max(0.0, one_s * (self.total - self.done) - min(now_s, one_s))
 
 
-def sweep(settings: Settings, out: Path, show: Show) -> list[dict[str, Any]]:
-    """The results of all cells. Does not rerun cells whose result is in ``out`` already, with the same settings."""
+def sweep(settings: Settings, out: Path, show: Show, *, minutes: float | None = None) -> list[dict[str, Any]]:
+    """The results of all cells. Does not rerun cells whose result is in ``out`` already, of the same settings and
+    commit.
+
+    ``minutes``: begin no cell after this time. The same sweep goes on with those that are left.
+    """
     with _sigterm_like_ctrl_c():
-        return _sweep(settings, out, show)
+        return _sweep(settings, out, show, time.monotonic() + 60 * minutes if minutes is not None else math.inf)
 
 
 @contextmanager
@@ -90,7 +95,7 @@ def _sigterm_like_ctrl_c() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _sweep(settings: Settings, out: Path, show: Show) -> list[dict[str, Any]]:
+def _sweep(settings: Settings, out: Path, show: Show, until_s: float) -> list[dict[str, Any]]:
     todo = list(dict.fromkeys(cells(settings)))
     floors = {cell: kept(out, cell, cell_spec(settings, cell)) for cell in dict.fromkeys(c.its_floor for c in todo)}
     found = {cell: kept(out, cell, spec_of(settings, cell, floors)) for cell in todo}
@@ -99,6 +104,8 @@ def _sweep(settings: Settings, out: Path, show: Show) -> list[dict[str, Any]]:
     progress = Progress(len(missing) + sum(floors[cell] is None for cell in needed))
     if len(missing) < len(todo):
         show(f"{len(todo) - len(missing)} of {len(todo)} cells are done already", progress)
+    if others := [cell.name for cell in {*missing, *needed} if is_of_another_commit(out, cell)]:
+        show(f"of another commit, so they run again: {', '.join(sorted(others))}", progress)
     dead: dict[Any, int] = {}  # the fewest past windows with which a contender died
 
     def died(cell: Cell) -> None:
@@ -111,6 +118,10 @@ def _sweep(settings: Settings, out: Path, show: Show) -> list[dict[str, Any]]:
         died_with = dead.get(cell.contender, cell.past_windows)
         if settings.after_death == "stop" and died_with < cell.past_windows:
             found[cell] = {"status": "not run", "why": f"died with {died_with} past windows", **cell_key(cell)}
+            progress.total -= 1
+            continue
+        if time.monotonic() >= until_s:
+            found[cell] = {"status": "not run", "why": "the time for this part of the sweep was over", **cell_key(cell)}
             progress.total -= 1
             continue
         floor = floors[cell.its_floor]
@@ -171,12 +182,24 @@ def cell_key(cell: Cell) -> dict[str, Any]:
 
 
 def kept(out: Path, cell: Cell, spec: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The earlier result of a cell, if the cell finished and had the same specification."""
-    try:
-        result: dict[str, Any] = json.loads((out / "cells" / f"{cell.name}.json").read_text())
-    except (OSError, ValueError):
+    """The earlier result of a cell, if the cell finished and had the same specification and commit."""
+    result = _earlier(out, cell)
+    if result is None or result["status"] not in FINISHED or is_of_another_commit(out, cell):
         return None
-    return result if result["status"] in FINISHED and result["spec"] == json.loads(json.dumps(spec)) else None
+    return result if result["spec"] == json.loads(json.dumps(spec)) else None
+
+
+def is_of_another_commit(out: Path, cell: Cell) -> bool:
+    """Whether there is an earlier result of a cell that other code has made. Outside git, nobody knows."""
+    result = _earlier(out, cell)
+    return result is not None and result.get("commit", bench.commit()) != bench.commit()
+
+
+def _earlier(out: Path, cell: Cell) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError):
+        result: dict[str, Any] = json.loads((out / "cells" / f"{cell.name}.json").read_text())
+        return result
+    return None
 
 
 def data_folder(settings: Settings, cell: Cell, out: Path) -> Path:
@@ -223,6 +246,7 @@ def run_cell(
         "load_average": [load_before, os.getloadavg()],
         "measured": measured(folder, spec, counts, shape.window_us / 1e6),
         "spec": spec,
+        "commit": bench.commit(),
     }
     if result["status"] == "done":
         result |= agreement(folder / "work" / "results", data, spec)

@@ -24,7 +24,8 @@ from experiments.workloads.model import Shape
 PAPER_STATE_BYTES = 8 << 30
 STATE_OVER_BUDGET = 10
 """Without ``state``, a contender gets a tenth of the state that it has to keep with the most past windows."""
-FLOOR_WARM_UP, FLOOR_MEASURED, FLOOR_EVENTS = 2, 4, 500
+FLOOR_PAYLOAD_BYTES = 16
+"""What an event of a floor carries besides the columns that results depend on: too little to be state."""
 PAPER_WARM_UP, PAPER_MEASURED = 10, 30
 SMALLEST_BYTES = 256 << 10
 FLIGHT_BATCHES = 8
@@ -56,7 +57,7 @@ SHARES = {
     "spark-list": Share(0.85),
     "spark-window": Share(0.85),
     "flink-heap": Share(1.0, least_heap=192 << 20, flight=0),
-    "flink-rocksdb": Share(0.25, 0.5, least_heap=192 << 20, flight=0),
+    "flink-rocksdb": Share(0.25, 0.5, least_heap=192 << 20),
 }
 """The same for all stores of a kind. Aion's memory store has no limit of its own."""
 BUCKET_SHARE, APPLY_SHARE = 0.3, 0.125
@@ -170,12 +171,19 @@ class Settings(_Strict):
         return self.scale < 1 or smaller or (self.warm_up or 0) < PAPER_WARM_UP or self.measured < PAPER_MEASURED
 
     def warm_up_of(self, cell: Cell) -> int:
-        if cell.floor:
-            return FLOOR_WARM_UP
-        return cell.past_windows + 1 if self.warm_up is None else self.warm_up
+        """A floor has as many batches, and so panes, as the longest cell. A JVM grows with what it compiles."""
+        if self.warm_up is not None:
+            return self.warm_up
+        most = max(self.past_windows_of(cell.workload)) if cell.floor else cell.past_windows
+        return most + 1
 
     def batches_of(self, cell: Cell) -> int:
-        return self.warm_up_of(cell) + (FLOOR_MEASURED if cell.floor else self.measured)
+        return self.warm_up_of(cell) + self.measured
+
+    def past_windows_of(self, workload: str) -> list[int]:
+        """The numbers of past windows with which the stores run this workload."""
+        is_first = workload == self.workload[0]
+        return self.past_windows if is_first else self.others.past_windows or self.past_windows
 
     def shape(self, workload: str, past_windows: int) -> Shape:
         return Shape.of(load(workload).spec, past_windows=past_windows, scale=self.scale, seed=self.seed)
@@ -257,7 +265,7 @@ class Cell:
     past_windows: int
     part: str = FULL
     floor: bool = False
-    """With next to no events, to measure the memory without state."""
+    """The same panes with next to no state, to measure the memory that is not for state."""
 
     @property
     def name(self) -> str:
@@ -279,14 +287,13 @@ class Cell:
 def cells(settings: Settings) -> Iterator[Cell]:
     """All cells in order: few past windows first, backends next to each other in time; then the parts."""
     first = settings.workload[0]
-    fewer = settings.others.past_windows or settings.past_windows
     for workload in settings.workload:
         backends = settings.backend if workload == first else settings.others.backend or settings.backend
-        for past in settings.past_windows if workload == first else fewer:
+        for past in settings.past_windows_of(workload):
             for backend in backends:
                 if backend not in FLINK or (settings.flink is not None and workload == FLINK_WORKLOAD):
                     yield Cell(workload, backend, past)
-    for past in fewer:
+    for past in settings.others.past_windows or settings.past_windows:
         if settings.parts:
             yield Cell(first, "tiered", past)
         for part in settings.parts:
@@ -339,7 +346,7 @@ def cell_spec(settings: Settings, cell: Cell, floor_bytes: int = 0) -> dict[str,
         "scale": settings.scale,
         "seed": settings.seed,
         "warm_up": settings.warm_up_of(cell),
-        "measured": FLOOR_MEASURED if cell.floor else settings.measured,
+        "measured": settings.measured,
         "pace": "max" if cell.floor else settings.pace,
         "source": "files" if cell.floor else settings.source,
         "kafka": settings.kafka,
@@ -360,7 +367,7 @@ def shape_of(spec: Mapping[str, Any]) -> Shape:
     """The shape of a cell's workload, from its spec."""
     workload = load(spec["workload"])
     shape = Shape.of(workload.spec, past_windows=spec["past_windows"], scale=spec["scale"], seed=spec["seed"])
-    return replace(shape, rate=FLOOR_EVENTS * 1e6 / shape.window_us) if spec["floor"] else shape
+    return replace(shape, payload_bytes=FLOOR_PAYLOAD_BYTES) if spec["floor"] else shape
 
 
 def words(settings: Settings) -> str:
@@ -373,7 +380,7 @@ def words(settings: Settings) -> str:
     )
 
 
-START_S, MIB_PER_S, BATCH_S = 20.0, 25.0, 0.8
+START_S, MIB_PER_S, BATCH_S = 20.0, 40.0, 0.8
 """For an estimate: what a cell takes to start, what it takes in, and the least that a batch takes, on two cores."""
 
 
@@ -381,14 +388,17 @@ def estimate(settings: Settings) -> str:
     """How many cells a sweep has, and about how long it takes and how much disk it needs."""
     todo = list(dict.fromkeys(cells(settings)))
     floors = {cell.its_floor for cell in todo}
-    seconds, disk = len(floors) * (START_S + 10), 0
-    for cell in todo:
+    seconds, disk = 0.0, 0
+    for cell in (*floors, *todo):
         shape = settings.cell_shape(cell)
         batch_bytes = shape.events_per_batch * shape.event_bytes
         # An event is written, and read for each of its executions.
         one_s = max(BATCH_S, batch_bytes * 3 / MIB_PER_S / (1 << 20))
         batches = settings.batches_of(cell)
-        seconds += START_S + batches * max(one_s, shape.window_us / 1e6 if settings.pace == "real" else 0)
+        is_real = settings.pace == "real" and not cell.floor
+        seconds += START_S + batches * max(one_s, shape.window_us / 1e6 if is_real else 0)
+        # At the pace of real time, a query is stopped after its last batch.
+        seconds += 0 if is_real else len(shape.heartbeats(batches)) * BATCH_S
         disk = max(disk, batches * batch_bytes + 2 * shape.held_bytes)
     took = f"{seconds / 60:.0f} minutes" if seconds < 5_400 else f"{seconds / 3_600:.0f} hours"
     return f"{len(todo)} cells and {len(floors)} floors; at most about {took}, and {disk / 1e9:.1f} GB of disk"

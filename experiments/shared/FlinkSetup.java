@@ -15,6 +15,9 @@ final class FlinkSetup {
   static Configuration configuration(String backend, String managed, String network, String checkpoints, String interval) {
     Configuration conf = new Configuration();
     conf.setString("state.backend.type", backend);
+    // The default, since "most applications should not need" more (Flink's documentation, "State Backends", "Memory
+    // Management"): RocksDB's memtables, indexes and cached blocks share the managed memory.
+    conf.setString("state.backend.rocksdb.memory.managed", "true");
     conf.setString("taskmanager.memory.managed.size", managed);
     conf.setString("taskmanager.memory.network.max", network);
     conf.setString("execution.checkpointing.dir", "file://" + checkpoints);

@@ -135,7 +135,7 @@ def machine() -> dict[str, Any]:
 
 def versions(packages: Sequence[str]) -> dict[str, str | None]:
     """The versions of Python and ``packages`` (None if not installed), and the commit of this checkout."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "commit": _commit()}
+    found: dict[str, str | None] = {"python": platform.python_version(), "commit": commit()}
     for package in packages:
         try:
             found[package] = metadata.version(package)
@@ -245,7 +245,7 @@ def _processor() -> str:
     return models[0] if models else platform.processor()
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of these files, with a plus sign if they have changed since; None outside git."""
     command = ["git", "describe", "--always", "--dirty=+"]
     try:

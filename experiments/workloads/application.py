@@ -86,7 +86,7 @@ def start(
         rows = df.toArrow()
         if not runs_twice(backend):
             rows = numbered(rows, batch)
-        results.put(workload.finals(last, last.upsert(batch, rows), shape))
+        results.put(workload.finals(last, last.upsert(rows), shape))
         seen(batch, rows)
 
     writer = panes.writeStream.foreachBatch(take).queryName(f"{workload.name}-{backend}")

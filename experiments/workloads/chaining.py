@@ -14,7 +14,7 @@ result.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 import pandas as pd
@@ -28,28 +28,32 @@ NOT_VALUES = ("stage", *TIMES, "pane", "kind", "began", "ended")
 class LastPanes:
     """The rows of the newest pane of each stage, window and key.
 
-    ``keys``: the key columns of each stage. Rows with equal keys and pane belong together. ``folder``: keep every batch
-    there as a file, from which a new instance restores itself. ``keep_us``: forget windows that end this long before
-    the newest one.
+    ``keys``: the key columns of each stage. Rows with equal keys and pane belong together. ``folder``: the rows are
+    there, a file for each stage and window, and nothing but the names is in memory; a new instance finds them again.
+    None: they are in memory. ``keep_us``: forget windows that end this long before the newest one.
     """
 
     def __init__(
         self, keys: Mapping[str, tuple[str, ...]], *, folder: Path | None = None, keep_us: int | None = None
     ) -> None:
         self._keys = keys
-        self._folder = folder
         self._keep_us = keep_us
-        self._rows: dict[tuple[str, int], pd.DataFrame] = {}
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            for path in sorted(folder.glob("*.parquet")):
-                self._merge(pq.read_table(path))
+        self._rows: MutableMapping[tuple[str, int], pd.DataFrame] = {} if folder is None else _Files(folder)
+        self._ends = {where: _end_of(rows) for where, rows in self._rows.items()}
 
-    def upsert(self, batch: int, rows: pa.Table) -> set[tuple[str, int]]:
+    def upsert(self, rows: pa.Table) -> set[tuple[str, int]]:
         """Adds the panes of a batch. Returns (stage, start of the window in µs) of all windows that changed."""
-        if self._folder is not None and rows.num_rows:
-            write_whole(self._folder / f"{batch:08d}.parquet", rows)
-        return self._merge(rows)
+        for name in TIMES:
+            at = rows.schema.get_field_index(name)
+            rows = rows.set_column(at, name, rows[name].cast(pa.timestamp("us", "UTC")).cast(pa.int64()))
+        touched: set[tuple[str, int]] = set()
+        for (stage, start), new in rows.to_pandas().groupby(["stage", "window_start"], sort=False):
+            where = (str(stage), int(start))
+            self._rows[where] = newest(self._rows.get(where), new, self._keys[where[0]])
+            self._ends[where] = _end_of(new)
+            touched.add(where)
+        self._forget()
+        return touched
 
     def of(self, stage: str, start_us: int) -> pd.DataFrame:
         """The keys and values of the last pane; empty, without columns, if there is none."""
@@ -59,27 +63,45 @@ class LastPanes:
         columns = [name for name in found.columns if name not in NOT_VALUES]
         return found[columns].dropna(axis="columns", how="all").reset_index(drop=True)
 
-    def _merge(self, rows: pa.Table) -> set[tuple[str, int]]:
-        for name in TIMES:
-            at = rows.schema.get_field_index(name)
-            rows = rows.set_column(at, name, rows[name].cast(pa.timestamp("us", "UTC")).cast(pa.int64()))
-        touched: set[tuple[str, int]] = set()
-        for (stage, start), new in rows.to_pandas().groupby(["stage", "window_start"], sort=False):
-            where = (str(stage), int(start))
-            old = self._rows.get(where)
-            self._rows[where] = newest(old, new, self._keys[where[0]])
-            touched.add(where)
-        self._forget()
-        return touched
-
     def _forget(self) -> None:
-        if self._keep_us is None or not self._rows:
+        if self._keep_us is None or not self._ends:
             return
-        ends = {where: int(rows["window_end"].iloc[0]) for where, rows in self._rows.items()}
-        newest_us = max(ends.values())
-        for where, end_us in ends.items():
-            if end_us < newest_us - self._keep_us:
-                del self._rows[where]
+        newest_us = max(self._ends.values())
+        for where in [where for where, end_us in self._ends.items() if end_us < newest_us - self._keep_us]:
+            del self._rows[where], self._ends[where]
+
+
+def _end_of(rows: pd.DataFrame) -> int:
+    return int(rows["window_end"].iloc[0])
+
+
+class _Files(MutableMapping[tuple[str, int], pd.DataFrame]):
+    """Frames in files, by stage and start of the window."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __getitem__(self, where: tuple[str, int]) -> pd.DataFrame:
+        try:
+            rows: pd.DataFrame = pq.read_table(self._path(where)).to_pandas()
+        except FileNotFoundError:
+            raise KeyError(where) from None
+        return rows
+
+    def __setitem__(self, where: tuple[str, int], rows: pd.DataFrame) -> None:
+        write_whole(self._path(where), pa.Table.from_pandas(rows, preserve_index=False))
+
+    def __delitem__(self, where: tuple[str, int]) -> None:
+        self._path(where).unlink()
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return ((path.parent.name, int(path.stem)) for path in sorted(self._folder.glob("*/*.parquet")))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _path(self, where: tuple[str, int]) -> Path:
+        return self._folder / where[0] / f"{where[1]}.parquet"
 
 
 def newest(old: pd.DataFrame | None, new: pd.DataFrame, keys: tuple[str, ...]) -> pd.DataFrame:

@@ -101,9 +101,23 @@ class Shape:
     def start_us(self, batch: int) -> int:
         return self.origin_us + batch * self.window_us
 
+    def heartbeats(self, batches: int) -> range:
+        """The numbers of the heartbeats after the last batch. After them, every window is final.
+
+        Each moves the watermark by one window, as a batch does. With a single one, all windows that are left would
+        become final in one batch, whose panes take memory that no other batch needs.
+        """
+        return range(batches, batches + self.past_windows + 3)
+
     def digest(self, name: str) -> str:
         text = json.dumps([FORMAT, name, asdict(self)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def file_names(batches: int, heartbeats: int) -> list[str]:
+    """The names of a stream's files in order, without ``.parquet``."""
+    beats = (f"last-{number:05d}" for number in range(batches, batches + heartbeats))
+    return [*(f"batch-{batch:05d}" for batch in range(batches)), *beats]
 
 
 def arrivals(shape: Shape, batch: int, events: int, *stream: int) -> tuple[np.random.Generator, Int64s, Int64s]:

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from experiments.workloads import topics
-from experiments.workloads.model import TIMESTAMP, Shape, Workload
+from experiments.workloads.model import TIMESTAMP, Shape, Workload, file_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -37,16 +37,16 @@ def table_of(workload: Workload, stream: str, shape: Shape, batch: int) -> tuple
     return table.append_column("arrived", arrived), late
 
 
-def heartbeat(schema: pa.Schema, shape: Shape, batches: int) -> pa.Table:
-    """A row without an event that moves the watermark far enough to make every window final."""
-    arrived = shape.start_us(batches + shape.past_windows + 3)
+def heartbeat(schema: pa.Schema, shape: Shape, number: int) -> pa.Table:
+    """A row without an event, in the place of a batch."""
+    arrived = shape.start_us(number + 1)
     columns = [pa.nulls(1, field.type) for field in schema]
     columns[schema.get_field_index("arrived")] = pa.array([arrived], pa.int64()).cast(TIMESTAMP)
     return pa.table(columns, schema=schema)
 
 
 def write_files(workload: Workload, shape: Shape, batches: int, folder: Path) -> list[list[int]]:
-    """Writes a folder for each stream, with a Parquet file for each batch and one with a heartbeat at the end.
+    """Writes a folder for each stream, with a Parquet file for each batch, and files with heartbeats at the end.
 
     Keeps files that exist already. Returns, for each batch, how many events are 0, 1, ... N windows late.
     """
@@ -64,7 +64,8 @@ def write_files(workload: Workload, shape: Shape, batches: int, folder: Path) ->
         partial.replace(known)
     for stream in workload.streams:
         schema = pq.read_schema(folder / stream / "batch-00000.parquet")
-        _write(folder / stream / f"last-{batches:05d}.parquet", heartbeat(schema, shape, batches), batches)
+        for number in shape.heartbeats(batches):
+            _write(folder / stream / f"last-{number:05d}.parquet", heartbeat(schema, shape, number), number)
     return counts[:batches]
 
 
@@ -112,7 +113,7 @@ def read(
         if folder is None:
             events = _rate(spark, workload.name, stream, schema, shape, batches)
         elif kafka is None:
-            events = _files(spark, folder / stream, schema, batches)
+            events = _files(spark, folder / stream, schema, file_names(batches, len(shape.heartbeats(batches))))
         else:
             topic = f"{topics.prefix(workload, shape, batches)}-{stream}"
             events = topics.read(spark, kafka, topic, schema, topics.longest(folder, stream, batches))
@@ -131,12 +132,11 @@ def watermarked(events: DataFrame, shape: Shape, *, aion: bool) -> DataFrame:
     return events.filter("ts IS NOT NULL").withWatermark("ts", shape.bound)
 
 
-def _files(spark: SparkSession, folder: Path, schema: pa.Schema, batches: int) -> DataFrame:
+def _files(spark: SparkSession, folder: Path, schema: pa.Schema, names: Sequence[str]) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    names = ",".join([*(f"batch-{batch:05d}.parquet" for batch in range(batches)), f"last-{batches:05d}.parquet"])
     reader = spark.readStream.schema(from_arrow_schema(schema)).option("maxFilesPerTrigger", 1)
-    return reader.parquet(f"{folder.absolute()}/{{{names}}}")
+    return reader.parquet(f"{folder.absolute()}/{{{','.join(f'{name}.parquet' for name in names)}}}")
 
 
 def _rate(spark: SparkSession, workload: str, stream: str, schema: pa.Schema, shape: Shape, batches: int) -> DataFrame:
@@ -147,7 +147,7 @@ def _rate(spark: SparkSession, workload: str, stream: str, schema: pa.Schema, sh
 
         for batch in (value.as_py() for row in rows for value in row["value"]):
             made = load(workload)
-            table = heartbeat(schema, shape, batches) if batch >= batches else table_of(made, stream, shape, batch)[0]
+            table = heartbeat(schema, shape, batch) if batch >= batches else table_of(made, stream, shape, batch)[0]
             yield from table.to_batches(max_chunksize=10_000)
 
     ticks = (

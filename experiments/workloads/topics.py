@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from aion.errors import ConfigError
 from experiments.workloads import load
-from experiments.workloads.model import Shape, Workload
+from experiments.workloads.model import Shape, Workload, file_names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,8 +97,10 @@ def need_connector(spark: SparkSession) -> None:
 # -- topics ---------------------------------------------------------------------------------------------------
 
 
-def fill(spark: SparkSession, workload: Workload, folder: Path, servers: str, batches: int, names: str) -> None:
-    """Sends the files to their topics, batch by batch in order, then the heartbeat.
+def fill(
+    spark: SparkSession, workload: Workload, folder: Path, servers: str, batches: int, heartbeats: int, names: str
+) -> None:
+    """Sends the files to their topics, batch by batch in order, then the heartbeats.
 
     Skips topics with the right number of records, and recreates the others. Raises ConfigError.
     """
@@ -106,14 +108,13 @@ def fill(spark: SparkSession, workload: Workload, folder: Path, servers: str, ba
     with _admin(spark, servers) as admin:
         for stream in workload.streams:
             topic, length = f"{names}-{stream}", longest(folder, stream, batches)
-            wanted = length * batches + 1
+            wanted = length * (batches + heartbeats)
             if admin.records(topic) == wanted:
                 continue
             admin.drop([topic])
             admin.create(topic)
-            for name in [*(f"batch-{batch:05d}" for batch in range(batches)), f"last-{batches:05d}"]:
-                rows = spark.read.parquet(str(folder / stream / f"{name}.parquet"))
-                values = encoded(rows, length if name.startswith("batch") else 1).coalesce(1)
+            for name in file_names(batches, heartbeats):
+                values = encoded(spark.read.parquet(str(folder / stream / f"{name}.parquet")), length).coalesce(1)
                 values.write.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", topic).save()
             if (found := admin.records(topic)) != wanted:
                 raise ConfigError(f"kafka: topic {topic} has {found} records, not the {wanted} sent; who else writes?")
@@ -189,7 +190,8 @@ def apart(
 ) -> None:
     """:func:`fill` or :func:`drop` in a process of its own. Raises ConfigError, or RuntimeError with its output."""
     names = prefix(workload, shape, batches)
-    command = [sys.executable, "-m", __name__, what, workload.name, str(folder), servers, str(batches), names]
+    numbers = str(batches), str(len(shape.heartbeats(batches)))
+    command = [sys.executable, "-m", __name__, what, workload.name, str(folder), servers, *numbers, names]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
     if done.returncode == WRONG:
         raise ConfigError(done.stdout.strip().rpartition("\n")[2])
@@ -197,7 +199,7 @@ def apart(
         raise RuntimeError(f"Kafka's topics {names}: exit code {done.returncode}\n{done.stderr[-4_000:]}")
 
 
-def main(what: str, name: str, folder: str, servers: str, batches: str, names: str) -> int:
+def main(what: str, name: str, folder: str, servers: str, batches: str, heartbeats: str, names: str) -> int:
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -206,7 +208,7 @@ def main(what: str, name: str, folder: str, servers: str, batches: str, names: s
     spark.sparkContext.setLogLevel("ERROR")
     try:
         if what == "fill":
-            fill(spark, load(name), Path(folder), servers, int(batches), names)
+            fill(spark, load(name), Path(folder), servers, int(batches), int(heartbeats), names)
         else:
             drop(spark, load(name), servers, names)
     except ConfigError as error:

@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 import struct
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,8 @@ ALIGNMENT = 64
 END = struct.Struct("<II4s")
 MAGIC = b"AIOH"
 _PAGE = mmap.PAGESIZE
+_AROUND = max(1 << 16, _PAGE)
+"""Linux maps this much around a page that is read."""
 
 
 class Places(NamedTuple):
@@ -51,6 +54,31 @@ class Footer(NamedTuple):
     bodies: list[tuple[int, int, int]]
 
 
+_files: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+
+def give_back_pages() -> None:
+    """Gives back the pages of all bodies that this process maps, also of those that somebody still reads."""
+    for file in list(_files):
+        file.madvise(mmap.MADV_DONTNEED)
+
+
+class _Read:
+    """A body in a mapped file, as long as somebody reads it. Then its pages are given back.
+
+    Pages of a mapped file count as the process's memory for as long as they are mapped, and an attempt maps the files
+    of all windows that it executes. What is read again comes from the page cache.
+    """
+
+    def __init__(self, file: mmap.mmap, offset: int, size: int) -> None:
+        self._file = file
+        self._first = offset - offset % _AROUND
+        self._length = min(-(-(offset + size) // _AROUND) * _AROUND, len(file)) - self._first
+
+    def __del__(self) -> None:
+        self._file.madvise(mmap.MADV_DONTNEED, self._first, self._length)
+
+
 class Bodies:
     """Maps bodies into memory, so that nothing is copied: a staged body, or the file that has it.
 
@@ -61,7 +89,7 @@ class Bodies:
     def __init__(self, places: Places, fetch: Callable[[Places, Block], bytes] | None = None) -> None:
         self._places = places
         self._fetch = fetch
-        self._maps: dict[str, Any] = {}
+        self._maps: dict[str, tuple[mmap.mmap, Any]] = {}
 
     def of(self, block: Block) -> Block:
         """Returns the block; if it is a reference, one that opens its body when it is first read."""
@@ -76,9 +104,10 @@ class Bodies:
         mapped = self._maps.get(name) or self._map(name)
         if mapped is not None:
             self._maps[name] = mapped
-            if offset + size > mapped.size:
+            file, content = mapped
+            if offset + size > content.size:
                 raise too_short(block.at, size)
-            return mapped.slice(offset, size)
+            return pa.foreign_buffer(content.address + offset, size, _Read(file, offset, size))
         if self._fetch is not None:
             with contextlib.suppress(FileNotFoundError):
                 return pa.py_buffer(self._fetch(self._places, block))
@@ -94,11 +123,14 @@ class Bodies:
                     return mapped
         return None
 
-    def _map(self, name: str) -> Any:
+    def _map(self, name: str) -> tuple[mmap.mmap, Any] | None:
+        """A file, and its bytes. None: it is not there, or it is empty."""
         path = find(self._places.folders, name)
         if path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                return pa.memory_map(str(path)).read_buffer()
+            with contextlib.suppress(FileNotFoundError, ValueError), path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                _files.add(mapped)
+                return mapped, pa.py_buffer(mapped)
         return None
 
 

@@ -245,10 +245,12 @@ def parse(data: Buffer, name: str = "block") -> Block:
     return Block(header, data)
 
 
-def check(block: Block, name: str = "block") -> None:
-    """Raises CorruptBlock if the body's checksum is wrong."""
-    if crc32(block.body) != block.header.crc:
+def check(block: Block, name: str = "block") -> Any:
+    """Returns the body. Raises CorruptBlock if its checksum is wrong."""
+    body = block.body
+    if crc32(body) != block.header.crc:
         raise CorruptBlock(f"{name}: the body's checksum differs from the one it was written with")
+    return body
 
 
 def _fields(version: int) -> struct.Struct:

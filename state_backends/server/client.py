@@ -110,17 +110,24 @@ class StateClient:
 
     Raises ServerUnreachable if the server cannot be reached, or gives no sign of life for ``timeout_s``: see
     :mod:`state_backends.server.watchdog`. Close it. ``watched``: what the server's life is bound to. None: this
-    client only observes; it neither starts a server nor keeps it alive.
+    client only observes; it neither starts a server nor keeps it alive. ``replay_bytes``: the most that its attempts
+    keep to send again. At most ``REPLAY_BYTES``.
     """
 
-    def __init__(self, folder: Path, watched: Watched | None, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        watched: Watched | None,
+        timeout_s: float = REQUEST_TIMEOUT_SECONDS,
+        replay_bytes: int | None = None,
+    ) -> None:
         self._folder = folder
         self._watched = watched
         self._lock = threading.Lock()
         self._watchdog = Watchdog(folder, timeout_s, lambda seconds: _answers(folder, watched, seconds))
         self._flight = _connection(folder)
         self.generation = 0
-        self.replay = ReplayRoom(REPLAY_BYTES)
+        self.replay = ReplayRoom(REPLAY_BYTES if replay_bytes is None else min(replay_bytes, REPLAY_BYTES))
 
     @classmethod
     def connect(
@@ -130,6 +137,7 @@ class StateClient:
         watch_pid: int,
         daemon_pid: int | None = None,
         timeout_s: float = REQUEST_TIMEOUT_SECONDS,
+        replay_bytes: int | None = None,
     ) -> StateClient:
         """Connects. Starts the server if there is none; if several clients try to, a lock file elects one.
 
@@ -140,7 +148,7 @@ class StateClient:
         folder = runtime_dir(application)
         watched = Watched(watch_pid, daemon_pid)
         _ensure(folder, watched, timeout_s)
-        return cls(folder, watched, timeout_s)
+        return cls(folder, watched, timeout_s, replay_bytes)
 
     @classmethod
     def find(cls, application: str, *, timeout_s: float = REQUEST_TIMEOUT_SECONDS) -> StateClient | None:

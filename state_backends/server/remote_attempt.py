@@ -10,7 +10,7 @@ is computed twice, so no pane is yielded twice.
 If files of the server's host are damaged or missing, the attempt does the same once: the server makes the shard anew
 from its version. If that does not help, the version itself is damaged, and the task fails.
 
-Blocks and values that were sent are kept until the commit, up to ``REPLAY_BYTES`` for all attempts of a worker. An
+Blocks and values that were sent are kept until the commit, up to the client's ``ReplayRoom`` for all attempts. An
 attempt that has sent more cannot resume: it fails with ServerUnreachable, and Spark runs its task again.
 """
 
@@ -58,7 +58,7 @@ class ReplayRoom:
 
     def __init__(self, size_bytes: int) -> None:
         self._lock = threading.Lock()
-        self.left_bytes = size_bytes
+        self.size_bytes = self.left_bytes = size_bytes
 
     def take(self, size_bytes: int) -> bool:
         """Returns whether there was room for these bytes. If so, they are taken."""
@@ -317,7 +317,7 @@ class RemoteAttempt:
             if self._sent is None:
                 raise ServerUnreachable(
                     f"the state server was lost ({lost}), and this task had sent more than the "
-                    f"{REPLAY_BYTES >> 20} MiB that a worker keeps to send again"
+                    f"{self._client.replay.size_bytes / (1 << 20):.0f} MiB that a worker keeps to send again"
                 ) from None
             if self.servers == MOST_SERVERS:
                 raise ServerUnreachable(

@@ -17,10 +17,12 @@ from aion.core.ingest.encoding import encode
 from aion.core.query.plan import make_plan
 from aion.execute import spilling
 from aion.execute.applying import apply_window
+from state_backends.files.bodies import Bodies, Places
+from state_backends.files.handed import HandedFile, name_of
 from state_backends.format.block import BlockKind
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
-from tests.spilled import MIB, SCHEMA, block_of, execute, files_in, plan_of, rows_of
+from tests.spilled import MIB, SCHEMA, block_of, execute, files_in, mapped_bytes, plan_of, rows_of
 
 
 class Peak:
@@ -86,6 +88,46 @@ def test_memory_is_bounded_for_a_window_far_larger_than_the_limit(threads: int, 
     assert window_bytes > 16 * limit
     # The limit, half of it again for what goes into files, and the blocks on their way.
     assert peak.bytes < 2 * limit + 6 * MIB
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is in memory")
+def test_a_keyed_window_that_was_handed_over_is_mapped_within_the_limit(tmp_path: Path) -> None:
+    """Every key has events in every block, and they are read where they lie."""
+    limit, blocks, rows = 2 * MIB, 40, 16
+    schema = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us")), ("pad", pa.string())])
+    name = name_of(7, "c0ffee", "attempt")
+    file = HandedFile(tmp_path, name)
+    try:
+        batch = pa.record_batch(
+            [np.arange(rows), np.zeros(rows, "datetime64[us]"), ["x" * 32_000] * rows], schema=schema
+        )
+        block = encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=rows, min_us=0, max_us=0)
+        references = [file.add(block) for _ in range(blocks)]
+        file.end()
+        file.seal()
+    finally:
+        file.close()
+    most = 0
+
+    def count(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> Mapping[str, Any]:
+        nonlocal most
+        n = 0
+        for part in events:
+            n += pc.sum(pc.binary_length(part["pad"])).as_py()  # it reads the offsets
+            n += pc.sum(pc.count_substring(part["pad"], "y")).as_py()  # it reads the texts
+            most = max(most, mapped_bytes(tmp_path / name))
+        return {"length": n}
+
+    plan = make_plan(
+        schema, key="key", time="ts", windows=aion.Tumbling("1 second"), aggregates=None, apply=count,
+        outputs="length bigint",
+    )  # fmt: skip
+    bodies = Bodies(Places([str(tmp_path)]))
+    stored = (StoredBlock(seq, bodies.of(reference)) for seq, reference in enumerate(references))
+    panes = list(apply_window(plan, execute(blocks), stored, memory_limit_bytes=limit, spill_folder=str(tmp_path)))
+    assert {row["length"] for batch in panes for row in batch.to_pylist()} == {blocks * 32_000}
+    assert blocks * rows * 32_000 > 8 * limit
+    assert 0 < most < limit + MIB, "the limit, and one block"
 
 
 def test_results_cut_out_of_the_events_do_not_keep_them_in_memory(

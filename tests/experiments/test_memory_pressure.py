@@ -15,6 +15,7 @@ import pytest
 
 from aion.config.values import size_bytes
 from aion.errors import ConfigError
+from experiments.memory_pressure.cell import java_options
 from experiments.memory_pressure.command import flink_left_out, progress_line
 from experiments.memory_pressure.limits import enter, limited, make_group
 from experiments.memory_pressure.measure import garbage, ingestion, measured, processing
@@ -29,6 +30,7 @@ from experiments.memory_pressure.settings import (
     estimate,
     load_settings,
     numbers,
+    shape_of,
 )
 from experiments.shared.tree import Tree, kind_of
 from experiments.workloads.model import drawn_lateness
@@ -102,6 +104,26 @@ def test_without_a_number_a_cell_warms_up_until_its_state_grows_no_longer() -> N
     assert [settings.batches_of(cell) for cell in cells(settings)] == [7, 7, 14, 14]
 
 
+def test_a_floor_has_the_panes_of_the_longest_cell_and_next_to_no_state() -> None:
+    settings = Settings(warm_up=None, measured=5, past_windows=[1, 8], scale=0.1)
+    cell = list(cells(settings))[-1]
+    spec, floor = (cell_spec(settings, of) for of in (cell, cell.its_floor))
+    assert [floor[name] for name in ("warm_up", "measured")] == [spec[name] for name in ("warm_up", "measured")]
+    shape, of_floor = shape_of(spec), shape_of(floor)
+    assert of_floor.events_per_batch == shape.events_per_batch
+    assert of_floor.held_bytes < shape.held_bytes / 100
+
+
+def test_a_heap_has_a_fixed_size_unless_it_holds_the_state() -> None:
+    settings = Settings(state="1GiB", flink="x.whl")
+    for cell in (Cell("average", backend, 1) for backend in SHARES):
+        options = java_options(cell_spec(settings, cell))
+        holds = cell.backend in ("spark-list", "spark-window", "flink-heap")
+        assert ("-Xms" in options and "+AlwaysPreTouch" in options) == (not holds), cell
+        assert "-Xms" in java_options(cell_spec(settings, cell.its_floor))
+        assert "-XX:MaxMetaspaceSize" in options
+
+
 def test_others_run_fewer_stores_and_past_windows() -> None:
     others = {"backend": ["tiered"], "past_windows": [8]}
     settings = load_settings(None, {"workload": "average,stock", "past_windows": "1,8", "others": others,
@@ -164,10 +186,10 @@ def test_settings_that_are_no_text(tmp_path: Path) -> None:
 
 def test_the_jvm_has_nearly_all_memory_where_it_keeps_the_state() -> None:
     settings = Settings(state="1GiB")
-    backends = ("tiered", "spark-state", "spark-list", "flink-heap")
+    backends = ("tiered", "spark-state", "spark-list", "flink-heap", "flink-rocksdb")
     specs = {name: cell_spec(settings, Cell("average", name, 1)) for name in backends}
     heaps = {name: (spec["heap_bytes"] - spec["flight_bytes"] // 2) / 2**20 for name, spec in specs.items()}
-    wanted = {"tiered": 512 + 256, "spark-state": 512 + 256, "spark-list": 512 + 870.4}
+    wanted = {"tiered": 512 + 256, "spark-state": 512 + 256, "spark-list": 512 + 870.4, "flink-rocksdb": 192 + 256}
     assert {name: heaps[name] for name in wanted} == pytest.approx(wanted, abs=1)
     assert specs["flink-heap"]["heap_bytes"] == (192 + 1024) << 20
 

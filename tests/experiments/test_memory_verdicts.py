@@ -51,6 +51,7 @@ def result(backend: str, past: int, part: str = "full", status: str = "done", **
             "floor_bytes": 1000 << 20,
             "held_bytes": (100 * past) << 20,
             "state_bytes": of.get("state_mib", 150) << 20,
+            "native_bytes": (75 << 20) if backend == "tiered" else 0,
             "limit_bytes": 1150 << 20,
         },
         "measured": {
@@ -94,6 +95,9 @@ OURS = [result("tiered", 1), result("tiered", 8)]
         ([result("tiered", 1), result("tiered", 8, memory=300.0)], "2", "the same for any number", False),
         ([result("tiered", 1), result("tiered", 8, status="died")], "2", "the same for any number", False),
         ([*OURS, result("spark-list", 8, memory=500.0)], "2", "less memory", True),
+        (OURS, "2", "its budget and a quarter", True),
+        ([*OURS, result("tiered", 32, memory=345.0)], "2", "its budget and a quarter", False),
+        ([*OURS, result("tiered", 32, status="died")], "2", "its budget and a quarter", False),
         # figures 3, 5, 7
         ([*OURS, result("memory", 1, normal=120.0)], "3", "18 %", True),
         ([*OURS, result("memory", 1, normal=130.0)], "3", "18 %", False),

@@ -14,6 +14,7 @@ from experiments.memory_pressure import run
 from experiments.memory_pressure.findings import death
 from experiments.memory_pressure.run import Progress, cell_key, sweep
 from experiments.memory_pressure.settings import Cell, Settings, cell_spec, cells
+from experiments.shared import bench
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -89,9 +90,9 @@ def test_a_cell_that_dies_of_memory_is_recorded_and_not_asked_for_more(
     assert told == ["1 of 2 cells are done already"], "who died is not run again"
 
 
-def test_a_sweep_that_goes_on_stops_at_the_fewest_past_windows_that_were_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The past windows of cells that have run. With 5 or more they died. Nothing is measured."""
     asked: list[int] = []
 
     def run_cell(
@@ -102,6 +103,7 @@ def test_a_sweep_that_goes_on_stops_at_the_fewest_past_windows_that_were_too_man
         died: dict[str, object] = {
             "status": "died" if cell.past_windows >= 5 else "done",
             "spec": cell_spec(settings, cell, floor_bytes),
+            "commit": bench.commit(),
         }
         died["measured"] = {"peak_mib": 700.0}
         place = out / "cells" / f"{cell.name}.json"
@@ -110,10 +112,38 @@ def test_a_sweep_that_goes_on_stops_at_the_fewest_past_windows_that_were_too_man
         return died | cell_key(cell)
 
     monkeypatch.setattr(run, "run_cell", run_cell)
+    return asked
+
+
+def test_a_sweep_that_goes_on_stops_at_the_fewest_past_windows_that_were_too_many(
+    tmp_path: Path, asked: list[int]
+) -> None:
     for past_windows in ([1, 8], list(range(1, 11))):
         results = sweep(TINY.model_copy(update={"past_windows": past_windows}), tmp_path, lambda text, progress: None)
     assert asked == [1, 8, 2, 3, 4, 5]
     assert {result["why"] for result in results if result["status"] == "not run"} == {"died with 5 past windows"}
+
+
+def test_a_sweep_in_parts_goes_on_with_what_is_left(tmp_path: Path, asked: list[int]) -> None:
+    first = sweep(TINY, tmp_path, lambda text, progress: None, minutes=0)
+    assert [result["status"] for result in first] == ["not run"] * 2 and asked == []
+    sweep(TINY.model_copy(update={"past_windows": [1]}), tmp_path, lambda text, progress: None)
+    second = sweep(TINY, tmp_path, lambda text, progress: None, minutes=60)
+    assert [result["status"] for result in second] == ["done"] * 2 and asked == [1, 2]
+
+
+def test_results_of_another_commit_are_not_used_again(
+    tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(bench, "commit", lambda: "c0ffee")
+    sweep(TINY, tmp_path, lambda text, progress: told.append(text))
+    assert not told
+    monkeypatch.setattr(bench, "commit", lambda: "decade")
+    sweep(TINY, tmp_path, lambda text, progress: told.append(text))
+    names = ", ".join(f"average-spark-window-{of}" for of in ("01", "02", "floor"))
+    assert told == [f"of another commit, so they run again: {names}"]
+    assert asked == [1, 2, 1, 2]
 
 
 @pytest.mark.proof

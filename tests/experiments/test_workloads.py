@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from aion.core.query.plan import Window
 from experiments.shared.generate import lateness_shares
 from experiments.workloads import NAMES, bigrams, kept, linear_road, load, sources, stock
 from experiments.workloads.chaining import LastPanes, Results, newest
-from experiments.workloads.model import Shape, Spec
+from experiments.workloads.model import Shape, Spec, file_names
 from state_backends.format.block import BlockKind, Codec
 
 SMALL = Shape.of(Spec(1_000, 6, 40, parts=12), past_windows=3)
@@ -81,9 +82,12 @@ def test_files_are_kept_and_what_is_missing_is_added(tmp_path: Path) -> None:
     events = sources.events_of(tmp_path, workload, 3)["numbers"]
     assert events.num_rows == 3 * SMALL.events_per_batch
     assert [sum(of) for of in counts] == [SMALL.events_per_batch] * 2
-    beat = pq.read_table(tmp_path / "numbers" / "last-00003.parquet").to_pylist()
-    assert [row["ts"] for row in beat] == [None]
+    paths = [tmp_path / "numbers" / f"{name}.parquet" for name in file_names(3, SMALL.past_windows + 3)[3:]]
+    (*_, beat) = beats = [pq.read_table(path).to_pylist() for path in paths]
+    assert [row["ts"] for of in beats for row in of] == [None] * len(beats)
     assert beat[0]["arrived"].timestamp() * 1e6 > SMALL.start_us(3 + SMALL.past_windows)
+    arrived = [SMALL.start_us(2 + 1), *(of[0]["arrived"].timestamp() * 1e6 for of in beats)]
+    assert set(np.diff(arrived)) == {SMALL.window_us}, "one window becomes final at a time, as with a batch"
 
 
 @pytest.mark.parametrize("codec", [Codec.ARROW, Codec.JSON])
@@ -177,39 +181,59 @@ def values(last: LastPanes, start_s: int) -> dict[str, int]:
 
 def test_a_later_pane_replaces_that_of_its_key_and_leaves_the_others() -> None:
     last = LastPanes({"s": ("k",)})
-    assert last.upsert(0, panes(("a", 0, 0, 1), ("b", 0, 0, 2), ("a", 10, 0, 3))) == {("s", 0), ("s", 10_000_000)}
-    assert last.upsert(1, panes(("a", 0, 1, 5))) == {("s", 0)}
+    assert last.upsert(panes(("a", 0, 0, 1), ("b", 0, 0, 2), ("a", 10, 0, 3))) == {("s", 0), ("s", 10_000_000)}
+    assert last.upsert(panes(("a", 0, 1, 5))) == {("s", 0)}
     assert (values(last, 0), values(last, 10)) == ({"a": 5, "b": 2}, {"a": 3})
 
 
 def test_an_earlier_pane_changes_nothing_and_a_batch_that_comes_again_neither() -> None:
     last = LastPanes({"s": ("k",)})
     second = panes(("a", 0, 1, 5), ("a", 0, 2, 6), ("c", 0, 0, 7))
-    last.upsert(1, second)
-    last.upsert(0, panes(("a", 0, 0, 1)))
-    last.upsert(1, second)
+    last.upsert(second)
+    last.upsert(panes(("a", 0, 0, 1)))
+    last.upsert(second)
     assert values(last, 0) == {"a": 6, "c": 7}
 
 
 def test_without_key_all_rows_of_a_pane_are_replaced_together() -> None:
     last = LastPanes({"s": ()})
-    last.upsert(0, panes(("x", 0, 0, 1), ("y", 0, 0, 2)))
-    last.upsert(1, panes(("y", 0, 1, 3), ("z", 0, 1, 4)))
+    last.upsert(panes(("x", 0, 0, 1), ("y", 0, 0, 2)))
+    last.upsert(panes(("y", 0, 1, 3), ("z", 0, 1, 4)))
     assert values(last, 0) == {"y": 3, "z": 4}
 
 
 def test_what_was_taken_in_is_there_after_a_restart(tmp_path: Path) -> None:
     last = LastPanes({"s": ("k",)}, folder=tmp_path)
-    last.upsert(0, panes(("a", 0, 0, 1), ("b", 0, 0, 2)))
-    last.upsert(1, panes(("a", 0, 1, 5)))
+    last.upsert(panes(("a", 0, 0, 1), ("b", 0, 0, 2)))
+    last.upsert(panes(("a", 0, 1, 5)))
     again = LastPanes({"s": ("k",)}, folder=tmp_path)
-    again.upsert(1, panes(("a", 0, 1, 5)))
+    again.upsert(panes(("a", 0, 1, 5)))
     assert values(again, 0) == {"a": 5, "b": 2}
+
+
+def test_the_driver_keeps_no_pane(tmp_path: Path) -> None:
+    """Each has a million bytes. It keeps where they are."""
+    last = LastPanes({"s": ("k",)}, folder=tmp_path, keep_us=1_000_000_000)
+    last.upsert(panes(("a" * 1_000_000, 0, 0, 1)))
+    tracemalloc.start()
+    try:
+        for batch in range(1, 20):
+            last.upsert(panes(("a" * 1_000_000, batch * 10, 0, 1)))
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
+    assert len(values(last, 30)) == 1
+
+
+def test_files_of_windows_long_gone_are_deleted(tmp_path: Path) -> None:
+    last = LastPanes({"s": ("k",)}, folder=tmp_path, keep_us=25_000_000)
+    last.upsert(panes(("a", 0, 0, 1), ("a", 10, 0, 2), ("a", 30, 0, 3)))
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2
 
 
 def test_windows_long_gone_are_forgotten() -> None:
     last = LastPanes({"s": ("k",)}, keep_us=25_000_000)
-    last.upsert(0, panes(("a", 0, 0, 1), ("a", 10, 0, 2), ("a", 30, 0, 3)))
+    last.upsert(panes(("a", 0, 0, 1), ("a", 10, 0, 2), ("a", 30, 0, 3)))
     assert [values(last, s) for s in (0, 10, 30)] == [{}, {"a": 2}, {"a": 3}]
 
 
@@ -232,9 +256,9 @@ def test_a_window_without_warnings_any_more_replaces_its_alerts_and_its_correlat
         )  # fmt: skip
 
     last = LastPanes(stock.WORKLOAD.keys)
-    found = stock.finals(last, last.upsert(0, stocks(0, 1, [7])), SMALL)
+    found = stock.finals(last, last.upsert(stocks(0, 1, [7])), SMALL)
     assert found["alerts", 0]["alerts"].tolist() == [7]
-    found = stock.finals(last, last.upsert(1, stocks(1, 0, [])), SMALL)
+    found = stock.finals(last, last.upsert(stocks(1, 0, [])), SMALL)
     assert found["alerts", 0]["alerts"].tolist() == []
     assert found["joined", 0][["warnings", "mentions"]].to_numpy().tolist() == [[0, 3]]
 

@@ -18,12 +18,13 @@ from aion import errors
 from state_backends.backends import StoreConfig
 from state_backends.format.block import Compacted
 from state_backends.server import remote_attempt
-from state_backends.server.client import runtime_dir
+from state_backends.server.client import StateClient, runtime_dir
 from state_backends.server.processes import Process
 from state_backends.server.remote_attempt import MOST_SERVERS
 from state_backends.store.protocol import Only
 from tests.server.conftest import (
     Connect,
+    Executor,
     block,
     is_over,
     kill,
@@ -183,6 +184,14 @@ def test_what_is_too_much_to_send_again_fails_cleanly(
     again = open_shard(client, tmp_path, "t1", "t3")
     assert values(again, 0) == [1]
     assert client.replay.left_bytes == 2000
+
+
+@pytest.mark.parametrize(("given", "kept"), [(2000, 2000), (1 << 40, remote_attempt.REPLAY_BYTES)])
+def test_what_is_kept_to_send_again_follows_the_memory_of_a_worker(
+    application: str, executor: Executor, given: int, kept: int
+) -> None:
+    with contextlib.closing(StateClient.connect(application, watch_pid=executor.pid, replay_bytes=given)) as client:
+        assert client.replay.left_bytes == kept
 
 
 def test_a_server_that_dies_of_every_request_is_not_tried_for_ever(

@@ -13,6 +13,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from aion.spark.session.workers import LOADS, in_arrow, of_aion
+from aion.spark.tasks.worker import begin_task
+from tests.server.conftest import wait_until
 
 DAEMON = "spark.python.daemon.module"
 FORKS = """
@@ -70,6 +72,29 @@ def test_forks_draw_random_numbers_of_their_own() -> None:
 
 def test_what_is_on_the_path_is_still_found(tmp_path: object) -> None:
     assert run(NEW_MEMBER, f"{tmp_path}/a.zip", str(tmp_path)) == ["1 2"]
+
+
+def hoarding(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A task of Aion that holds much for a while. Yields where it ran, and how large it was."""
+    for _ in batches:
+        begin_task()
+        small = [bytes(100_000) for _ in range(600)]
+        arrays = [pa.array(range(20_000)).cast(pa.string()) for _ in range(300)]
+        here = psutil.Process()
+        largest = here.memory_info().rss
+        left_over.append((small[::60], arrays[::60]))
+        del small, arrays
+        yield pa.record_batch({"pid": [here.pid], "largest": [largest]})
+
+
+left_over: list[object] = []
+
+
+def test_a_worker_gives_memory_back_after_a_task(spark: SparkSession) -> None:
+    (row,) = spark.range(1, numPartitions=1).mapInArrow(hoarding, "pid bigint, largest bigint").collect()
+    worker = psutil.Process(row["pid"])
+    limit = row["largest"] - (80 << 20)
+    wait_until(lambda: worker.memory_info().rss < limit)
 
 
 def environment(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -14,6 +14,7 @@ from state_backends.files.bodies import ALIGNMENT, Bodies, Places, damage, read_
 from state_backends.files.handed import HandedFile, name_of, sweep
 from state_backends.format.block import UNNUMBERED, Block, Compacted, numbered, parse
 from tests.server.conftest import SCHEMA, block
+from tests.spilled import mapped_bytes
 
 NAME = name_of(7, "c0ffee", "attempt")
 BLOCKS = [block(*range(n), slice_us=n) for n in (1, 100, 3, 5000)]
@@ -132,3 +133,25 @@ def test_only_files_of_earlier_batches_and_the_same_lineage_are_swept(tmp_path: 
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {n for n in names if "theirs" in n or n[11:21] >= f"{7:010d}"} | {"notes.txt"}
     sweep(tmp_path / "missing", "ours", 7)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is in memory")
+def test_a_process_keeps_the_bodies_that_it_is_reading_and_no_others(tmp_path: Path) -> None:
+    large = [block(*range(n, n + 200_000), slice_us=n) for n in range(8)]
+    file = HandedFile(tmp_path, NAME)
+    try:
+        references = [file.add(b) for b in large]
+        file.end()
+        file.seal()
+    finally:
+        file.close()
+    bodies = Bodies(Places([str(tmp_path)]))
+    most = 0
+    for reference, original in zip(references, large, strict=True):
+        rows = decode(bodies.of(reference), SCHEMA)
+        assert rows == decode(original, SCHEMA)
+        most = max(most, mapped_bytes(tmp_path / NAME))
+    whole = (tmp_path / NAME).stat().st_size
+    assert whole / len(large) <= most < 2 * whole / len(large), "two are there when one has just been opened"
+    del rows
+    assert mapped_bytes(tmp_path / NAME) <= 1 << 17, "the system maps some pages around those that are read"

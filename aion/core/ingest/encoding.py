@@ -59,10 +59,9 @@ def decode(block: Block, schema: pa.Schema, name: str = "block") -> pa.RecordBat
     Raises CorruptBlock with the block's name, also if the body was already damaged when it was written, or was written
     with another schema.
     """
-    check(block, name)
+    body = check(block, name)
     header = block.header
     try:
-        body = block.body
         if header.compression is not Compression.NONE:
             codec = pa.Codec(_ARROW_NAMES[header.compression])
             body = codec.decompress(body, decompressed_size=header.raw_bytes)

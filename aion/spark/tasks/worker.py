@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -10,11 +12,16 @@ from functools import wraps
 from pathlib import Path
 from typing import IO, Any
 
+import pyarrow as pa
+
 from aion.errors import AionError, ApplyError, TransformError
 
 _FOLDERS = tuple(str(Path(__file__).parents[3] / package) for package in ("aion", "state_backends", "policies"))
+_DAEMON = str(Path("pyspark") / "daemon.py")
 _FIRST_CALLS, _LAST_CALLS = 3, 3
 _modules = 0
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+"""Gives back the C library's free memory. None: it has no such function."""
 
 
 def begin_task() -> None:
@@ -30,6 +37,22 @@ def begin_task() -> None:
         _report_briefly()
         gc.freeze()
         _modules = len(sys.modules)
+    if _give_back not in gc.callbacks:
+        gc.callbacks.append(_give_back)
+
+
+def _give_back(phase: str, _: Any) -> None:
+    """Gives back free memory after a task: a worker waits for the next one, which may go to another worker.
+
+    Arrow and the C library keep what they free. So a worker is as large as its largest task, for as long as the query
+    runs, and Spark has more workers than tasks at a time. Spark's daemon looks for cycles when a task is over and
+    everything it held is free. Other looks are in the middle of a task, which would ask for the memory again.
+    """
+    caller = sys._getframe().f_back  # None: Python ends
+    if phase == "stop" and caller is not None and caller.f_code.co_filename.endswith(_DAEMON):
+        pa.default_memory_pool().release_unused()
+        if _trim is not None:
+            _trim(0)
 
 
 def _report_briefly() -> None:
