@@ -83,6 +83,8 @@ class Executor:
         self._purged = False  # in this batch
         self._seeks = self._contents.compacts and bool(plan.key)
         self._keyed = [self._contents.keyed(part, attempt, self._timed) for part in plan.parts]
+        for keyed, windows in zip(self._keyed, operator.keyed.parts, strict=False):
+            windows.wait_in(keyed.waiting)
         self._keyed_of = {
             number: keyed for keyed, part in zip(self._keyed, plan.parts, strict=True) for number in part.keyed
         }

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from aion.aggregates.values import as_batch
+from aion.base.stretches import at_once
 from aion.core.operator.keyed.table import Ints, Table
 from state_backends.thresholds import threshold
 
@@ -120,14 +121,3 @@ def stretches(located: Located, held: HeldRows, limit_bytes: int) -> Iterator[Lo
         yield Located(windows.take(some), rows[low:high], begins[some] - low, lengths[some])
         start += len(some)
         held.forget()
-
-
-def at_once(weights: Any, limit: int) -> Iterator[slice]:
-    """Splits items into stretches. Each weighs at most ``limit`` together, or is a single item."""
-    upto = np.cumsum(weights)
-    start = 0
-    while start < len(upto):
-        done = int(upto[start - 1]) if start else 0
-        end = max(start + 1, int(np.searchsorted(upto, done + limit, side="right")))
-        yield slice(start, end)
-        start = end

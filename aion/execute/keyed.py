@@ -22,6 +22,7 @@ from aion.execute.held_rows import HeldRows
 from aion.execute.keyed_panes import panes, placed, retractions
 from aion.execute.rows import TOO_LATE, WindowColumns, pane_rows
 from aion.execute.spilling import parts_by_key
+from aion.execute.waiting_rows import SpilledRows
 from state_backends.format.block import Block
 from state_backends.store.protocol import Only, StoredBlock
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from aion.execute.applying import Seen
     from state_backends.store.attempt import ShardAttempt
     from state_backends.store.codec_pool import CodecPool
+
+
+_WAITING_SHARE = 8  # rows that wait for the end of their batch may take this part of the memory
 
 
 class KeyedExecutor:
@@ -59,6 +63,10 @@ class KeyedExecutor:
         self._seeks = seeks and bool(plan.key) and not plan.by_event
 
     # -- arrivals -----------------------------------------------------------------------------------------
+
+    def waiting(self) -> SpilledRows:
+        """Where the rows of one definition wait for the end of a batch."""
+        return SpilledRows(self._limit // _WAITING_SHARE, self._folder)
 
     def arrivals(self, blocks: Sequence[Block]) -> Arrivals | None:
         """The rows that windows of single keys depend on. None if there are no such windows or no such rows."""

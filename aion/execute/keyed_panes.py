@@ -11,13 +11,14 @@ import pyarrow as pa
 from aion.aggregates.groups import Groups
 from aion.aggregates.partial import Partial, States
 from aion.aggregates.values import combined
+from aion.base.stretches import at_once
 from aion.core.operator.actions import PaneKind
 from aion.core.operator.keyed.orders import ExecuteKeyed, Retract
 from aion.core.operator.keyed.table import Ints, Places, Table, coded
 from aion.core.query.plan import Plan
 from aion.core.slicing.tree import SliceTree, spans, trees_for
 from aion.core.windows import Count
-from aion.execute.held_rows import HeldRows, Located, at_once, stretches
+from aion.execute.held_rows import HeldRows, Located, stretches
 from aion.execute.rows import WindowColumns, pane_rows
 
 SEQ, ROW = "\0seq", "\0row"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FILL = 250_000
 """Keys of a batch that fills."""
-MOST = {"spark": 1.1, "local": 2.0}
+MOST = {"spark": 1.1, "local": 2.0, "worker": 2.0}
 """How much longer a batch of few events may take with the most windows open than with the fewest, up to a million."""
 MOST_OF_MORE = 2.0
 MOST_OF_RESTART = 2.0
@@ -41,7 +41,7 @@ SECOND_US = 1_000_000
 ORIGIN_US = 1_767_225_600 * SECOND_US
 SPREAD_S = 600
 MIB = 1 << 20
-LEGS = ("local", "spark")
+LEGS = ("local", "worker", "spark")
 WARM = 4  # small batches that are not measured
 AGAIN = 2  # more small batches after the restart, before all windows close, so that what starts is not measured with it
 
@@ -83,7 +83,7 @@ def sessions(
         "10000,1000000"
     ),
     kinds: Annotated[str, typer.Option(help="Some of: session,cut,count,record.")] = "",
-    legs: Annotated[str, typer.Option(help="Some of: local,spark.")] = "",
+    legs: Annotated[str, typer.Option(help="Some of: local,worker,spark.")] = "",
     events: Annotated[int, typer.Option(min=1, help="Events in a small batch.")] = 1_000,
     batches: Annotated[int, typer.Option(min=WARM + 1, help="Small batches; the first four are not measured.")] = 24,
     budget_mib: Annotated[int, typer.Option(min=16, help="The memory budget.")] = 256,
@@ -141,7 +141,11 @@ def measure(settings: Settings, work: Path, say: Callable[[str], None]) -> dict[
     """The costs by leg, kind and number of keys."""
     costs: dict[Place, Cost] = {}
     for leg in settings.legs:
-        run = _Local(settings) if leg == "local" else _OnSpark(settings, work)
+        run: _Local | _InWorker | _OnSpark
+        if leg == "spark":
+            run = _OnSpark(settings, work)
+        else:
+            run = _Local(settings) if leg == "local" else _InWorker(settings, work)
         with run:
             for kind in settings.kinds:
                 for keys in settings.sizes:
@@ -152,7 +156,7 @@ def measure(settings: Settings, work: Path, say: Callable[[str], None]) -> dict[
                         f"{leg:<5} {kind:<7} {keys:>10,} keys: a batch of {settings.events:,} events "
                         f"{cost.small_s * 1e3:,.0f} ms; {restart}"
                         f"all of them {cost.all_s:.2f} s; closing {cost.close_s:.2f} s; "
-                        f"filling {cost.fill_s:.1f} s; {memory if leg == 'spark' else ''}{cost.panes:,} panes"
+                        f"filling {cost.fill_s:.1f} s; {memory if leg != 'local' else ''}{cost.panes:,} panes"
                     )
     return costs
 
@@ -178,7 +182,7 @@ def verdicts(settings: Settings, costs: dict[Place, Cost]) -> list[str]:
                 f"{leg}, {kind}: a restart with {keys:,} keys over one with {few:,}: "
                 f"{bench.beside(ratio, MOST_OF_RESTART)} (at most {MOST_OF_RESTART}: {holds})"
             )
-        if leg == "spark" and keys >= MILLION:
+        if leg != "local" and keys >= MILLION:
             limit = settings.budget_mib * BUDGET_SHARE
             holds = "holds" if cost.server_mib <= limit else "does not hold"
             found.append(
@@ -264,6 +268,41 @@ class _Local:
                 seconds.append(time.perf_counter() - begin)
         n = len(batches.fill) + len(batches.small) + len(batches.every)
         return _cost(batches, seconds[:n], 0.0, sum(seconds[n:]), panes)
+
+
+class _InWorker:
+    """In a worker process with a state server, without Spark."""
+
+    def __init__(self, settings: Settings, work: Path) -> None:
+        self._settings, self._work = settings, work
+
+    def __enter__(self) -> _InWorker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def cost(self, kind: str, keys: int) -> Cost:
+        from experiments.sessions.worker import Worker
+
+        folder = self._work / f"worker-{kind}-{keys}"
+        (folder / "state").mkdir(parents=True)
+        batches = tables(keys, self._settings)
+        worker = Worker(kind, self._settings.budget_mib, folder)
+        try:
+            done = [
+                worker.batch(table, ORIGIN_US + at * SECOND_US // 10)
+                for at, table in enumerate((*batches.fill, *batches.small, *batches.every, *batches.last))
+            ]
+            if batches.last:
+                done.append(worker.batch(None, ORIGIN_US + 9 * 86_400 * SECOND_US))
+        finally:
+            worker.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        n = len(batches.fill) + len(batches.small) + len(batches.every)
+        seconds = [batch.seconds for batch in done]
+        cost = _cost(batches, seconds[:n], 0.0, sum(seconds[n:]), sum(batch.panes for batch in done))
+        return replace(cost, server_mib=worker.server_mib, worker_mib=worker.worker_mib)
 
 
 class _OnSpark:

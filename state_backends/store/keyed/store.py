@@ -31,7 +31,8 @@ from state_backends.thresholds import threshold
 
 PAGE_BYTES = threshold(1 << 20, 64)
 """About the most that one page of a get reads from disk. Nobody counts it in the budget until it is sent."""
-_PAGE_KEYS = threshold(1 << 14, 2)
+_PAGE_KEYS = threshold(1 << 10, 2)
+"""The most keys of a page. They are all looked up in memory again if the disk answers for only some of them."""
 _EXPECTED_KEYS = threshold(1 << 10, 2)  # come to memory between two looks at what is there already
 _EXPECTED_SHARE = 2  # expected values take this part of a shard's memory: the rest is for what it has already
 _OVERLAY_SHARE = 4  # an attempt's changes may take this part of the budget,

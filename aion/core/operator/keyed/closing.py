@@ -60,9 +60,9 @@ class Closing:
         return closes
 
     def _remember(self, bound_us: int, until_us: int) -> None:
-        """Adds a promise. Leaves out promises that follow from one with a shorter bound."""
+        """Adds a promise. Leaves out promises that follow from one with the same or a shorter bound."""
         kept: list[tuple[int, int]] = []
-        for bound, until in sorted([*self._promised, (bound_us, until_us)]):
+        for bound, until in sorted([*self._promised, (bound_us, until_us)], key=lambda pair: (pair[0], -pair[1])):
             if not kept or until > kept[-1][1]:
                 kept.append((bound, until))
         self._promised = kept

@@ -132,7 +132,7 @@ class CutSessions(ByEvent):
         """
         times = new["first"]
         accepted = (self.alone(new)[1] > closed_us) & (times >= settled_us)
-        doubtful = np.flatnonzero(times < closed_us)
+        doubtful = np.flatnonzero(self.doubtful(new, closed_us))
         if not len(doubtful) or not len(index):
             return np.asarray(accepted)
         windows = self.windows(index)

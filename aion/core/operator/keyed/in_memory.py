@@ -17,11 +17,11 @@ from aion.core.operator.keyed.kept import (
     EARLY,
     KEPT,
     OPEN,
-    PAGES_AT_ONCE,
     WAITING,
     Bins,
     Facts,
     KeptPages,
+    Part,
 )
 from aion.core.operator.keyed.now import Now, look, orphans
 from aion.core.operator.keyed.orders import ExecuteKeyed, Retract, joined
@@ -72,16 +72,13 @@ class WindowsInMemory:
         self._cells = Cells(shape.cell_us, bound, cells)
         self._at_us: int | None = None  # the watermark
         self._shows_early = shows_early
+        self._went_through = False  # pages were written since the last write(), but their number is as it was
         self._known: Now | None = None
 
     @property
     def closed_us(self) -> int:
         """Windows that end by then are gone."""
         return self._closing.closed_us
-
-    def touch(self, hashes: Ints) -> None:
-        """Brings the pages of the keys with these hashes into memory."""
-        self._read(self.kept.of(hashes))
 
     def _read(self, pages: Ints) -> None:
         if not len(pages):
@@ -93,16 +90,29 @@ class WindowsInMemory:
 
     def write(self) -> None:
         """Writes the pages that changed, and keeps none in memory."""
-        if self.kept.held:
-            pages, needed = self.kept.resize(len(self.index) + len(self.yielded))
+        if self.kept.held or self._went_through:
+            self._went_through = False
+            self._resize(self.kept.wanted(self.kept.rest.sums["rows"] + len(self.index) + len(self.yielded)))
+
+    def _resize(self, wanted: int) -> None:
+        """Writes the pages that changed to as many pages as are ``wanted``, and keeps none in memory."""
+        while True:
+            pages, needed = self.kept.resize(wanted)
+            if self.kept.held and len(self.kept.parts(needed)) > 1:
+                self._let_pages_go(self.kept.pages)
+                continue
             self._read(needed)
             self._let_pages_go(pages)
+            if pages == wanted:
+                return
 
     def _let_pages_go(self, pages: int) -> None:
+        """Writes the pages that changed to so many pages, and keeps none in memory."""
         if self.kept.held:
             self.kept.write(pages, self.index, self.yielded, self._facts())
             self.index, self.yielded = Table.empty(self.key_types, INDEX), Table.empty(self.key_types, YIELDED)
             self._known = None
+        self.kept.pages = pages
 
     def _facts(self) -> Facts:
         """What the due index says about the windows in memory, and the sums over all pages."""
@@ -137,17 +147,20 @@ class WindowsInMemory:
         passed = {OPEN: at_us, CLOSED: self.closed_us, KEPT: self.closed_us, EARLY: BEFORE_ALL}
         return Facts(windows.begins, there, now.at >= 0, open_, early, events, np.concatenate(entries), rows, passed)
 
-    def _in_parts(self, pages: Ints, act: Callable[[], Orders]) -> Orders:
-        """What ``act`` orders for the windows in memory and those of these pages: in one go, or some at a time."""
-        if len(pages) <= PAGES_AT_ONCE:
-            self._read(pages)
-            return act() if len(self.index) or len(self.yielded) else []
+    def _in_parts(self, parts: Sequence[Part], act: Callable[[Ints], Orders]) -> Orders:
+        """What ``act`` orders for the items of each part, with its pages in memory. They stay if it is the only one."""
         orders: list[Orders] = []
-        for begin in range(0, len(pages), PAGES_AT_ONCE):
-            self._read(pages[begin : begin + PAGES_AT_ONCE])
-            orders.append(act())
-            self._let_pages_go(self.kept.pages)  # with other pages, these numbers would mean nothing
-        return joined(orders)
+        for part in parts:
+            self._read(part.pages)
+            orders.append(act(part.items))
+            if len(parts) > 1:
+                self._let_pages_go(self.kept.pages)  # with other pages, the numbers of pages would mean nothing
+                self._went_through = True
+        return joined(orders) if len(parts) > 1 else orders[0]
+
+    def _due(self, pages: Ints, act: Callable[[], Orders]) -> Orders:
+        """What ``act`` orders for the windows in memory and those of these pages: in one go, or some at a time."""
+        return self._in_parts(self.kept.parts(pages), lambda _: act() if len(self.index) or len(self.yielded) else [])
 
     def _now(self) -> Now:
         if self._known is None:

@@ -24,19 +24,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aion.base.numbers import NEVER, plus, sum_of, sums_by
+from aion.base.stretches import at_once
 from aion.core.operator.keyed.pages import HEAD, PageFormat, Pages
 from aion.core.operator.keyed.shapes import Flags, completed
 from aion.core.operator.keyed.table import Ints, Table
 from aion.core.operator.keyed.values import Change, MemoryValues, Values
 from aion.core.packing import table, untable
+from aion.core.slicing.tree import ranges
 from state_backends.thresholds import threshold
 
 ROWS = threshold(32, 1)
 """About how many rows a page has. Fewer make a batch of few keys cheaper, more a batch that touches all."""
 _SPARSE = threshold(8, 1)  # pages are put together if they have fewer rows on average
-_SHRINKS = threshold(1024, 2)  # pages that are put together in one batch
 PAGES_AT_ONCE = threshold(1 << 13, 2)
-"""If more pages than this are due, they are brought into memory this many at a time."""
+"""If a batch needs more pages than this, because rows came or windows are due, this many at a time are in memory."""
+_SHRINKS = PAGES_AT_ONCE // 8 or 1  # pages that are put together with others in one batch
 OPEN, CLOSED, KEPT, EARLY, WAITING = range(1, 6)
 """Kinds of entries, and their times.
 
@@ -76,6 +78,13 @@ class Facts(NamedTuple):
     entries: Ints
     entry_row: Ints
     passed: dict[int, int]
+
+
+class Part(NamedTuple):
+    """Items that are worked on together. ``pages``: they need these, which are not in memory. ``items``: numbers."""
+
+    pages: Ints
+    items: Ints
 
 
 class Rest:
@@ -192,18 +201,45 @@ class KeptPages:
         """How many pages are in memory."""
         return len(self._held)
 
-    # -- reading ------------------------------------------------------------------------------------------
+    # -- which pages --------------------------------------------------------------------------------------
 
     def of(self, hashes: Ints) -> Ints:
-        """The pages of keys with these hashes that are not in memory."""
-        return self._missing(_place(hashes, self.pages))
+        """The page of each of these hashes of keys."""
+        return _place(hashes, self.pages)
 
-    def _missing(self, pages: Ints) -> Ints:
+    def parts(self, pages: Ints) -> list[Part]:
+        """Parts of some items, by the pages that they need. ``pages``: of each item, a row that came or a page itself.
+
+        All items are one part if they fit. Otherwise those whose pages are in memory come first. All items of a page
+        are in the same part. :data:`ROWS` items of a page weigh as much as a page.
+        """
+        distinct, weights = _weighed(pages)
+        here = self._are_here(distinct)
+        if len(self._held) + int(weights[~here].sum()) <= PAGES_AT_ONCE:
+            return [Part(distinct[~here], np.arange(len(pages)))]
+        order = np.argsort(pages, kind="stable")
+        edges = np.searchsorted(pages[order], distinct)
+        lengths = np.diff(np.append(edges, len(order)))
+
+        def part(which: Any) -> Part:
+            return Part(distinct[which], order[ranges(edges[which], lengths[which])])
+
+        found = [part(here)._replace(pages=distinct[:0])] if self._held else []
+        away = np.flatnonzero(~here)
+        return found + [part(away[some]) for some in at_once(weights[away], PAGES_AT_ONCE)]
+
+    def _are_here(self, pages: Ints) -> Flags:
+        """A mask of the pages that are in memory."""
+        if not self._held:
+            return np.zeros(len(pages), np.bool_)
+        return np.fromiter(map(self._held.__contains__, pages.tolist()), np.bool_, len(pages))
+
+    def missing(self, pages: Ints) -> Ints:
         """The pages, out of these, that are not in memory, each once."""
         distinct = _distinct(pages)
-        if not self._held or not len(distinct):
-            return distinct
-        return distinct[[page not in self._held for page in distinct.tolist()]]
+        return distinct[~self._are_here(distinct)]
+
+    # -- reading ------------------------------------------------------------------------------------------
 
     def due(self, kind: int, upto: int) -> Ints:
         """The pages with an entry of this kind up to this time that are not in memory."""
@@ -254,18 +290,22 @@ class KeptPages:
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def resize(self, rows: int) -> tuple[int, Ints]:
-        """How many pages there will be, and the pages that must be in memory for that. ``rows``: in memory."""
-        total, n = self.rest.sums["rows"] + rows, self.pages
-        m = n
-        if total > ROWS * n:
-            m = max(total // ROWS, 1)
-            return m, self._missing(_place(np.arange(n, m), n))
-        if total < _SPARSE * n:
-            m = max(total // _SPARSE, n - _SHRINKS, 1)
-            gone = np.arange(m, n)
-            return m, self._missing(np.concatenate((gone, _place(gone, m))))
-        return m, np.empty(0, np.int64)
+    def wanted(self, rows: int) -> int:
+        """How many pages there should be. ``rows``: all that there are."""
+        if rows > ROWS * self.pages:
+            return max(rows // ROWS, 1)
+        if rows < _SPARSE * self.pages:
+            return max(rows // _SPARSE, self.pages - _SHRINKS, 1)
+        return self.pages
+
+    def resize(self, wanted: int) -> tuple[int, Ints]:
+        """The next number of pages on the way to ``wanted``, and the pages that must be in memory for that."""
+        n = self.pages
+        if wanted > n:
+            m = min(wanted, n + PAGES_AT_ONCE)
+            return m, self.missing(_place(np.arange(n, m), n) if self.rest.sums["rows"] else np.empty(0, np.int64))
+        gone = np.arange(wanted, n)
+        return wanted, self.missing(np.concatenate((gone, _place(gone, wanted))))
 
     def write(self, pages: int, index: Table, yielded: Table, facts: Facts) -> None:
         """Writes what changed of the pages in memory, and forgets them. ``pages``: their number from now on."""
@@ -325,7 +365,7 @@ class KeptPages:
     # -- keys of the map ----------------------------------------------------------------------------------
 
     def _pages_between(self, begin: bytes, end: bytes) -> Ints:
-        return self._missing(_pages_of([key for key, _ in self.values.scan(begin, end)]))
+        return self.missing(_pages_of([key for key, _ in self.values.scan(begin, end)]))
 
     def _prefix(self, kind: int, time_us: int | None = None) -> bytes:
         prefix = _SPACE + self._definition.to_bytes(2, "big") + kind.to_bytes(1, "big")
@@ -360,6 +400,13 @@ def _distinct(pages: Ints) -> Ints:
     mask = np.zeros(most + 1, np.bool_)
     mask[pages] = True
     return np.flatnonzero(mask)
+
+
+def _weighed(pages: Ints) -> tuple[Ints, Ints]:
+    """The different numbers, sorted, and how much each weighs. See :meth:`KeptPages.parts`."""
+    distinct = _distinct(pages)
+    counts = np.bincount(np.searchsorted(distinct, pages), minlength=len(distinct))
+    return distinct, np.maximum(counts // ROWS, 1)
 
 
 _MASKED = threshold(16, 1)  # with at most this many possible numbers for each one, a mask is faster than sorting

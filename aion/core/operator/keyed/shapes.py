@@ -97,6 +97,9 @@ class Shape(Protocol):
         ``settled_us``: blocks before then may be gone, unless rows of the index need them.
         """
 
+    def doubtful(self, new: Table, closed_us: int) -> Flags:
+        """A mask of the new rows of which only the index says whether they come too late."""
+
     def misses_own(self, new: Table, closed_us: int) -> Flags:
         """A mask of the rows that come too late for the window that ends at them. Later windows may still take them."""
 
@@ -167,12 +170,15 @@ class Sessions(_Plain):
         Such a row may extend that session to later instants: the session is not closed, so they are not, either. No
         session is extended to instants before ``closed_us``: another session may have been there that is gone.
         """
-        accepted = new["first"] > closed_us - self._gap_us
+        accepted = ~self.doubtful(new, closed_us)
         if accepted.all() or not len(index):
             return accepted
         doubtful = np.flatnonzero(~accepted)
         accepted[doubtful[self.owners(index, new.take(doubtful)) >= 0]] = True
         return accepted
+
+    def doubtful(self, new: Table, closed_us: int) -> Flags:
+        return np.asarray(new["first"] <= closed_us - self._gap_us)
 
     def owners(self, index: Table, rows: Table) -> Ints:
         """The id of the session that each row begins in, found by its key and ``first``. -1: no existing session.
@@ -268,13 +274,16 @@ class ByEvent(_Plain):
 
     def accepted(self, index: Table, new: Table, closed_us: int, settled_us: int) -> Flags:
         """Accepts rows that are not closed, and rows that are not before the first kept event of their key."""
-        accepted = new["first"] >= closed_us
+        accepted = ~self.doubtful(new, closed_us)
         if accepted.all() or not len(index):
             return accepted
         codes, new_codes = codes_of(index, new)
         earliest = np.full(max(int(codes.max()), int(new_codes.max())) + 1, NEVER, np.int64)
         np.minimum.at(earliest, codes, index["first"])
         return np.asarray(accepted | (new["first"] >= earliest[new_codes]))
+
+    def doubtful(self, new: Table, closed_us: int) -> Flags:
+        return np.asarray(new["first"] < closed_us)
 
     def lasts(self, index: Table) -> Ints:
         return np.full(len(index), NEVER, np.int64)
@@ -349,6 +358,9 @@ class Records(ByEvent):
     def accepted(self, index: Table, new: Table, closed_us: int, settled_us: int) -> Flags:
         """Accepts rows that may be in a window that is not gone."""
         return np.asarray(new["first"] >= closed_us - self._size_us)
+
+    def doubtful(self, new: Table, closed_us: int) -> Flags:
+        return np.zeros(len(new), np.bool_)
 
     def misses_own(self, new: Table, closed_us: int) -> Flags:
         return np.asarray(new["last"] < closed_us)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from aion.core.operator.keyed.shapes import Flags
 from aion.core.operator.keyed.summary import summary
 from aion.core.operator.keyed.table import Ints, Table, hashes_of, stacked
 from aion.core.operator.keyed.values import Values
+from aion.core.operator.keyed.waiting import WaitingRows
 from aion.core.operator.keyed.windows import KeyedWindows, overlapping
 from aion.core.operator.late_work import LateWork
 from aion.core.operator.lifecycle import StalenessKept
@@ -74,6 +75,11 @@ class KeyedPart:
 
     def __bool__(self) -> bool:
         return bool(self.windows)
+
+    def wait_in(self, make: Callable[[], WaitingRows]) -> None:
+        """Sets where rows wait for the end of their batch, before any event. Otherwise they wait in memory."""
+        for windows in self.windows:
+            windows.waiting = make()
 
     def judge(self, arrivals: Arrivals, now_us: int | None, verdict: Verdict) -> frozenset[int]:
         """Adds the decision about these rows to the verdict. Returns the blocks that any definition takes rows from."""

@@ -18,22 +18,22 @@ import numpy as np
 import pyarrow as pa
 
 from aion.base.numbers import NEVER, plus, sum_of, sums_by
-from aion.core.lateness.observe import NewBounds, observe_late
+from aion.core.lateness.observe import NewBounds
 from aion.core.operator.actions import PaneKind
+from aion.core.operator.keyed.arriving import ArrivingWindows
 from aion.core.operator.keyed.closing import BEFORE_ALL
-from aion.core.operator.keyed.in_memory import Orders, WindowsInMemory
+from aion.core.operator.keyed.in_memory import Orders
 from aion.core.operator.keyed.kept import (
     CLOSED,
     EARLY,
     KEPT,
     OPEN,
-    PAGES_AT_ONCE,
     Bins,
 )
 from aion.core.operator.keyed.now import Now, look, replaced
 from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
-from aion.core.operator.keyed.shapes import Flags, Sessions, Shape, Windows, total
-from aion.core.operator.keyed.table import Ints, Table, hashes_of, stacked
+from aion.core.operator.keyed.shapes import Flags, Shape, Windows, total
+from aion.core.operator.keyed.table import Ints, Table, stacked
 from aion.core.operator.late_work import LateWork
 from aion.core.operator.lifecycle import StalenessKept
 from aion.core.operator.rules import EarlyClock
@@ -48,7 +48,7 @@ def overlapping(firsts_us: Ints, lasts_us: Ints, starts_us: Ints, ends_us: Ints)
     return np.asarray(begun - np.searchsorted(np.sort(lasts_us), starts_us))
 
 
-class KeyedWindows(WindowsInMemory):
+class KeyedWindows(ArrivingWindows):
     """The windows of one definition in one shard. ``definition``: its number in the operator.
 
     ``early``: when its open windows run early. None: they never do. ``final_only``: windows run once, when they are
@@ -72,7 +72,6 @@ class KeyedWindows(WindowsInMemory):
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(definition, shape, key_types, bound, bins, snapshot, shows_early=early is not None)
-        self._bound = bound
         self._trigger = trigger
         self._staleness_bound = staleness_bound
         self._early = early
@@ -80,11 +79,6 @@ class KeyedWindows(WindowsInMemory):
         self._final_only = final_only
         self._on_arrival = on_arrival
         self._bins = bins
-        self._new: list[Table] = []  # rows of the batch at work, which are not in the index yet
-        self.reach_us = shape.reach_us
-        # An event before then is only needed or accepted if a row of the index reaches it. It never goes back.
-        self.settled_us = BEFORE_ALL - self.reach_us
-        self.next_id = 0
         self.staleness = StalenessKept()
         self.forgotten: list[Table] = []  # windows that were shown, and let go since the last orders
         # The first and last events of the rows removed up to the last watermark, and of those removed since then.
@@ -92,57 +86,6 @@ class KeyedWindows(WindowsInMemory):
         self._gone_since: tuple[Ints, Ints] = _NOTHING
         if snapshot is not None:
             self._restore(snapshot)
-
-    def write(self) -> None:
-        """Writes the pages that changed, and keeps none in memory. All rows of a batch must have joined."""
-        assert not self._new, "rows join their windows before these are written"
-        super().write()
-
-    # -- arrivals -----------------------------------------------------------------------------------------
-
-    def accepted(self, new: Table) -> Flags:
-        """A mask of the rows of an arrival that do not come too late."""
-        if self.closed_us == BEFORE_ALL:
-            return np.ones(len(new), np.bool_)
-        self.touch(new["hash"])
-        return self.shape.accepted(self.index, new, self.closed_us, self.settled_us)
-
-    def misses_own(self, new: Table) -> Flags:
-        """A mask of the rows that come too late for the window that ends at them. Later windows may still take them."""
-        return self.shape.misses_own(new, self.closed_us)
-
-    def add(self, new: Table, seqs: Ints) -> None:
-        """Adds rows to those of the batch. ``seqs``: of each row's block."""
-        self.touch(new["hash"])
-        ids = np.arange(self.next_id, self.next_id + len(new))
-        self.next_id += len(new)
-        zeros = np.zeros(len(new), np.int64)
-        self._new.append(Table(new.keys, {**new.columns, "id": ids, "seq": seqs, "late_events": zeros}))
-
-    def join(self, now_us: int | None) -> int:
-        """The rows of the batch join their windows. Returns how many of their events came late.
-
-        Not before all are there: whether an event is late or too late must not depend on the order in which the parts
-        of a batch come, because Spark's shuffle changes it when a task runs again.
-        """
-        self._at_us = now_us
-        if not self._new:
-            return 0
-        rows, self._new = stacked(self._new), []
-        self.reach_us = max(self.reach_us, self.shape.reaches(rows))
-        added = self.shape.add(self.index, rows, now_us)
-        self.index, self._known = added.grown, None
-        if now_us is None or not len(added.late_ends_us):
-            return 0
-        observe_late(self._bound, added.late_ends_us, added.late_events, now_us)
-        cells, cell_of = np.unique(self._cells.of(added.late_ends_us), return_inverse=True)
-        came = sums_by(cell_of, added.late_events, len(cells))
-        self._cells.table.came(self._cells.rows(cells), came, np.ones(len(cells), np.bool_), 0)
-        return sum_of(added.late_events)
-
-    def observe_dropped(self, ends_us: Ints, events: Ints, now_us: int) -> None:
-        """Learns from events that came too late, as from any other late event."""
-        observe_late(self._bound, ends_us, events, now_us)
 
     # -- executions ---------------------------------------------------------------------------------------
 
@@ -162,7 +105,7 @@ class KeyedWindows(WindowsInMemory):
             for kind, upto in ((OPEN, to_us), (CLOSED, self.closed_us), (KEPT, self.closed_us))
         ]
         pages = np.unique(np.concatenate(due))
-        orders = self._in_parts(pages, lambda: self._ended(before_us, to_us, was_closed_us, late_work))
+        orders = self._due(pages, lambda: self._ended(before_us, to_us, was_closed_us, late_work))
         self._forget_cells()
         self.gone, self._gone_since = self._gone_since, _NOTHING
         return orders
@@ -213,19 +156,37 @@ class KeyedWindows(WindowsInMemory):
         late_work = late_work or LateWork()
         orders: Orders = []
         self._at_us = now_us
-        if now_us is not None and self.shape.arrives_closed and len(self.index):
-            over = self._now().windows.over_us
-            closed = over[over <= self.closed_us]
-            if len(closed):
-                # If they waited for the next watermark, they could change after the instant that their panes promise.
-                self._cells.table.executed(self._cells.rows(np.unique(self._cells.of(closed))), now_us, 0)
-                orders = self._close(self.closed_us, late_work)
+        left = self._elsewhere()
+        if now_us is not None and self.shape.arrives_closed:
+            orders = self._close_arrived(
+                now_us, self.kept.due(CLOSED, self.closed_us) if len(left) else left, late_work
+            )
         if self._final_only:
             self._early_owed = 0
             return orders
         if self._on_arrival:
-            orders += self._arrived(now_us)
+            orders += self._due(left, lambda: self._arrived(now_us))
         return orders if now_us is None else orders + self._late(now_us, step_us, late_work, last=last)
+
+    def _close_arrived(self, now_us: int, pages: Ints, late_work: LateWork) -> Orders:
+        """Orders final executions of the windows in memory, and in these pages, that were closed when they arrived.
+
+        If they waited for the next watermark, they could change after the instant that their panes promise.
+        """
+        cells = [_NOTHING[0]]
+
+        def close() -> Orders:
+            over = self._now().windows.over_us
+            closed = over[over <= self.closed_us]
+            if not len(closed):
+                return []
+            cells.append(self._cells.of(closed))
+            return self._close(self.closed_us, late_work)
+
+        orders = self._due(pages, close)
+        if len(cells) > 1:
+            self._cells.table.executed(self._cells.rows(np.unique(np.concatenate(cells))), now_us, 0)
+        return orders
 
     def _arrived(self, now_us: int | None) -> Orders:
         now = self._now()
@@ -255,13 +216,13 @@ class KeyedWindows(WindowsInMemory):
         self._cells.table.look(rows[~runs], now_us)
         orders: Orders = []
         if runs.any():
-            orders += self._in_parts(self.kept.waiting(cells[runs]), lambda: self._execute_late(now_us, cells[runs]))
+            orders += self._due(self.kept.waiting(cells[runs]), lambda: self._execute_late(now_us, cells[runs]))
         if self._early is not None and self._early.each_batch:
             self._early_owed = max(self._early_owed, 1)
         if self._early_owed:
             size = np.array([plus(self.kept.rest.sums["early_events"], sum_of(self._open_news(now_us)[1]))])
             if late_work.take(size, np.array([self._early_owed]), all_=at_once)[0]:
-                orders += self._in_parts(self.kept.early(), lambda: self._execute_early(now_us))
+                orders += self._due(self.kept.early(), lambda: self._execute_early(now_us))
                 self._early_owed = 0
             else:
                 self._early_owed += 1
@@ -402,12 +363,6 @@ class KeyedWindows(WindowsInMemory):
         rest = self.kept.rest.overlapping(starts_us, ends_us, self._bins)
         return rest + overlapping(self.index["first"], self.shape.lasts(self.index), starts_us, ends_us)
 
-    def owners(self, rows: Table) -> Ints:
-        """The id of the session that each row of a block belongs to, by its key and ``first``. -1: no live session."""
-        assert isinstance(self.shape, Sessions), "only a session owns its rows; other windows may share them"
-        self.touch(hashes_of(rows))
-        return self.shape.owners(self.index, rows)
-
     def first_to_end(self, most: int) -> tuple[Table, Windows, Flags, Flags]:
         """Some windows, and among them about the ``most`` that end first. Call it when no page is in memory.
 
@@ -436,9 +391,10 @@ class KeyedWindows(WindowsInMemory):
         pages = [self.kept.due(OPEN, watermark_us), self.kept.due(CLOSED, closed_us)]
         pages += [self.kept.early()] if shows_early else []
         due_pages = np.unique(np.concatenate(pages))
-        if len(due_pages) > PAGES_AT_ONCE:
+        part, *others = self.kept.parts(due_pages)
+        if others:
             return np.array([self.kept.rest.first_us]), np.array([watermark_us])
-        self._read(due_pages)
+        self._read(part.pages)
         now = self._now()
         over = now.windows.over_us
         ended = over <= watermark_us
@@ -483,13 +439,9 @@ class KeyedWindows(WindowsInMemory):
             **super().snapshot(),
             "early_us": None if self._early is None else self._early.last_us,
             "early_owed": self._early_owed,
-            "settled_us": self.settled_us,
-            "reach_us": self.reach_us,
-            "next_id": self.next_id,
         }
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:
-        self.next_id, self._early_owed = snapshot["next_id"], snapshot["early_owed"]
+        self._early_owed = snapshot["early_owed"]
         if self._early is not None:
             self._early.last_us = snapshot["early_us"]
-        self.reach_us, self.settled_us = snapshot["reach_us"], snapshot["settled_us"]
