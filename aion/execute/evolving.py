@@ -1,4 +1,4 @@
-"""A query that starts with another definition than its state has (docs/evolve.md): what the driver finds out."""
+"""A query that starts with another definition than its state has (docs/operate/restarts.md): what the driver finds out."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def check_picture(block: Block) -> None:
 
 def check_text(block: Block) -> None:
     """A picture, or the layout of a state folder."""
-    if block.page == "docs/state-format.md":
+    if block.page == "docs/reference/formats.md":
         check_layout(block)
     else:
         check_picture(block)
@@ -183,13 +183,13 @@ def test_the_page_on_the_store_runs_where_aion_cannot_be_imported(tmp_path: Path
         "import sys; sys.modules['aion'] = None\n"
         "from pathlib import Path\n"
         "from tests.documents import run_python\n"
-        "run_python('docs/library.md', {}, Path(sys.argv[1]), {})\n"
+        "run_python('docs/inside/library.md', {}, Path(sys.argv[1]), {})\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     (shown,) = (
-        line for block in documents.read("docs/library.md")[0] for line in block.text.splitlines() if line[:2] == "# "
+        line for block in documents.read("docs/inside/library.md")[0] for line in block.text.splitlines() if line[:2] == "# "
     )
     assert done.stdout == f"{shown[2:]}\n"
     assert not (tmp_path / "store" / "live").exists()
@@ -402,7 +402,7 @@ def check_pip_command(command: Command, words: list[str]) -> None:
 
 
 def test_a_page_names_every_experiment_and_the_readme_links_every_page() -> None:
-    named_there = {c.words[2] for c in ours() if c.page == "docs/measure.md" and c.words[1] == "experiment"}
+    named_there = {c.words[2] for c in ours() if c.page == "docs/measured/experiments.md" and c.words[1] == "experiment"}
     assert named_there == RUN_SMALL.keys()
     links = set(re.findall(r"\]\((docs/[\w-]+\.md)", documents.read("README.md")[1]))
     assert links == {page for page in PAGES if page.startswith("docs/")}

@@ -57,7 +57,7 @@ def test_settings_of_spark_that_are_named_exist(spark: SparkSession) -> None:
 
 
 def test_plain_spark_has_no_sessions_in_update_mode(alone: SparkSession, tmp_path: Path) -> None:
-    """As docs/comparison.md says."""
+    """As docs/start/comparison.md says."""
     stream = alone.readStream.format("rate").load().withWatermark("timestamp", "1 minute")
     sessions = stream.groupBy("value", F.session_window("timestamp", "1 minute")).count()
     with pytest.raises(AnalysisException, match="session window"):
@@ -220,25 +220,25 @@ def check_policies(stage: Stage) -> None:
 
 
 SHARED: dict[str, Callable[[Stage], None]] = {
-    "docs/guide.md": check_guide,
-    "docs/apply.md": check_apply,
-    "docs/local.md": check_local,
-    "docs/retractions.md": check_retractions,
-    "docs/panes.md": check_panes,
-    "docs/chaining.md": check_chaining,
-    "docs/sinks.md": check_sinks,
-    "docs/bad-values.md": check_bad_values,
-    "docs/changes.md": check_changes,
-    "docs/empty-windows.md": check_empty_windows,
-    "docs/distribution.md": check_levels,
-    "docs/files.md": check_files,
-    "docs/tuning.md": check_tuning,
-    "docs/policies.md": check_policies,
+    "docs/start/guide.md": check_guide,
+    "docs/reference/aggregates.md": check_apply,
+    "docs/start/guide.md": check_local,
+    "docs/reference/panes.md": check_retractions,
+    "docs/reference/panes.md": check_panes,
+    "docs/how-to/chaining.md": check_chaining,
+    "docs/how-to/sinks.md": check_sinks,
+    "docs/how-to/sinks.md": check_bad_values,
+    "docs/how-to/sinks.md": check_changes,
+    "docs/how-to/bad-data.md": check_empty_windows,
+    "docs/inside/distribution.md": check_levels,
+    "docs/how-to/files.md": check_files,
+    "docs/operate/tuning.md": check_tuning,
+    "docs/reference/policies.md": check_policies,
 }
 ELSEWHERE = (
     {"README.md"}
     | {f"docs/{name}.md" for name in ("library", "notebook", "progress", "stateful", "taking-over")}
-    | {*RECIPES, "docs/rehearsal.md"}
+    | {*RECIPES, "docs/how-to/rehearsal.md"}
 )
 """Pages with tests of their own: here, in ``test_recipes.py``, and in others."""
 
@@ -270,7 +270,7 @@ def test_what_pages_say_of_a_stream(
         (own / "my.yaml").write_text("memory:\n  budget: 1GiB\n")
         monkeypatch.chdir(own)
         # The guide says all that it needs; the others go on from there.
-        names = run_python(page, {} if page == "docs/guide.md" else given, own, THE_REST)
+        names = run_python(page, {} if page == "docs/start/guide.md" else given, own, THE_REST)
         stage = Stage(alone, stream, [e for events in stages for e in events], own, names)
         settle(alone)  # a query begins with a Python of its own: not many at once
         told.append((check, stage))
@@ -302,7 +302,7 @@ def test_the_query_of_the_readme_prints_what_it_says(
 
 @pytest.mark.proof
 def test_the_example_of_the_page_on_progress(alone: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_python("docs/progress.md", {}, Path("unused"), {})
+    run = run_python("docs/operate/metrics.md", {}, Path("unused"), {})
     query, metrics = run["query"], run["metrics"]
     progress = query.recentProgress
     assert len(capsys.readouterr().out.splitlines()) == len(progress) + 2 >= 6
