@@ -34,7 +34,7 @@ html_theme_options = {"navigation_with_keys": True}
 
 def link_pages(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:
     """Makes links of the pages that docstrings name."""
-    lines[:] = [re.sub(r"(?:``)?\bdocs/([\w-]+)\.md(?:``)?", r":doc:`/docs/\1`", line) for line in lines]
+    lines[:] = [re.sub(r"(?:``)?\bdocs/([\w-]+/[\w-]+)\.md(?:``)?", r":doc:`/docs/\1`", line) for line in lines]
 
 
 def setup(app: Any) -> None:

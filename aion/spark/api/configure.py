@@ -94,8 +94,8 @@ def configure(
         builder.config(key, value)
     log.info(
         "configure: Spark keeps the state of all stateful queries of this session in RocksDB, with a changelog, which "
-        "Aion needs; no other setting of Spark changes (docs/reference/settings.md). In a session that is there already, "
-        "aion.unconfigure() undoes it"
+        "Aion needs; no other setting of Spark changes (docs/reference/settings.md). In a session that is there "
+        "already, aion.unconfigure() undoes it"
     )
     return _Builder(builder, own)
 
@@ -123,8 +123,8 @@ class _Builder(SparkSession.Builder):
         if before and (kept := [key for key, value in _of_hosts(session).items() if value != before[key]]):
             log.warning(
                 "this session has had queries, so %s cannot change until the application ends: its state servers keep "
-                "what the first query had (docs/operate/restarts.md). Other settings hold for operators that are made from "
-                "now on",
+                "what the first query had (docs/operate/restarts.md). Other settings hold for operators that are made "
+                "from now on",
                 ", ".join(SPARK_PREFIX + key for key in kept),
             )
         return session
