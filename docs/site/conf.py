@@ -12,7 +12,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["introduction.md"]  # the front page includes it
 nitpicky = True
 # Types in signatures that have no entry: those of other packages, names for unions of types, and what users never name.
-nitpick_ignore_regex = [("py:.*", r"(?!aion\.).*"), ("py:class", r"aion\.\w+\.\w+\..*")]
+nitpick_ignore_regex = [("py:.*", r"(?!aion\.).*"), ("py:class", r"aion\.\w+\.\w+\..*|aion\.spec\.(Keywords|Changes)")]
 
 myst_heading_anchors = 4  # as GitHub makes them
 myst_enable_extensions = ["colon_fence"]
