@@ -49,6 +49,9 @@ COMMAND: Any = typer.main.get_command(app)
 ERRORS = r"\w+Error|\w+Unreachable|\w+Superseded|ForeignState|CorruptState|CorruptBlock"
 INDEX = "docs/site/index.md"
 """The front page of the site, which is no page of its own."""
+NAMING = {".py", ".yaml", ".json", ".ipynb", ".md", ".toml"}
+INVENTED = {"docs/page.md", "docs/how-to/page.md", INDEX}
+"""Pages that only tests have, and the one that is none."""
 PROGRAMS = ("aion", "make", ".venv/bin/python", "python", "spark-submit")
 
 # What runs an experiment of the command line in small.
@@ -447,6 +450,22 @@ def test_what_stands_between_backticks_and_looks_like_a_path_is_there(page: str)
     for path in re.findall(r"`((?:aion|state_backends|policies|experiments|tests|docs|dashboards|deploy)/[\w./-]*)`",
                            documents.read(page)[1]):  # fmt: skip
         assert (ROOT / path).exists(), f"{page}: there is no {path}"
+
+
+def test_pages_that_code_and_settings_name_are_there() -> None:
+    """In messages, docstrings and comments, with or without the heading that is meant."""
+    folders = ("aion", "state_backends", "policies", "experiments", "examples", "deploy", "dashboards", "tests")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in NAMING]
+    named = {
+        (str(path.relative_to(ROOT)), *found)
+        for path in [*files, ROOT / "pyproject.toml", ROOT / "CHANGELOG.md"]
+        for found in re.findall(r"(?<![\w/.])(docs/[\w/-]+\.md)(?:#([\w-]+))?", path.read_text())
+    }
+    headings = {page: set(re.findall(r"^#+ (.*)", documents.read(page)[1], re.MULTILINE)) for page in documents.IN_DOCS}
+    anchors = {page: {"", *map(documents.anchor, headings[page])} for page in headings}
+    assert len({page for _, page, _ in named}) > 20
+    wrong = [(file, page, heading) for file, page, heading in named if heading not in anchors.get(page, ())]
+    assert [each for each in wrong if each[1] not in INVENTED] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
