@@ -86,24 +86,24 @@ class Spec:
     the time. ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the
     function starts before the whole window is staged. ``emit``: ``"all"`` panes of a window, or ``"final"``: one pane
     for each window and key, when its bound has passed and nothing can change it any more; or ``"changes"``: what each
-    batch changed, with the values before in ``old_`` columns (docs/changes.md). ``lateness``: how long each window is
-    kept after its end, e.g. ``"2 hours"``; without it, the policy learns that from the data. ``trigger``: when a window
-    with late events runs again: a kind, e.g. ``"every_batch"``, or the keys of ``trigger`` of the policy, e.g.
+    batch changed, with the values before in ``old_`` columns (docs/how-to/sinks.md). ``lateness``: how long each window
+    is kept after its end, e.g. ``"2 hours"``; without it, the policy learns that from the data. ``trigger``: when a
+    window with late events runs again: a kind, e.g. ``"every_batch"``, or the keys of ``trigger`` of the policy, e.g.
     ``{"kind": "interval", "interval": "5 minutes"}``. A definition's own outrank both. ``completeness=True`` adds
     ``completeness`` and ``completeness_low`` to the result: the estimated share that a row holds of the events that its
     key's window will have in the end, and a lower bound on it that holds with the policy's ``lateness.confidence``
-    (docs/completeness.md). ``unique``: columns that identify an event, together with its key and its time; an event
-    that a source delivers more than once then counts once (docs/duplicates.md). ``policy``: a preset, a path or a
+    (docs/inside/lateness.md). ``unique``: columns that identify an event, together with its key and its time; an event
+    that a source delivers more than once then counts once (docs/how-to/bad-data.md). ``policy``: a preset, a path or a
     mapping; on Spark it overrides the session's. ``record``: a folder for a trace of arrivals, without payload, for
-    ``aion tune`` (docs/tuning.md). On Spark it is a folder on each executor's host.
+    ``aion tune`` (docs/operate/tuning.md). On Spark it is a folder on each executor's host.
 
     The other fields only matter on Spark. ``merge_levels`` and ``fan_in`` override ``distribution`` of the policy: the
     levels between source partitions and shards that merge blocks. ``keys_disjoint=True`` declares that all events of a
     key come from one source partition, so nothing has to be merged before the shards. If that is wrong, the panes are
     still right. ``lossy_upstream=True``: an operator before this one may drop late events, which is an error otherwise.
     ``on_removed``: when a query starts again without a definition that it had, its windows that have begun finish, or
-    with ``"drop"``, they go at once (docs/evolve.md). ``name`` identifies this operator within a query. Keep it the
-    same over restarts.
+    with ``"drop"``, they go at once (docs/operate/restarts.md). ``name`` identifies this operator within a query. Keep
+    it the same over restarts.
 
     Raises WindowError, SchemaError, PolicyError or ConfigError for an error that depends neither on the input nor on
     the session. The policy's file is read for that.

@@ -1,7 +1,7 @@
 """Decides what leaves memory, and when: the local and global policies of the paper's section 3.2. Pure.
 
 A policy makes suggestions. The store's manager carries them out, or refuses them and logs why. A window that expires is
-always destaged, without a policy (docs/concepts.md).
+always destaged, without a policy (docs/start/concepts.md).
 """
 
 from __future__ import annotations

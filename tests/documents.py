@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+KINDS = ("start", "how-to", "operate", "reference", "inside", "measured")
+"""The folders of the pages. What is in another folder of ``docs`` is no page."""
+IN_DOCS = [f"docs/{kind}/{path.name}" for kind in KINDS for path in sorted((ROOT / "docs" / kind).glob("*.md"))]
+PAGES = ["README.md", "CONTRIBUTING.md", *IN_DOCS]
 RECIPES = [
-    f"docs/{name}.md"
-    for name in ("billing", "sensors", "clickstream", "alerts", "bad-clocks", "duplicates", "runs-that-end")
+    f"docs/how-to/{place}"
+    for place in ("recipes.md", "bad-data.md#bad-clocks", "bad-data.md#duplicates", "runs-that-end.md")
 ]
+"""Pages and sections with programs of their own."""
 SHELLS = {"console", "sh", "shell", "bash"}
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})\s*([\w-]*)(.*)")
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
@@ -27,12 +31,13 @@ SAID = "_what_expressions_gave"
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; ``line``: the first one inside."""
+    """A fenced block; ``line``: the first one inside; ``section``: the anchor of the heading of level 2 above it."""
 
     page: str
     line: int
     language: str
     text: str
+    section: str = ""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line} ({self.language or 'no language'})"
@@ -51,11 +56,16 @@ class Command:
         return f"{self.page}:{self.line}: {shlex.join(self.words)}"
 
 
+def anchor(heading: str) -> str:
+    """What leads to a heading in a link."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
 def parse(page: str, text: str) -> tuple[list[Block], str]:
     """The fenced blocks of a page, and the page with nothing in their places. Raises ValueError for an open fence."""
     blocks: list[Block] = []
     prose: list[str] = []
-    fence, start, language = "", 0, ""
+    fence, start, language, section = "", 0, "", ""
     inside: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         found = _FENCE.fullmatch(line)
@@ -65,12 +75,14 @@ def parse(page: str, text: str) -> tuple[list[Block], str]:
             fence, start, language, inside = found[1], number + 1, found[2], []
             prose.append("")
         elif fence and line.strip() == fence:
-            blocks.append(Block(page, start, language, "\n".join(inside) + "\n"))
+            blocks.append(Block(page, start, language, "\n".join(inside) + "\n", section))
             fence = ""
             prose.append("")
         else:
             inside.append(line)
             prose.append("" if fence else line)
+            if not fence and line.startswith("## "):
+                section = anchor(line[3:])
     if fence:
         raise ValueError(f"{page}:{start}: the block has no end")
     return blocks, "\n".join(prose)
@@ -87,6 +99,11 @@ def blocks(*languages: str) -> list[Block]:
 
 def blocks_of(page: str, language: str) -> list[Block]:
     return [block for block in read(page)[0] if block.language == language]
+
+
+def is_in(block: Block, place: str) -> bool:
+    """``place``: a page, or a section of it, as in a link."""
+    return place in (block.page, f"{block.page}#{block.section}")
 
 
 def commands(programs: tuple[str, ...]) -> list[Command]:
@@ -161,15 +178,16 @@ def _of_rest(name: str) -> ast.expr:
     return ast.Subscript(ast.Name(REST, ast.Load()), ast.Constant(name), ast.Load())
 
 
-def run_python(page: str, given: Mapping[str, Any], folder: Path, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs the Python blocks of a page, one after the other, in one namespace, which is returned.
+def run_python(place: str, given: Mapping[str, Any], folder: Path, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs the Python blocks of a page or section, one after the other, in one namespace, which is returned.
 
     ``given``: names that the page takes for granted. Whatever a statement that is only an expression gave is in the
     list ``SAID`` of the namespace. An error names the page and the line.
     """
     names: dict[str, Any] = {"__name__": "__main__", REST: rest, SAID: [], **given}
+    page = place.partition("#")[0]
     for block in read(page)[0]:
-        if block.language == "python":
+        if block.language == "python" and is_in(block, place):
             tree = ast.parse("\n" * (block.line - 1) + block.text, str(ROOT / page))
             tree = ast.fix_missing_locations(_Elsewhere(folder, rest).visit(tree))
             exec(compile(tree, str(ROOT / page), "exec"), names)

@@ -1,4 +1,4 @@
-"""What windows mean, pane by pane, in plain Python: any definitions together, as docs/windows.md tells it.
+"""What windows mean, pane by pane, in plain Python: any definitions together, as docs/reference/windows.md tells it.
 
 No slices, no partials, no sharing. The bound is fixed, and late events trigger at the end of their batch. What windows
 a key has at some moment, :func:`tests.keyed_oracle.windows_of` says.

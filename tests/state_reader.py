@@ -1,4 +1,5 @@
-"""Reads stored state as docs/state-format.md and the pages beside it say. It was written from them, and knows no Aion.
+"""Reads stored state as docs/reference/formats.md and the pages beside it say. It was written from them, and knows no
+Aion.
 
 It uses struct, json and zlib, and pyarrow for the bodies of blocks, which are Arrow's.
 """

@@ -13,7 +13,7 @@ many groups, and a few more merge it. ``lower`` turns the states of many groups 
 
 *Decomposable* aggregates keep partials of a fixed or bounded size. *Holistic* ones (median, percentile, count_distinct,
 collect_list, collect_set) keep the values of their columns, once for each key and slice, as lists beside the other
-partials. :mod:`aion.aggregates.binding` has the properties of each: decomposable, commutative, invertible.
+partials. ``aion.aggregates.binding`` has the properties of each: decomposable, commutative, invertible.
 """
 
 from aion.aggregates.functions import (

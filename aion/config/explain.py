@@ -1,4 +1,4 @@
-"""Describes the life of a window under a policy, in words and numbers (docs/concepts.md)."""
+"""Describes the life of a window under a policy, in words and numbers (docs/start/concepts.md)."""
 
 from __future__ import annotations
 

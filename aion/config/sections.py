@@ -182,7 +182,7 @@ class DestagingPolicy(Section):
     """
     class_path: ClassPath = Field(default=None, alias="class")
     """Your own policy, as package.module:Class, like policies.destage.DestagePolicy. It replaces idle_after, and
-    moderate, scarce and victim of memory. null: the built-in policy. See docs/policies.md.
+    moderate, scarce and victim of memory. null: the built-in policy. See docs/reference/policies.md.
     """
     arguments: ArgumentsValue = Field(default_factory=Arguments)
     """The keyword arguments of that class."""
@@ -213,7 +213,7 @@ class PrestagingPolicy(Section):
     """
     class_path: ClassPath = Field(default=None, alias="class")
     """Your own plan for predictive, as package.module:Class, like policies.prestage.PrestagePolicy. null: the built-in
-    plan. See docs/policies.md.
+    plan. See docs/reference/policies.md.
     """
     arguments: ArgumentsValue = Field(default_factory=Arguments)
     """The keyword arguments of that class."""
@@ -249,7 +249,7 @@ class IoPolicy(Section):
     request_timeout_us: Timeout = 30_000_000
     """How long a request to the state server may take before the client checks whether the server is alive. If the
     server does not respond for the same time again, it is killed and another one takes over. A slow disk alone does not
-    cause this: see docs/faults.md.
+    cause this: see docs/operate/faults.md.
 
     Raise it if hosts are so overloaded that processes stand still for that long.
     """
@@ -279,7 +279,7 @@ class DistributionPolicy(Section):
     merged. 0: none. Each level is one more shuffle.
 
     Raise it if there are so many source partitions that one shard cannot handle all their blocks. See
-    docs/distribution.md.
+    docs/inside/distribution.md.
     """
     fan_in: FanIn = 4
     """How many nodes of a level share one node of the next level. 2 or more.
@@ -295,7 +295,7 @@ class DistributionPolicy(Section):
     """
     hand_over_bytes: OptionalSize = 1 << 20
     """If a task has at least this many bytes of kept events for a shard, it writes them to a file in state.dir, and
-    only references go through the shuffle and into the state. null: it never does. See docs/hand-over.md.
+    only references go through the shuffle and into the state. null: it never does. See docs/inside/hand-over.md.
 
     Lower it if executors are far apart and state.dir is fast. Backends other than tiered get no such files.
     """
@@ -434,23 +434,23 @@ class TriggerPolicy(Section):
 
 
 class StatefulPolicy(Section):
-    """Stateful processors (`transformWithState`): see `docs/stateful.md`."""
+    """Stateful processors (`transformWithState`): see `docs/how-to/stateful.md`."""
 
     enabled: Switch = False
     """true: groupBy(...).transformWithState* of pyspark runs on Aion, in jobs that are started with `python -m
     aion.run`, or whose session is built with aion.configure(builder, stateful=True). aion.group_by(...) runs on Aion in
     any case.
 
-    Set it to true to move stateful code to Aion without changing it: see docs/stateful.md.
+    Set it to true to move stateful code to Aion without changing it: see docs/how-to/stateful.md.
     """
 
 
 class MetricsPolicy(Section):
-    """How to watch a running query from outside: see `docs/metrics.md`."""
+    """How to watch a running query from outside: see `docs/operate/metrics.md`."""
 
     port: Port = None
     """The port of 127.0.0.1 on which the state server of each host serves metrics to Prometheus. 0: any free port,
-    which `aion top` shows. null: no port. Every user of the host can read the metrics: see docs/metrics.md.
+    which `aion top` shows. null: no port. Every user of the host can read the metrics: see docs/operate/metrics.md.
 
     Set it to watch queries over time. Only one application per host can use a port; the others log that and go on.
     """

@@ -1,4 +1,5 @@
-"""Which blocks of a slice are compacted into one run that is sorted by key, and when (docs/compaction.md). Pure.
+"""Which blocks of a slice are compacted into one run that is sorted by key, and when (docs/inside/window-costs.md).
+Pure.
 
 A *run* is either one block as it arrived, or the result of a compaction: blocks sorted by key, each with its range of
 keys in its header. The runs of a slice, in the order of arrival, are compacted by the logarithmic method (Bentley and
@@ -7,11 +8,11 @@ after a run hold more bytes than it does, it is compacted with all of them. So t
 are together never larger than the first one, which is no larger than the whole stretch compacted. At least every second
 time that a byte is rewritten, it goes into a run at least 1.5 times as large. So a byte is written O(log n) times.
 
-Large blocks that were handed over (docs/hand-over.md) are sorted when they come. Those of one child are one run. Their
-bytes are many, so they are compacted as tiered LSM trees do: a run that was handed over is only compacted when it has
-at least ``FAN_IN`` runs after it, which hold more than ``FAN_IN`` times its bytes. So a slice has O(FAN_IN log n) runs,
-and a byte is written again O(log n / log FAN_IN) times, mostly never. Other runs are not compacted across one that was
-handed over.
+Large blocks that were handed over (docs/inside/hand-over.md) are sorted when they come. Those of one child are one run.
+Their bytes are many, so they are compacted as tiered LSM trees do: a run that was handed over is only compacted when it
+has at least ``FAN_IN`` runs after it, which hold more than ``FAN_IN`` times its bytes. So a slice has O(FAN_IN log n)
+runs, and a byte is written again O(log n / log FAN_IN) times, mostly never. Other runs are not compacted across one
+that was handed over.
 
 A *stretch* is a sequence of runs that every window of the slice treats alike. Executed and pending blocks, or blocks
 that were in time and late ones, are not compacted together while some window still has to tell them apart.

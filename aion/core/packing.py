@@ -1,7 +1,7 @@
 """Columns of numbers packed into text, for the parts of a snapshot that have a row for each window. Pure.
 
 As plain JSON, the rows of a week's windows are larger than everything else in a version, and every version writes them
-again. Packed, neighbouring rows that look alike cost next to nothing (docs/snapshot-format.md).
+again. Packed, neighbouring rows that look alike cost next to nothing (docs/reference/formats.md).
 """
 
 from __future__ import annotations

@@ -347,7 +347,8 @@ def _local_dir() -> str | None:
 
 
 def hand_over_bytes(plan: Plan, policy: Policy) -> int | None:
-    """From how many bytes of kept events on a child hands them over in a file (docs/hand-over.md). None: it never does.
+    """From how many bytes of kept events on a child hands them over in a file (docs/inside/hand-over.md). None: it
+    never does.
 
     The baselines, in memory or all on disk, keep blocks as a batch brought them.
     """

@@ -1,4 +1,4 @@
-"""Carries out the operator's compactions (docs/compaction.md): reads blocks and replaces them with fewer."""
+"""Carries out the operator's compactions (docs/inside/window-costs.md): reads blocks and replaces them with fewer."""
 
 from __future__ import annotations
 

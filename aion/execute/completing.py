@@ -1,4 +1,4 @@
-"""Says of result rows how complete they are (docs/completeness.md)."""
+"""Says of result rows how complete they are (docs/inside/lateness.md)."""
 
 from __future__ import annotations
 

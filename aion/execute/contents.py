@@ -86,7 +86,7 @@ class RowContents:
     """The contents of blocks are their rows.
 
     Blocks are decoded in the threads of ``codec``; without one, in the caller's. With a ``compactor``, blocks are
-    compacted, and a window that was executed before reads only what may have changed (docs/compaction.md). For
+    compacted, and a window that was executed before reads only what may have changed (docs/inside/window-costs.md). For
     ``memory_limit_bytes`` and ``spill_folder`` see :func:`aion.execute.applying.apply_window`. ``aggregation``: how
     windows that overlap are combined from their slices (:mod:`aion.core.slicing.tree`).
     """

@@ -1,4 +1,4 @@
-"""A query that starts with another definition than its state has (docs/evolve.md): what the driver finds out."""
+"""What the driver finds out when a query starts with another definition than its state (docs/operate/restarts.md)."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Executor:
         # Encoded bytes and seconds of each execution so far. Sizing and idle destaging learn from them. Windows that
         # are computed together count as one.
         self.executions: list[Execution] = []
-        # Notes the input without payload if the user asked for a trace (docs/tuning.md).
+        # Notes the input without payload if the user asked for a trace (docs/operate/tuning.md).
         self.recorder: Recorder | None = None
 
     def advance(self, watermark_us: int) -> Iterator[pa.RecordBatch]:

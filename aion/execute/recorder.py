@@ -1,4 +1,4 @@
-"""Records traces: the input of one shard, batch by batch (docs/replay.md)."""
+"""Records traces: the input of one shard, batch by batch (docs/operate/tuning.md)."""
 
 from __future__ import annotations
 

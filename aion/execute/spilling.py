@@ -54,7 +54,7 @@ def group_by_key(
     """The groups of the keys with a changed piece. Their order has no meaning.
 
     It holds at most ``limit_bytes`` of events, and about half as much more while it splits them into files. Events that
-    were handed over (docs/hand-over.md) are mapped, so a window of any size needs no files if they are large.
+    were handed over (docs/inside/hand-over.md) are mapped, so a window of any size needs no files if they are large.
     ``give_back`` frees the memory of what has been read of them: it is called before they are more than the limit. The
     files are in ``folder`` (None: the platform's temporary folder). They have no name, so that even a killed process
     leaves none behind. Raises OSError if they cannot be written or read.

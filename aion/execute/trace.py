@@ -1,4 +1,4 @@
-"""Traces: which blocks arrived when, with their slices, events and bytes, but without payload (docs/replay.md).
+"""Traces: which blocks arrived when, with their slices, events and bytes, but without payload (docs/operate/tuning.md).
 
 A trace is a Parquet file with the columns of ``SCHEMA``, or a folder of such files. Each batch of each shard writes one
 file, named after both, so a batch that runs again replaces its file. The schema's metadata has the windows.

@@ -124,7 +124,7 @@ class Windows:
     def plan_next(self) -> tuple[int, ...]:
         """Plans at the end of a batch what the next one will read, and returns the slices to stage.
 
-        The next batch's watermark follows from the events of this one. See docs/concepts.md.
+        The next batch's watermark follows from the events of this one. See docs/start/concepts.md.
         """
         return self.executor.due_next(self._expected_us)
 

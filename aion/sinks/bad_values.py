@@ -189,7 +189,7 @@ def _refusal(table: pa.Table, identity: Sequence[str], column: int, row: int, ru
     return (
         f"column {names[column]!r}{f' of {where}' if where else ' of a dropped row'}: the value "
         f"{_shown(table.column(column), row)} {rule.why}; pass on_bad_value='replace' or 'drop', or clean the column "
-        "before the sink (docs/bad-values.md)"
+        "before the sink (docs/how-to/sinks.md#values-that-a-table-cannot-hold)"
     )
 
 

@@ -53,7 +53,7 @@ def _query(session: SparkSession, checkpoint: str) -> tuple[str | None, str | No
     if running is None:
         raise ConfigError(
             "with Spark Connect, a sink works in foreachBatch of a query that starts in the session in which "
-            "aion.windowed or aion.group_by was called, and since Spark 4.3 (docs/connect.md)"
+            "aion.windowed or aion.group_by was called, and since Spark 4.3 (docs/how-to/connect.md)"
         )
     said, run, _ = json.loads(running)
     return str(said), str(run)

@@ -39,7 +39,7 @@ def upsert(
     are deleted.
 
     A batch is one transaction, and changes nothing if it is run again. A batch that does not follow the one that the
-    table has is refused, and the error says which value of ``adopt`` lets the query continue (docs/run-again.md).
+    table has is refused, and the error says which value of ``adopt`` lets the query continue (docs/how-to/sinks.md).
 
     ``changes``: the name of another table, which gets a row for each row of the table that a batch adds, changes or
     deletes, with the values before (``old_...``) and after it. It is written in the same transaction.

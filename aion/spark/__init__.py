@@ -1,7 +1,7 @@
 """Aion on Spark: the only package that imports pyspark.
 
 This module loads no other, so that workers load only the modules that they need. It checks the version of pyspark,
-because pip does not see that of a platform which brings its own (docs/platforms.md).
+because pip does not see that of a platform which brings its own (docs/operate/deploy.md).
 """
 
 from __future__ import annotations

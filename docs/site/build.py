@@ -20,8 +20,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-PAGES = ("*.md", "docs/*.md", "docs/results/*.md", "examples/*.md")
-PICTURES = ("docs/pictures/*", "docs/results/*.png")
+KINDS = ("start", "how-to", "operate", "reference", "inside", "measured")
+PAGES = ("*.md", *(f"docs/{kind}/*.md" for kind in KINDS), "examples/*.md")
+PICTURES = ("docs/pictures/*", "docs/measured/*.png")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)")
 FENCE = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 THEME = '%%{init: {"theme": "neutral", "themeVariables": {"fontFamily": "arial"}, "fontFamily": "arial"}}%%\n'
@@ -29,8 +30,8 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 MODULES = ("aggregates", "sinks", "errors", "metrics", "plot")
 """The public modules of the package."""
 OWN_POLICIES = """\
-A class of yours can decide what moves to disk, or when it is read ahead (:doc:`/docs/policies`). This is what it gets
-and returns.
+A class of yours can decide what moves to disk, or when it is read ahead (:doc:`/docs/reference/policies`). This is
+what it gets and returns.
 
 """
 RETURNED = ("aion.core.timing.When", "aion.spark.api.group_by.Grouped", "aion.spark.taking_over.migrate.Migrated")
@@ -120,8 +121,8 @@ class Layout:
 
 
 def introduction() -> str:
-    """Returns what the README says first: all between its title and its first block."""
-    return (ROOT / "README.md").read_text(encoding="utf-8").split("```", 1)[0].split("\n", 1)[1].strip() + "\n"
+    """Returns what the README says first, with how to install Aion and a first query: all above its second heading."""
+    return (ROOT / "README.md").read_text(encoding="utf-8").split("\n## ", 1)[0].split("\n", 1)[1].strip() + "\n"
 
 
 def notebook() -> str:
@@ -195,10 +196,14 @@ def own_policies() -> str:
 
 
 def policy() -> str:
-    """Returns the page of all keys of a policy. Texts below keys name pages, which become links."""
+    """Returns the page of all keys of a policy. Texts below keys name pages, which become links with their titles."""
     from aion.config import policy_docs
 
-    return re.sub(r"`?\bdocs/([\w-]+\.md)`?", r"[\1](../docs/\1)", policy_docs())
+    def link(found: re.Match[str]) -> str:
+        heading = (ROOT / found[1]).read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
+        return f"[{heading}](../{found[1]})"
+
+    return re.sub(r"`?\b(docs/[\w-]+/[\w-]+\.md)`?", link, policy_docs())
 
 
 def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:

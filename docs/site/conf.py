@@ -12,7 +12,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["introduction.md"]  # the front page includes it
 nitpicky = True
 # Types in signatures that have no entry: those of other packages, names for unions of types, and what users never name.
-nitpick_ignore_regex = [("py:.*", r"(?!aion\.).*"), ("py:class", r"aion\.\w+\.\w+\..*")]
+nitpick_ignore_regex = [("py:.*", r"(?!aion\.).*"), ("py:class", r"aion\.\w+\.\w+\..*|aion\.spec\.(Keywords|Changes)")]
 
 myst_heading_anchors = 4  # as GitHub makes them
 myst_enable_extensions = ["colon_fence"]
@@ -34,7 +34,7 @@ html_theme_options = {"navigation_with_keys": True}
 
 def link_pages(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:
     """Makes links of the pages that docstrings name."""
-    lines[:] = [re.sub(r"(?:``)?\bdocs/([\w-]+)\.md(?:``)?", r":doc:`/docs/\1`", line) for line in lines]
+    lines[:] = [re.sub(r"(?:``)?\bdocs/([\w-]+/[\w-]+)\.md(?:``)?", r":doc:`/docs/\1`", line) for line in lines]
 
 
 def setup(app: Any) -> None:

@@ -89,7 +89,7 @@ def kept(events: DataFrame | Files, shape: Shape) -> DataFrame:
 
 
 def unique(events: DataFrame | Files, shape: Shape) -> DataFrame:
-    """The aggregates of :func:`partials`, and an event that comes again counts once (docs/duplicates.md)."""
+    """The aggregates of :func:`partials`, and an event that comes again counts once (docs/how-to/bad-data.md)."""
     import aion
     from aion import aggregates as A
 
@@ -104,7 +104,7 @@ def unique(events: DataFrame | Files, shape: Shape) -> DataFrame:
 
 
 def kept_as_rows(events: DataFrame, shape: Shape) -> DataFrame:
-    """The same, and every block crosses the shuffle and the state server as bytes (docs/hand-over.md)."""
+    """The same, and every block crosses the shuffle and the state server as bytes (docs/inside/hand-over.md)."""
     conf = events.sparkSession.conf
     conf.set(HAND_OVER, "null")
     try:

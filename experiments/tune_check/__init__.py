@@ -1,4 +1,4 @@
-"""Checks the predictions of `aion tune` against real runs (docs/replay.md)."""
+"""Checks the predictions of `aion tune` against real runs (docs/operate/tuning.md)."""
 
 from experiments.tune_check.command import tune_check
 

@@ -1,4 +1,4 @@
-"""Checks the predictions of `aion tune` against real runs (docs/replay.md).
+"""Checks the predictions of `aion tune` against real runs (docs/operate/tuning.md).
 
 A stream is recorded under one policy. Then it really runs under other policies, with the same timing, on the tiered
 store on this machine's disk. The figures of each run are compared with those of a replay of the recorded trace under

@@ -1,4 +1,4 @@
-"""Reading the files in which children handed over the bodies of blocks (docs/hand-over.md).
+"""Reading the files in which children handed over the bodies of blocks (docs/inside/hand-over.md).
 
 Layout: bodies, each at a multiple of 64 bytes, then a footer: a JSON list of (offset, bytes, CRC-32) of each body, the
 length of the list u32, its CRC-32 u32, and the magic "AIOH".

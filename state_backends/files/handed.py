@@ -1,4 +1,4 @@
-"""Writing the files in which children hand over the bodies of large blocks to roots (docs/hand-over.md).
+"""Writing the files in which children hand over the bodies of large blocks to roots (docs/inside/hand-over.md).
 
 A child writes one such file for a task and batch, for all shards: the encoded rows of blocks, one after another. The
 file is durable before anyone learns its name. Then only references to it are moved: through the shuffle, and into the

@@ -1,4 +1,4 @@
-"""Handing blocks over on a remote file system, which has no links (docs/hand-over.md).
+"""Handing blocks over on a remote file system, which has no links (docs/inside/hand-over.md).
 
 A child uploads a file for each shard, while it works. A version that needs the file copies it into its shard's folder;
 the file system does that itself. After that the first one is deleted. What the children of a host have written is also

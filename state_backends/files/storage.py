@@ -141,8 +141,8 @@ class Storage(Protocol):
 class LocalStorage:
     """A folder of a local or mounted file system. It needs no copies of its files.
 
-    ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``: see docs/state-format.md. ``handed``: the folder of
-    the operator in which children hand over files.
+    ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``: see docs/reference/formats.md. ``handed``: the folder
+    of the operator in which children hand over files.
     """
 
     def __init__(self, folder: Path, handed: Path | None = None) -> None:

@@ -8,14 +8,14 @@ lines of JSON. It is compressed as a whole or not at all.
     magic "AION" | version u8 | kind u8 | codec u8 | compression u8 | slice i64 | rows u32 | events u32 |
     min time i64 | max time i64 | raw length u64 | body length u64 | body crc32 u32 | header crc32 u32
 
-A block that compaction made from others (docs/compaction.md) has version 2. Between the two checksums it has: last seq
-i64 | lowest hash of a key i64 | highest hash of a key i64. So its header has 88 bytes.
+A block that compaction made from others (docs/inside/window-costs.md) has version 2. Between the two checksums it has:
+last seq i64 | lowest hash of a key i64 | highest hash of a key i64. So its header has 88 bytes.
 
 Versions 3 and 4 are versions 1 and 2 with events u64, so they are 4 bytes longer. They are used only if the number of
 events does not fit in 32 bits, so that an older Aion can read all other blocks. (Arrow writes no batch of 2**31 rows.)
 
 A large block may be handed over: its body lies in a file that a child wrote, and only a *reference* is moved and stored
-(docs/hand-over.md). A reference is the header, then
+(docs/inside/hand-over.md). A reference is the header, then
 
     magic "AIOR" | offset of the body u64 | length of the name u16 | name of the file | crc32 of these fields u32
 """
@@ -72,8 +72,8 @@ UNNUMBERED = -1
 class Compacted(NamedTuple):
     """What a block holds that is sorted by key: arrivals up to ``last_seq``, of keys with hashes in ``[low, high]``.
 
-    Hashes are from 0 to 2**63 - 1 (docs/compaction.md). ``last_seq`` is UNNUMBERED in a block that a child has sorted
-    and that has no number yet.
+    Hashes are from 0 to 2**63 - 1 (docs/inside/window-costs.md). ``last_seq`` is UNNUMBERED in a block that a child has
+    sorted and that has no number yet.
     """
 
     last_seq: int

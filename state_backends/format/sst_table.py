@@ -1,4 +1,4 @@
-"""Finds blocks of data in an SST file of RocksDB's by a part of its bytes (docs/file-format.md). Pure."""
+"""Finds blocks of data in an SST file of RocksDB's by a part of its bytes (docs/reference/formats.md). Pure."""
 
 from __future__ import annotations
 

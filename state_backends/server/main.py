@@ -1,8 +1,8 @@
-"""The state server: one per executor host and application (docs/operating.md).
+"""The state server: one per executor host and application (docs/operate/operating.md).
 
 It keeps hot state in memory, because Python workers come and go. The server listens on a unix socket in a folder that
 only its user can enter. It ends by itself when all its executors have ended (:class:`Executors`), or when its folder or
-socket is gone. See also docs/security.md.
+socket is gone. See also docs/operate/security.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The metrics of a state server as a table: name, type, help, unit, labels, and how each is read. Pure.
 
-The Prometheus endpoint, ``aion top``, the table of docs/metrics.md and the tests of the Grafana dashboard all use it.
+The Prometheus endpoint, ``aion top``, the table of docs/operate/metrics.md and the tests of the Grafana dashboard all
+use it.
 """
 
 from __future__ import annotations
@@ -314,7 +315,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def table() -> str:
-    """Returns the table of docs/metrics.md."""
+    """Returns the table of docs/operate/metrics.md."""
     head = ("name", "type", "unit", "labels", "what it says")
     rows = [
         (f"`{m.name}`", m.type, m.unit, ", ".join(f"`{label}`" for label in m.labels), m.help.replace("|", "\\|"))

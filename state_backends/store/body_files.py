@@ -1,4 +1,4 @@
-"""The bodies of handed-over blocks: reading them ahead into shared memory, or at once (docs/hand-over.md).
+"""The bodies of handed-over blocks: reading them ahead into shared memory, or at once (docs/inside/hand-over.md).
 
 A body lies in a child's file, on a disk or on a remote file system. Staged, it is a file of its own in a folder of
 shared memory, which a worker maps without a copy, and which the memory budget counts. Nothing relies on the
@@ -149,7 +149,7 @@ class BodyFiles:
             self._warned = True
             log.warning(
                 "there is no room for staged bodies in %s (%s): executions read them when they need them. "
-                "Give /dev/shm as much room as memory.budget (docs/hand-over.md)",
+                "Give /dev/shm as much room as memory.budget (docs/inside/hand-over.md)",
                 self._folder,
                 error,
             )

@@ -71,7 +71,7 @@ def counters(snapshot: Snapshot) -> dict[str, Any]:
 def judged(snapshot: Snapshot) -> tuple[float, float]:
     """Returns the late events by which learned bounds were judged, and those of them that came after their bound.
 
-    Both are 0 if bounds are not learned (docs/lateness.md).
+    Both are 0 if bounds are not learned (docs/inside/lateness.md).
     """
     late, missed = (number(snapshot, "lateness", "conformal", name) for name in ("late", "missed"))
     return late, missed

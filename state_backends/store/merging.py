@@ -1,4 +1,4 @@
-"""Merges files in the background (docs/store-files.md). :mod:`state_backends.store.merge_choice` chooses them.
+"""Merges files in the background (docs/inside/store.md). :mod:`state_backends.store.merge_choice` chooses them.
 
 The I/O thread copies live blocks into a new file, step by step, when nothing else waits. When the file is complete,
 the next call of the writing thread makes the blocks' entries point to it, all at once under the store's lock. Only then

@@ -272,7 +272,7 @@ class TieredStore:
         self._io.submit(Priority.READ, _call(self._files.close)).result()
 
     def validate(self) -> None:
-        """Raises AssertionError if an invariant of docs/store.md is violated."""
+        """Raises AssertionError if an invariant of docs/inside/store.md is violated."""
         with self.blocks.lock:
             self.blocks.validate()
             self._writer.validate()

@@ -2,7 +2,7 @@
 
 Everything is read through ``pyarrow.fs``, so a local folder and an object store look alike. Only ``set_aside`` and
 ``forget`` change anything. A version is whole if its manifest is whole and every file that it names has the bytes that
-were written, by the CRC-32 of the file. See docs/state-format.md.
+were written, by the CRC-32 of the file. See docs/reference/formats.md.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class StateFolder:
         return self.location.storage(names, self.location.live, "forgotten")
 
     def _forget_handed(self, operator: str, lineage: str) -> None:
-        """Deletes what children of a lineage handed over to no version; see docs/state-format.md."""
+        """Deletes what children of a lineage handed over to no version; see docs/reference/formats.md."""
         folder = f"{operator}/{HANDED_FOLDER}"
         if lineage in self._folders(folder):
             self._fs.delete_dir(f"{folder}/{lineage}")

@@ -1,8 +1,8 @@
 """A version of a shard: an immutable manifest that names its files. Pure: bytes in and out.
 
 The file is one JSON object, a newline, and the CRC-32 of the object's bytes as eight hexadecimal digits. The checksum
-covers everything, also the operator's snapshot. ``docs/state-format.md`` describes every field, and
-``docs/snapshot-format.md`` those of the snapshot.
+covers everything, also the operator's snapshot. ``docs/reference/formats.md`` describes every field, and
+``docs/reference/formats.md`` those of the snapshot.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class FileEntry:
 
     ``alive``: the positions of its live blocks in its index. None for files of other kinds, which are alive as a whole.
     In a file of keyed values, ``blocks`` counts the keys, and ``index_crc`` is the CRC-32 of the entry with its name.
-    Opening a shard reads the index only. A file that a child handed over (docs/hand-over.md) has no number and no such
-    index; ``crc`` is the checksum of its list of bodies. Each body has a checksum of its own.
+    Opening a shard reads the index only. A file that a child handed over (docs/inside/hand-over.md) has no number and
+    no such index; ``crc`` is the checksum of its list of bodies. Each body has a checksum of its own.
     """
 
     file_no: int

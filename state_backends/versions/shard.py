@@ -1,4 +1,4 @@
-"""Versions of a shard: open by token, work, commit (docs/versions.md).
+"""Versions of a shard: open by token, work, commit (docs/inside/versions.md).
 
 A version is a manifest and the files that it names, all immutable. Spark keeps the token of the current version, so
 Spark decides which attempt won. Everything that an attempt does before its commit can be undone: see

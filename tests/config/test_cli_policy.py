@@ -118,13 +118,13 @@ def test_the_reference_has_each_key_and_each_preset() -> None:
 
 
 def test_the_page_on_policies_lists_the_presets() -> None:
-    page = (ROOT / "docs" / "policies.md").read_text()
+    page = (ROOT / "docs/reference/policies.md").read_text()
     for preset in config.presets():
-        assert f"| [`{preset}`](../policies/{preset}.yaml) | {purpose(preset)} |" in page
+        assert f"| [`{preset}`](../../policies/{preset}.yaml) | {purpose(preset)} |" in page
 
 
 def test_the_example_of_the_page_on_policies_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "policies.md").read_text()
+    page = (ROOT / "docs/reference/policies.md").read_text()
     module, yaml_text = re.findall(r"```(?:python\n# mine.py|yaml)(.*?)```", page, re.DOTALL)
     (tmp_path / "mine.py").write_text("#" + module)
     (tmp_path / "mine.yaml").write_text(yaml_text)

@@ -1,4 +1,4 @@
-"""Stored state is what four pages of docs say: a reader that was written from them reads it."""
+"""Stored state is what the page on formats says: a reader that was written from it reads it."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ from tests.state_reader import (
 from tests.versions.keyed_attempt import LocalKeyedAttempt
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("state-format", "file-format", "keyed-format", "snapshot-format")
-TEXT = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in PAGES)
+TEXT = (ROOT / "docs/reference/formats.md").read_text()
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("k", pa.string()), ("v", pa.int64())])
 IDENTITY = {"query": "q", "operator": "o", "shard": 3, "shards": 8}
@@ -266,7 +265,9 @@ def test_compacted_blocks_are_as_the_page_says(make: Callable[..., Rig], how: di
 
 def rows_of(heading: str) -> list[list[str]]:
     """The rows of the first table below a heading."""
-    section = TEXT.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    _, section, *others = re.split(rf"^###? {re.escape(heading)}$", TEXT, flags=re.MULTILINE)
+    assert not others, f"{heading}: there are several"
+    section = re.split(r"^###? ", section, flags=re.MULTILINE)[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     end = next((i for i, line in enumerate(lines) if i and not line.startswith("|")), len(lines))
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:end]]

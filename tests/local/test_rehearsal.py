@@ -1,4 +1,4 @@
-"""The program of docs/rehearsal.md runs as it stands, and its counts are those of a plain computation."""
+"""The program of docs/how-to/rehearsal.md runs as it stands, and its counts are those of a plain computation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_program_counts_what_is_late(
     columns = {"scheduled": pa.array(scheduled, INSTANT), "arrived": pa.array(arrived, INSTANT)}
     pq.write_table(pa.table({**history, **columns}), tmp_path / "history.parquet")
     monkeypatch.chdir(tmp_path)
-    names = run_python("docs/rehearsal.md", {}, tmp_path, {})
+    names = run_python("docs/how-to/rehearsal.md", {}, tmp_path, {})
     after_end = arrived // HOUR_US - scheduled // HOUR_US - 1
     late = after_end[after_end >= 0]
     assert names["late"] == len(late)

@@ -26,7 +26,7 @@ def panels() -> list[Panel]:
 def queries() -> list[str]:
     """Of the panels, of the variables, and of the page."""
     variables = [v["query"]["query"] for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
-    page = (ROOT / "docs" / "metrics.md").read_text()
+    page = (ROOT / "docs/operate/metrics.md").read_text()
     asked = [code for code in re.findall(r"`([^`\n]+)`", page) if "(" in code and "aion_" in code]
     assert len(asked) >= 4
     return [*variables, *asked, *(target["expr"] for panel in panels() for target in panel["targets"])]

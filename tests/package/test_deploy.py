@@ -175,7 +175,7 @@ def submitted() -> documents.Command:
     (command,) = (
         command
         for command in documents.commands(("spark-submit",))
-        if command.page == "docs/kubernetes.md" and any(word.startswith("k8s://") for word in command.words)
+        if command.page == "docs/operate/deploy.md" and any(word.startswith("k8s://") for word in command.words)
     )
     return command
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 import shutil
@@ -46,6 +47,11 @@ from tests.tools.test_inspect_key import schema, write
 SECTIONS = set(Policy.model_fields)
 COMMAND: Any = typer.main.get_command(app)
 ERRORS = r"\w+Error|\w+Unreachable|\w+Superseded|ForeignState|CorruptState|CorruptBlock"
+INDEX = "docs/site/index.md"
+"""The front page of the site, which is no page of its own."""
+NAMING = {".py", ".yaml", ".json", ".ipynb", ".md", ".toml"}
+INVENTED = {"docs/page.md", "docs/how-to/page.md", INDEX}
+"""Pages that only tests have, and the one that is none."""
 PROGRAMS = ("aion", "make", ".venv/bin/python", "python", "spark-submit")
 
 # What runs an experiment of the command line in small.
@@ -106,7 +112,7 @@ def check_picture(block: Block) -> None:
 
 def check_text(block: Block) -> None:
     """A picture, or the layout of a state folder."""
-    if block.page == "docs/state-format.md":
+    if block.page == "docs/reference/formats.md":
         check_layout(block)
     else:
         check_picture(block)
@@ -183,14 +189,13 @@ def test_the_page_on_the_store_runs_where_aion_cannot_be_imported(tmp_path: Path
         "import sys; sys.modules['aion'] = None\n"
         "from pathlib import Path\n"
         "from tests.documents import run_python\n"
-        "run_python('docs/library.md', {}, Path(sys.argv[1]), {})\n"
+        "run_python('docs/inside/library.md', {}, Path(sys.argv[1]), {})\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    (shown,) = (
-        line for block in documents.read("docs/library.md")[0] for line in block.text.splitlines() if line[:2] == "# "
-    )
+    blocks = documents.read("docs/inside/library.md")[0]
+    (shown,) = (line for block in blocks for line in block.text.splitlines() if line[:2] == "# ")
     assert done.stdout == f"{shown[2:]}\n"
     assert not (tmp_path / "store" / "live").exists()
 
@@ -401,11 +406,26 @@ def check_pip_command(command: Command, words: list[str]) -> None:
     assert set((wanted[1] or "cli").split(",")) <= aion.errors.EXTRAS.keys(), f"{command}: no such extra"
 
 
-def test_a_page_names_every_experiment_and_the_readme_links_every_page() -> None:
-    named_there = {c.words[2] for c in ours() if c.page == "docs/measure.md" and c.words[1] == "experiment"}
-    assert named_there == RUN_SMALL.keys()
-    links = set(re.findall(r"\]\((docs/[\w-]+\.md)", documents.read("README.md")[1]))
-    assert links == {page for page in PAGES if page.startswith("docs/")}
+def test_a_page_names_every_experiment() -> None:
+    there = [c for c in ours() if c.page == "docs/measured/experiments.md"]
+    assert {c.words[2] for c in there if c.words[1] == "experiment"} == RUN_SMALL.keys()
+
+
+def linked(page: str) -> set[str]:
+    """The pages of ``docs`` that a page links."""
+    links = re.findall(r"\]\(([^)\s#]+\.md)", documents.read(page)[1])
+    return {os.path.normpath(Path(page).parent / link) for link in links} & set(documents.IN_DOCS)
+
+
+def test_the_readme_leads_to_every_page_in_two_steps() -> None:
+    """It links few pages, one of each kind among them that links all others of its kind."""
+    first = linked("README.md")
+    assert len(first) <= 8, "the README is for a newcomer: link the page where the page of its kind lists the others"
+    for kind in documents.KINDS:
+        pages = {page for page in documents.IN_DOCS if page.startswith(f"docs/{kind}/")}
+        assert any(pages - {page} <= linked(page) for page in first & pages), f"no page lists all of docs/{kind}"
+    assert {Path(page).parts[1] for page in documents.IN_DOCS} == set(documents.KINDS)
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")} == {*documents.IN_DOCS, INDEX}
 
 
 # -- what is said elsewhere ---------------------------------------------------------------------------
@@ -413,7 +433,8 @@ def test_a_page_names_every_experiment_and_the_readme_links_every_page() -> None
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
-    """To files, and to headings of them."""
+    """To files, and to headings of them. What one reads is words, not the name of a file."""
+    assert re.findall(r"\[`?[\w/.-]+\.md`?\]\(", documents.read(page)[1]) == []
     for link in re.findall(r"\]\(([^)\s]+)\)", documents.read(page)[1]):
         if not re.match(r"https?://", link):
             file, _, anchor = link.partition("#")
@@ -421,7 +442,7 @@ def test_links_lead_somewhere(page: str) -> None:
             assert target.exists(), f"{page}: {link}"
             if anchor:
                 headings = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
-                assert anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, link
+                assert anchor in {documents.anchor(heading) for heading in headings}, link
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -431,11 +452,27 @@ def test_what_stands_between_backticks_and_looks_like_a_path_is_there(page: str)
         assert (ROOT / path).exists(), f"{page}: there is no {path}"
 
 
+def test_pages_that_code_and_settings_name_are_there() -> None:
+    """In messages, docstrings and comments, with or without the heading that is meant."""
+    folders = ("aion", "state_backends", "policies", "experiments", "examples", "deploy", "dashboards", "tests")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in NAMING]
+    named = {
+        (str(path.relative_to(ROOT)), *found)
+        for path in [*files, ROOT / "pyproject.toml", ROOT / "CHANGELOG.md"]
+        for found in re.findall(r"(?<![\w/.])(docs/[\w/-]+\.md)(?:#([\w-]+))?", path.read_text())
+    }
+    headings = {page: set(re.findall(r"^#+ (.*)", documents.read(page)[1], re.MULTILINE)) for page in documents.IN_DOCS}
+    anchors = {page: {"", *map(documents.anchor, headings[page])} for page in headings}
+    assert len({page for _, page, _ in named}) > 20
+    wrong = [(file, page, heading) for file, page, heading in named if heading not in anchors.get(page, ())]
+    assert [each for each in wrong if each[1] not in INVENTED] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_keys_of_a_policy_that_are_named_exist(page: str) -> None:
     keys = {doc.key for doc in describe()}
     prose = documents.read(page)[1]
-    for section, key in re.findall(rf"`(?:spark\.aion\.)?({'|'.join(SECTIONS)})\.(?!py`)([a-z_]+)[`:]", prose):
+    for section, key in re.findall(rf"`(?:spark\.aion\.)?({'|'.join(SECTIONS)})\.(?!(?:py|json)`)([a-z_]+)[`:]", prose):
         assert f"{section}.{key}" in keys, f"{page}: there is no {section}.{key}"
 
 

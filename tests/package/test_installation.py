@@ -328,7 +328,7 @@ def test_the_versions_of_python_are_those_that_spark_carries_and_pages_name() ->
         for lines in (PROJECT["classifiers"], distribution("pyspark").metadata.get_all("Classifier") or ())
     )
     assert ours == theirs
-    for page in ("README.md", "docs/deploy.md"):
+    for page in ("README.md", "docs/operate/deploy.md"):
         assert f"3.{ours[0]} to 3.{ours[-1]}" in (ROOT / page).read_text()
     assert PROJECT["requires-python"] == f">=3.{ours[0]}"
 

@@ -49,10 +49,20 @@ def test_the_navigation_has_each_page_once() -> None:
     entries = re.findall(r"```\{toctree\}\n(.*?)```", (BUILD.parent / "index.md").read_text(), re.DOTALL)
     lines = [line for entry in entries for line in entry.splitlines() if line and not line.startswith(":")]
     pages = [re.sub(r".*<(.*)>", r"\1", line) for line in lines]
+    assert all(len(entry.split("\n\n")[-1].splitlines()) <= 12 for entry in entries), "a group that nobody reads"
     written = {str(path.with_suffix("")) for path in build().written()}
     assert len(pages) == len(set(pages))
     assert written - set(pages) == set()
-    assert re.findall(r":caption: (.*)", "\n".join(entries)) == ["Tutorials", "How-to", "Reference", "Explanation"]
+    captions = re.findall(r":caption: (.*)", "\n".join(entries))
+    code = "Names, keys and commands"
+    assert captions == ["Start", "How to", "Operate", "Reference", code, "Inside", "Measured", "Project"]
+
+
+def test_the_front_page_shows_how_to_install_aion_and_a_first_query() -> None:
+    readme = (ROOT / "README.md").read_text()
+    first = build().introduction()
+    assert first.strip() in readme and "## " not in first
+    assert "pip install" in first and "aion.windowed(" in first and "|on_time|" in first
 
 
 def test_blocks_of_mermaid_become_pictures_and_lines_keep_their_numbers(tmp_path: Path) -> None:
@@ -79,10 +89,11 @@ def test_pictures_of_pages_are_taken_as_pictures(tmp_path: Path) -> None:
 def test_links_to_what_is_no_page_lead_to_a_page_that_shows_it(tmp_path: Path) -> None:
     layout = build().Layout(tmp_path)
     layout.page(
-        Path("docs/page.md"), "[a](sinks.md#dropped-rows) [b](../deploy/job.py) [c](../deploy) [d](https://x.org)\n"
+        Path("docs/how-to/page.md"),
+        "[a](sinks.md#dropped-rows) [b](../../deploy/job.py) [c](../../deploy) [d](https://x.org)\n",
     )
-    links = re.findall(r"\]\((.*?)\)", (tmp_path / "docs/page.md").read_text())
-    assert links == ["sinks.md#dropped-rows", "../files/deploy/job.py.md", "../files/deploy.md", "https://x.org"]
+    links = re.findall(r"\]\((.*?)\)", (tmp_path / "docs/how-to/page.md").read_text())
+    assert links == ["sinks.md#dropped-rows", "../../files/deploy/job.py.md", "../../files/deploy.md", "https://x.org"]
     assert (ROOT / "deploy/job.py").read_text() in (tmp_path / "files/deploy/job.py.md").read_text()
     inside = re.findall(r"\]\((.*?)\)", (tmp_path / "files/deploy.md").read_text())
     assert {path.name for path in (ROOT / "deploy").iterdir() if path.is_file()} == {Path(link).stem for link in inside}

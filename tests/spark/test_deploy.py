@@ -26,9 +26,9 @@ STATE = f"{SPARK_PREFIX}state.dir"
 
 def command(bucket: ObjectStore) -> list[str]:
     """The command of the page. In place of the bucket it names one of the server here, as the page says."""
-    (found,) = (
-        c for c in documents.commands(("spark-submit",)) if c.page == "docs/credentials.md" and "local[2,4]" in c.words
-    )
+    page = "docs/operate/deploy.md"
+    of_page = [c for c in documents.commands(("spark-submit",)) if c.page == page and c.words[0] == "spark-submit"]
+    (found,) = (c for c in of_page if "local[2,4]" in c.words)
     uri = documents.spark_settings(found)[STATE]
     assert uri == "s3://BUCKET/aion?region=REGION"
     said = uri.replace("BUCKET", bucket.bucket).replace("REGION", "us-east-1")

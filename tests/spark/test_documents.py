@@ -57,7 +57,7 @@ def test_settings_of_spark_that_are_named_exist(spark: SparkSession) -> None:
 
 
 def test_plain_spark_has_no_sessions_in_update_mode(alone: SparkSession, tmp_path: Path) -> None:
-    """As docs/comparison.md says."""
+    """As docs/start/comparison.md says."""
     stream = alone.readStream.format("rate").load().withWatermark("timestamp", "1 minute")
     sessions = stream.groupBy("value", F.session_window("timestamp", "1 minute")).count()
     with pytest.raises(AnalysisException, match="session window"):
@@ -219,32 +219,34 @@ def check_policies(stage: Stage) -> None:
     assert local.policy.memory.budget == 1 << 30
 
 
-SHARED: dict[str, Callable[[Stage], None]] = {
-    "docs/guide.md": check_guide,
-    "docs/apply.md": check_apply,
-    "docs/local.md": check_local,
-    "docs/retractions.md": check_retractions,
-    "docs/panes.md": check_panes,
-    "docs/chaining.md": check_chaining,
-    "docs/sinks.md": check_sinks,
-    "docs/bad-values.md": check_bad_values,
-    "docs/changes.md": check_changes,
-    "docs/empty-windows.md": check_empty_windows,
-    "docs/distribution.md": check_levels,
-    "docs/files.md": check_files,
-    "docs/tuning.md": check_tuning,
-    "docs/policies.md": check_policies,
+SHARED: dict[str, tuple[Callable[[Stage], None], ...]] = {
+    "docs/start/guide.md": (check_guide, check_local),
+    "docs/reference/aggregates.md": (check_apply,),
+    "docs/reference/panes.md": (check_panes, check_retractions),
+    "docs/how-to/chaining.md": (check_chaining,),
+    "docs/how-to/sinks.md": (check_sinks, check_changes, check_bad_values),
+    "docs/how-to/bad-data.md#rows-of-empty-windows": (check_empty_windows,),
+    "docs/inside/distribution.md": (check_levels,),
+    "docs/how-to/files.md": (check_files,),
+    "docs/operate/tuning.md": (check_tuning,),
+    "docs/reference/policies.md": (check_policies,),
 }
+"""Pages, and sections of pages, with what is checked of each."""
 ELSEWHERE = (
     {"README.md"}
-    | {f"docs/{name}.md" for name in ("library", "notebook", "progress", "stateful", "taking-over")}
-    | {*RECIPES, "docs/rehearsal.md"}
+    | {f"docs/{name}.md" for name in ("inside/library", "start/notebook", "operate/metrics", "how-to/stateful")}
+    | {*RECIPES, "docs/how-to/rehearsal.md"}
 )
-"""Pages with tests of their own: here, in ``test_recipes.py``, and in others."""
+"""Those with tests of their own: here, in ``test_recipes.py``, and in others."""
 
 
 def test_every_page_with_python_is_run() -> None:
-    assert {block.page for block in documents.blocks("python")} == SHARED.keys() | ELSEWHERE
+    """Each block is in one of these places, and each place has a block."""
+    places = SHARED.keys() | ELSEWHERE
+    blocks = documents.blocks("python")
+    found = {block: [place for place in places if documents.is_in(block, place)] for block in blocks}
+    assert {str(block): them for block, them in found.items() if len(them) != 1} == {}
+    assert {place for them in found.values() for place in them} == places
 
 
 @pytest.fixture
@@ -262,18 +264,18 @@ def test_what_pages_say_of_a_stream(
     write(folder, stages[0], POSITIONS)
     stream = alone.readStream.schema(DDL).parquet(str(folder))
     given = {"aion": aion, "A": A, "spark": alone, "builder": SparkSession.builder, "events": stream}
-    told: list[tuple[Callable[[Stage], None], Stage]] = []
-    for page, check in SHARED.items():
-        own = tmp_path / page.replace("/", "-")
+    told: list[Stage] = []
+    for page in SHARED:
+        own = tmp_path / page.translate(str.maketrans("/#", "--"))
         own.mkdir()
         (own / "positions").symlink_to(folder)
         (own / "my.yaml").write_text("memory:\n  budget: 1GiB\n")
         monkeypatch.chdir(own)
         # The guide says all that it needs; the others go on from there.
-        names = run_python(page, {} if page == "docs/guide.md" else given, own, THE_REST)
+        names = run_python(page, {} if page == "docs/start/guide.md" else given, own, THE_REST)
         stage = Stage(alone, stream, [e for events in stages for e in events], own, names)
         settle(alone)  # a query begins with a Python of its own: not many at once
-        told.append((check, stage))
+        told.append(stage)
         for one in names[SAID]:
             if isinstance(one, aion.LocalOperator):
                 closing_later.callback(one.close)
@@ -284,8 +286,9 @@ def test_what_pages_say_of_a_stream(
         settle(alone)
     for query in alone.streams.active:
         query.stop()
-    for check, stage in told:
-        check(stage)
+    for checks, stage in zip(SHARED.values(), told, strict=True):
+        for check in checks:
+            check(stage)
 
 
 # -- pages with streams of their own --------------------------------------------------------------------------
@@ -302,7 +305,7 @@ def test_the_query_of_the_readme_prints_what_it_says(
 
 @pytest.mark.proof
 def test_the_example_of_the_page_on_progress(alone: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_python("docs/progress.md", {}, Path("unused"), {})
+    run = run_python("docs/operate/metrics.md", {}, Path("unused"), {})
     query, metrics = run["query"], run["metrics"]
     progress = query.recentProgress
     assert len(capsys.readouterr().out.splitlines()) == len(progress) + 2 >= 6

@@ -1,4 +1,4 @@
-"""The cells of docs/notebook.md in kernels of their own: they are run again, and a kernel is killed."""
+"""The cells of docs/start/notebook.md in kernels of their own: they are run again, and a kernel is killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ import ast, json, sys
 from pathlib import Path
 from tests import documents
 
-page = "docs/notebook.md"
+page = "docs/start/notebook.md"
 cells = [block.text for block in documents.read(page)[0] if block.language == "python"]
 names = {"__name__": "__main__"}
 in_folder = documents._Elsewhere(Path.cwd(), {})
@@ -157,7 +157,7 @@ def test_cells_are_run_again_and_a_kernel_is_killed(tmp_path: Path, temporary: P
 
 def clean_up(folder: Path) -> None:
     """As the page says: the checkpoint goes first, and the commands of the page do the rest."""
-    said = [command.words[2:] for command in documents.commands(("aion",)) if command.page == "docs/notebook.md"]
+    said = [command.words[2:] for command in documents.commands(("aion",)) if command.page == "docs/start/notebook.md"]
     lineages, forget = (
         [str(folder / "state") if word == "STATE_DIR" else word for word in words]
         for words in said

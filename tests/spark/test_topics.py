@@ -1,6 +1,7 @@
 """Events as Kafka's records, there and back; with ``AION_KAFKA=HOST:PORT``, workloads whose events come from there.
 
-That needs Spark's package for Kafka: ``PYSPARK_SUBMIT_ARGS="--packages ... pyspark-shell"`` (docs/workloads.md).
+That needs Spark's package for Kafka: ``PYSPARK_SUBMIT_ARGS="--packages ... pyspark-shell"``
+(docs/measured/experiments.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Spark collects rows into an Arrow batch before it hands them to Python. It can limit the bytes of such a batch, but then
 it adds up the sizes of all columns after each row, which costs more than all other work on an event
-(docs/sizes.md). So Spark limits the number of rows in a batch, and this module limits the bytes of each row.
+(docs/operate/operating.md). So Spark limits the number of rows in a batch, and this module limits the bytes of each
+row.
 
 A block that fits in a row is sent as it is. Any other is sent in fragments. Each begins with, little endian:
 

@@ -1,4 +1,5 @@
-"""The hash of a key, 63 bits. Compacted blocks are sorted by it and have ranges of it (docs/compaction.md). Pure.
+"""The hash of a key, 63 bits. Compacted blocks are sorted by it and have ranges of it (docs/inside/window-costs.md).
+Pure.
 
 The headers of stored blocks contain these ranges, so the hash must never change.
 """

@@ -1,4 +1,4 @@
-"""The states of a window, and the counters of an operator. Pure (docs/concepts.md)."""
+"""The states of a window, and the counters of an operator. Pure (docs/start/concepts.md)."""
 
 from __future__ import annotations
 

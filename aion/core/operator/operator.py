@@ -1,4 +1,4 @@
-"""The life of windows, as a pure state machine: ``handle(event) -> [action]`` (docs/concepts.md).
+"""The life of windows, as a pure state machine: ``handle(event) -> [action]`` (docs/start/concepts.md).
 
 Facts come in with their times and sizes in them. Orders go out, and a shell carries them out. There is no clock, no
 thread, no file and no randomness here. One operator manages one shard. Its windows are shared by all keys of the shard;

@@ -1,4 +1,4 @@
-"""Definitions that change between two starts of a query (docs/evolve.md). Pure.
+"""Definitions that change between two starts of a query (docs/operate/restarts.md). Pure.
 
 A definition of windows is known by its name. It keeps its number, by which snapshots call it, as long as the query
 lives. One that is added begins with windows from the *change* on, an instant that no event which is kept has reached.

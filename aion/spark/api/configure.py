@@ -57,14 +57,14 @@ def configure(
     """Prepares a session builder for :func:`aion.windowed` and :func:`aion.group_by`, and checks the policy and Java.
 
     ``stateful=True``: also ``df.groupBy(...).transformWithState*`` of pyspark runs on Aion, in all sessions that are
-    built with this option (docs/stateful.md). :func:`aion.unconfigure` undoes it.
+    built with this option (docs/how-to/stateful.md). :func:`aion.unconfigure` undoes it.
 
     ``policy``: a preset's name, a path, or a mapping in the shape of the YAML file (default: ``spark.aion.policy``, or
     ``standard`` if that is unset). ``overrides``: single keys, ``memory_budget="1GiB"`` or
     ``memory={"budget": "1GiB"}``.
 
     Returns a builder with the same methods. Of Spark's own settings, it changes only those without which Aion does not
-    work (docs/settings.md). Spark has no public way to read a builder, so
+    work (docs/reference/settings.md). Spark has no public way to read a builder, so
     ``spark.aion.*`` settings in the builder are only checked by :func:`aion.windowed`. Raises PolicyError, MissingJava.
     """
     if not callable(getattr(builder, "config", None)):
@@ -78,7 +78,7 @@ def configure(
         if stateful:
             raise ConfigError(
                 "stateful: on Spark Connect, jobs cannot run on Aion unchanged; leave it out, and write "
-                "aion.group_by(df, ...) instead of df.groupBy(...) (docs/connect.md)"
+                "aion.group_by(df, ...) instead of df.groupBy(...) (docs/how-to/connect.md)"
             )
         require_extra("connect", "configure: a session of Spark Connect")
     else:
@@ -94,8 +94,8 @@ def configure(
         builder.config(key, value)
     log.info(
         "configure: Spark keeps the state of all stateful queries of this session in RocksDB, with a changelog, which "
-        "Aion needs; no other setting of Spark changes (docs/settings.md). In a session that is there already, "
-        "aion.unconfigure() undoes it"
+        "Aion needs; no other setting of Spark changes (docs/reference/settings.md). In a session that is there "
+        "already, aion.unconfigure() undoes it"
     )
     return _Builder(builder, own)
 
@@ -123,8 +123,8 @@ class _Builder(SparkSession.Builder):
         if before and (kept := [key for key, value in _of_hosts(session).items() if value != before[key]]):
             log.warning(
                 "this session has had queries, so %s cannot change until the application ends: its state servers keep "
-                "what the first query had (docs/restarts.md). Other settings hold for operators that are made from "
-                "now on",
+                "what the first query had (docs/operate/restarts.md). Other settings hold for operators that are made "
+                "from now on",
                 ", ".join(SPARK_PREFIX + key for key in kept),
             )
         return session

@@ -71,7 +71,8 @@ def group_by(
 class Grouped:
     """Offers :meth:`transformWithStateInPandas` and :meth:`transformWithState` of pyspark's ``GroupedData``.
 
-    The arguments, the processor and the rows are those of pyspark; the state is in Aion's store (docs/stateful.md).
+    The arguments, the processor and the rows are those of pyspark; the state is in Aion's store
+    (docs/how-to/stateful.md).
     """
 
     def __init__(

@@ -174,5 +174,5 @@ def _check_stream(df: DataFrame) -> None:
         raise WatermarkError(
             "windowed: the DataFrame has results of another aion.windowed and a watermark of its own. Spark uses the "
             "smallest watermark of a query, so each would wait for the other, and nothing would come out. Leave this "
-            "withWatermark out: panes bring the watermark of the windows before (docs/chaining.md)"
+            "withWatermark out: panes bring the watermark of the windows before (docs/how-to/chaining.md)"
         )

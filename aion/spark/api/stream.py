@@ -74,7 +74,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     (early, on_time, late, final, retracted, dropped), ``events``, ``late_events``, ``closes_at``, the watermark from
     which on the row cannot change, and ``pane_seq``, which orders panes. Dropped rows also have ``event_time``,
     ``lateness_us``, ``reason`` and ``event``: see :func:`panes` and :func:`dropped`. Later panes of a window replace
-    earlier ones. Spark's progress of a batch has their numbers in ``observedMetrics`` (docs/progress.md). Raises
+    earlier ones. Spark's progress of a batch has their numbers in ``observedMetrics`` (docs/operate/metrics.md). Raises
     WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
     """
     source = source_of("windowed", df, spec)

@@ -192,12 +192,12 @@ def _refuse(every: object, partition: object) -> None:
     if every is not None:
         raise ConfigError(
             "every: Spark moves a watermark only between two batches, whatever they contain; leave it out, and limit "
-            "the events of a batch at the source, e.g. by maxOffsetsPerTrigger of Kafka (docs/watermark.md)"
+            "the events of a batch at the source, e.g. by maxOffsetsPerTrigger of Kafka (docs/how-to/watermark.md)"
         )
     if partition is not None:
         raise ConfigError(
             "partition: Spark has one watermark for all events of a query, and keeps none for each device; leave it "
-            "out, and set lateness= to how long the slowest one may be behind (docs/watermark.md)"
+            "out, and set lateness= to how long the slowest one may be behind (docs/how-to/watermark.md)"
         )
 
 

@@ -92,7 +92,8 @@ def resolved_policy(spark: SparkSession, policy: PolicySource | None, keyword: M
     if of_application(spark, _WORKER_LIMIT) is not None:
         warnings.warn(
             f"{_WORKER_LIMIT} is set: Spark turns it into a limit on the address space of every Python worker. The "
-            "state server is started by one of them and inherits the limit. Leave it unset (docs/sizes.md)",
+            "state server is started by one of them and inherits the limit. Leave it unset "
+            "(docs/operate/operating.md#memory-disk-and-open-files)",
             stacklevel=4,
         )
     # Read the session, not the context: getOrCreate sets its options on a session that already runs.

@@ -35,9 +35,9 @@ def waits_for_itself(plan: Node) -> bool:
 WAITS = (
     "this query has a second withWatermark behind aion.windowed. Spark uses the smallest watermark of a query, so the "
     "windows wait for a watermark that waits for their panes, and nothing would come out. Give the panes to another "
-    "aion.windowed, without a watermark (docs/chaining.md); or write them to a table with "
+    "aion.windowed, without a watermark (docs/how-to/chaining.md); or write them to a table with "
     "aion.sinks.upsert and read them in another query; or use emit='final' and an aggregation without a watermark in "
-    "update mode (docs/comparison.md)"
+    "update mode (docs/start/comparison.md)"
 )
 
 
@@ -59,7 +59,8 @@ def check(caller: str, df: DataFrame) -> None:
         raise WatermarkError(
             f"{caller}: {names} comes first in this query, behind withWatermark, and there Spark drops each row that "
             "is later than the watermark, so late events would never reach Aion. If it needs no watermark, set the "
-            "watermark behind it; or give lossy_upstream=True if these events may be lost (docs/upstream.md)"
+            "watermark behind it; or give lossy_upstream=True if these events may be lost "
+            "(docs/how-to/watermark.md#what-may-stand-before-aion)"
         )
 
 

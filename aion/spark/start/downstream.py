@@ -63,7 +63,7 @@ def _refused(what: str, name: str) -> str:
         f"{what} does not take back what the earlier one has led to. Give aion.windowed emit='final', so that each "
         "window has one pane; or emit='changes', so that each row has the values before in old_ columns; or write all "
         "panes with aion.sinks.upsert, which takes where='...' for the rows that a table is to have, and count in the "
-        "table (docs/output.md)"
+        "table (docs/reference/output.md)"
     )
 
 

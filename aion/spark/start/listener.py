@@ -5,7 +5,7 @@ A copied query has the same id as the original; only the location of the checkpo
 the first batch. It reaches each task as a setting of the query's own session.
 
 Only the driver knows that a query has ended. The state server on the driver's host then releases what the query held.
-State servers on other hosts are not told; they release it after some time without use (docs/shards.md).
+State servers on other hosts are not told; they release it after some time without use (docs/operate/restarts.md).
 
 A heartbeat in a query asks the driver how far the query is (:mod:`aion.spark.start.positions`).
 """

@@ -81,7 +81,7 @@ def progress(query: StreamingQuery) -> dict[str, dict[str, Any]]:
     server on the driver's host, now: ``windows``, ``memory_bytes`` and ``disk_bytes`` (what is in both counts in both),
     ``shards``, the bounds of new windows (``bounds_us``), the ``coverage`` of bounds, and, if the state is behind a
     URI, the ``requests`` to it for the last batch. They are missing if there is no server on this host. See
-    docs/progress.md.
+    docs/operate/metrics.md.
     """
     found = Progress()
     for report in query.recentProgress:

@@ -1,6 +1,6 @@
 """The child's side of handing blocks over: large ones go to a file, and only references to it become rows.
 
-See :mod:`state_backends.files.handed` and docs/hand-over.md.
+See :mod:`state_backends.files.handed` and docs/inside/hand-over.md.
 """
 
 from __future__ import annotations

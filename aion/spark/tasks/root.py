@@ -1,8 +1,8 @@
 """The root: one Spark key is one shard, whose version Spark keeps as a token. Its tenant does the work.
 
-See docs/architecture.md. Each time a query starts, Spark makes a root in a separate process and only asks for the
-schema of its state. So this module imports :mod:`aion.spark.tasks.work` when a task begins: without that import a query
-starts in half the time.
+See docs/inside/architecture.md. Each time a query starts, Spark makes a root in a separate process and only asks for
+the schema of its state. So this module imports :mod:`aion.spark.tasks.work` when a task begins: without that import a
+query starts in half the time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The child of a stateful processor: packs rows by shard, as Arrow, before the shuffle, and says which keys they have.
 
-Spark hands single rows to Python one value at a time, which costs more than the processor (docs/stateful.md). So the
-child sends the rows of a shard as Arrow batches in few, large rows of Spark. It also sends an empty one to each shard
-in each batch: the root then knows the watermark of every batch, by which rows of the next batch are late. Without event
-times it does so in the first batch of a run, in which each shard without a version is looked at.
+Spark hands single rows to Python one value at a time, which costs more than the processor (docs/how-to/stateful.md). So
+the child sends the rows of a shard as Arrow batches in few, large rows of Spark. It also sends an empty one to each
+shard in each batch: the root then knows the watermark of every batch, by which rows of the next batch are late. Without
+event times it does so in the first batch of a run, in which each shard without a version is looked at.
 
 If the last batch of a shard of this host read state from disk, and memory holds what it read, the child tells the state
 server which keys are coming. Their state is then in memory when the root asks for it ("keyed prefetching", arXiv

@@ -1,4 +1,4 @@
-"""Chooses a policy: replays a recorded trace, and finds out what each would cost (docs/tuning.md, docs/replay.md).
+"""Chooses a policy: replays a recorded trace, and finds out what each would cost (docs/operate/tuning.md).
 
 disk.py        a disk with a simulated clock
 files.py       files without bytes, for the real store to stand on

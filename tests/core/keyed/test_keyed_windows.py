@@ -111,7 +111,7 @@ def run(definition: Any, script: Sequence[Step], bound: int, kind: str, **more: 
 
 def check(sink: Sink, oracle: Oracle, kind: str) -> None:
     ended = oracle.ended()
-    # A row whose session goes on may stay until that session ends (docs/retractions.md).
+    # A row whose session goes on may stay until that session ends (docs/reference/panes.md).
     stale = {place for place in set(sink.rows) - set(ended) if oracle.goes_on(*place)}
     assert set(sink.rows) - stale == set(ended)
     for place in set(sink.rows) - stale:

@@ -93,9 +93,8 @@ def test_an_expression_with_an_alias_is_a_key(spark: SparkSession, tmp_path: Pat
 
 @pytest.mark.proof
 def test_the_code_of_the_page(spark: SparkSession, tmp_path: Path) -> None:
-    counting, configuring, going_back = [
-        block.text for page in ("stateful", "taking-over") for block in documents.blocks_of(f"docs/{page}.md", "python")
-    ]
+    blocks = documents.blocks_of("docs/how-to/stateful.md", "python")
+    counting, configuring, going_back = (block.text for block in blocks)
     stream = FileStream(spark, tmp_path / "in", pa.schema([("user", pa.string())]))
     stream.put([("ann",), ("bob",), ("ann",)])
     names = {"events": stream.read("user string"), "SparkSession": SparkSession}

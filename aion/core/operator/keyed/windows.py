@@ -1,8 +1,8 @@
 """Decides when windows of single keys are executed, retracted and removed. Pure.
 
-They live like other windows (docs/concepts.md), but one object manages all windows of a definition. A window runs on
-time when the watermark reaches its end. If it changes after that, it waits for the trigger. Windows of the shard that
-end in the same stretch of time (a cell) wait together, and no longer than the bound. A late event may change which
+They live like other windows (docs/start/concepts.md), but one object manages all windows of a definition. A window runs
+on time when the watermark reaches its end. If it changes after that, it waits for the trigger. Windows of the shard
+that end in the same stretch of time (a cell) wait together, and no longer than the bound. A late event may change which
 windows there are. If an executed window no longer exists, it is retracted when the windows that replaced it run.
 
 The bound says which windows are *closed*: those that ended at least a bound before the watermark. That instant never
