@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from aion.errors import SchemaError
-from aion.sinks.database import Database, TableName, add_column, identifier
+from aion.sinks.database import Database, TableName, add_column, create, identifier, identifiers
 from aion.sinks.names import check_names
-from aion.sinks.rows import Change, null_patterns
+from aion.sinks.rows import Change
 
 SEQ, BATCH, CHANGE, OLD = "seq", "batch", "change", "old_"
 _OWN = {SEQ: pa.int64(), BATCH: pa.int64(), CHANGE: pa.string()}
@@ -39,10 +39,9 @@ def replace_and_record(
     identity = (SEQ, *change.identity)
     database.replace(changes, Change(identity, rows, rows.select(list(identity)).slice(0, 0)))
     before, now = {OLD + name: name for name in values}, {name: name for name in values}
-    copy = _copy if change.single else _add
-    copy(database, table, changes, seq, change, before, "delete")
+    _record(database, table, changes, seq, change, before, "delete")
     database.replace(table, change)
-    copy(database, table, changes, seq, change, now, "insert")
+    _record(database, table, changes, seq, change, now, "insert")
     of_batch = f"{identifier(SEQ)} = {seq}"
     if not change.single:
         database.query(f"DELETE FROM {changes} WHERE {of_batch} AND {identifier(CHANGE)} IS NULL")
@@ -74,9 +73,7 @@ def _prepare(
     check_names(wanted, case=database.case, longest=database.longest_name)
     there = database.columns(changes)
     if not there:
-        columns = ", ".join(f"{identifier(name)} {type_}" for name, type_ in wanted.items())
-        database.query(f"CREATE TABLE {changes} ({columns})")
-        database.index(changes, [SEQ, *change.by_time], unique=change.single)
+        create(database, changes, wanted, [SEQ, *change.by_time], change.single)
     for name in [name for name in wanted if add and there and name not in (*there, *change.identity)]:
         add_column(database, changes, name, wanted[name])
         there[name] = wanted[name]
@@ -87,7 +84,7 @@ def _prepare(
         )
 
 
-def _copy(
+def _record(
     database: Database,
     table: TableName,
     changes: TableName,
@@ -96,46 +93,18 @@ def _copy(
     columns: Mapping[str, str],
     what: str,
 ) -> None:
-    """Copies values of the table's rows into the rows of this batch. ``columns``: from where, by the name there."""
+    """Copies values of the table's rows of the windows of this batch. ``columns``: from where, by the name there.
+
+    If a pane has one row, they go into the rows of this batch. Otherwise each makes a row, of the change ``what``.
+    """
+    own, of_batch = [SEQ, BATCH, *change.identity], f"of_batch.{identifier(SEQ)} = {seq}"
+    names = identifiers([CHANGE, *own, *columns])
+    values = ", ".join([f"'{what}'", identifiers(own, "of_batch."), identifiers(columns.values(), "of_table.")])
     copied = ", ".join(f"{identifier(to)} = of_table.{identifier(of)}" for to, of in columns.items())
-    for same in _same(change):
+    for same in database.same(change.places, "of_batch", "of_table"):
         database.query(
-            f"UPDATE {changes} AS of_batch SET {copied} FROM {table} AS of_table "
-            f"WHERE of_batch.{identifier(SEQ)} = {seq} AND {same}"
+            f"UPDATE {changes} AS of_batch SET {copied} FROM {table} AS of_table WHERE {of_batch} AND {same}"
+            if change.single
+            else f"INSERT INTO {changes} ({names}) SELECT {values} FROM {changes} AS of_batch "
+            f"JOIN {table} AS of_table ON {same} WHERE {of_batch} AND of_batch.{identifier(CHANGE)} IS NULL"
         )
-
-
-def _add(
-    database: Database,
-    table: TableName,
-    changes: TableName,
-    seq: int,
-    change: Change,
-    columns: Mapping[str, str],
-    what: str,
-) -> None:
-    """Adds the table's rows of the windows of this batch, as ``what``."""
-    own = [SEQ, BATCH, *change.identity]
-    names = ", ".join(map(identifier, [CHANGE, *own, *columns]))
-    copied = [f"of_batch.{identifier(name)}" for name in own]
-    copied += [f"of_table.{identifier(of)}" for of in columns.values()]
-    for same in _same(change):
-        database.query(
-            f"INSERT INTO {changes} ({names}) SELECT '{what}', {', '.join(copied)} "
-            f"FROM {changes} AS of_batch JOIN {table} AS of_table ON {same} "
-            f"WHERE of_batch.{identifier(SEQ)} = {seq} AND of_batch.{identifier(CHANGE)} IS NULL"
-        )
-
-
-def _same(change: Change) -> list[str]:
-    """Returns conditions under which a row of the table is one of this batch. One of them is met."""
-    return [
-        " AND ".join(
-            f"of_batch.{name} IS NULL AND of_table.{name} IS NULL"
-            if column in nulls
-            else f"of_batch.{name} = of_table.{name}"
-            for column in change.identity
-            for name in (identifier(column),)
-        )
-        for nulls in null_patterns(change.places)
-    ]

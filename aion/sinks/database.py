@@ -1,21 +1,26 @@
-"""What a sink asks of a database, and what it does with every kind of database."""
+"""What a sink does with a database. A subclass of :class:`Database` is a dialect: what differs in one kind of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
 from aion.errors import ConfigError, SchemaError
 from aion.sinks.addresses import Address
-from aion.sinks.bad_values import Rule
+from aion.sinks.bad_values import JSON, Rule
 from aion.sinks.marks import Content, History, Mark
 from aion.sinks.names import check_names
-from aion.sinks.rows import Change
+from aion.sinks.rows import Change, null_patterns
 
+WAIT_S = 60.0
+"""How long a batch waits for others who use the database."""
+STAGED = "aion_staged"
+"""The name under which a batch is in a database while it is written."""
 MARKS = "aion_batches"
 """The table with a row for each table that is written to. It is in the same schema of the database."""
 
@@ -55,46 +60,6 @@ def identifiers(names: Iterable[str], prefix: str = "") -> str:
     return ", ".join(prefix + identifier(name) for name in names)
 
 
-class Database(Protocol):
-    """A transaction on a database."""
-
-    nested: ClassVar[bool]
-    """Whether a column can hold lists, maps and structs. If not, they are written as JSON."""
-    case: ClassVar[bool]
-    """Whether two names may differ only in case."""
-    longest_name: ClassVar[int | None]
-    """How many bytes a name has at most."""
-
-    @classmethod
-    def resolve(cls, address: Address) -> Address:
-        """Returns an address that means the same in any current folder. Raises ConfigError if it is wrong."""
-
-    @classmethod
-    def open(cls, address: Address) -> AbstractContextManager[Database]:
-        """A transaction, which is committed at the end. Nothing of it remains if an error is raised inside."""
-
-    def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Runs a statement and returns its rows. ``?`` stands for a value."""
-
-    def columns(self, table: TableName) -> dict[str, str]:
-        """Returns the columns of a table with their types. They are empty if there is no such table."""
-
-    def type_of(self, field: pa.Field) -> str:
-        """Returns the type of a column for these values. Raises SchemaError if there is none."""
-
-    def holds(self, declared: str, field: pa.Field) -> bool:
-        """Returns whether a column of the ``declared`` type can hold these values."""
-
-    def rules(self, table: TableName) -> Sequence[Rule]:
-        """Returns which values a table cannot hold."""
-
-    def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
-        """Makes the index by which rows of a new table are found. ``unique``: no two rows are equal in ``columns``."""
-
-    def replace(self, table: TableName, change: Change) -> None:
-        """Deletes the rows of a table that a batch replaces or retracts, and inserts the rows of the batch."""
-
-
 class Columns(dict[str, str]):
     """The columns of a table in a database that does not tell names apart by case, with their types."""
 
@@ -118,9 +83,120 @@ def file_of(address: Address) -> Path:
     return Path(rest[1:])
 
 
-def with_absolute_path(address: Address) -> Address:
-    """Returns an address with the absolute path of its file. Raises ConfigError if it names none."""
-    return Address.of(f"{address.scheme}:///{file_of(address).absolute()}")
+Types = Sequence[tuple[Callable[[pa.DataType], bool], str]]
+
+
+class Database(ABC):
+    """A transaction on a database."""
+
+    nested: ClassVar[bool] = False
+    """Whether a column can hold lists, maps and structs. If not, they are written as JSON."""
+    case: ClassVar[bool] = False
+    """Whether two names may differ only in case."""
+    longest_name: ClassVar[int | None] = None
+    """How many bytes a name has at most."""
+    types: ClassVar[Types] = ()
+    """The types of columns. The first whose condition holds for an Arrow type is that of its values."""
+    widths: ClassVar[Sequence[Sequence[str]]] = ()
+    """Types from narrow to wide: a column of one also holds the values of those before it."""
+    unfit: ClassVar[Sequence[Rule]]
+    """Which values no table can hold."""
+    equal: ClassVar[str | None] = None
+    """An operator that takes nulls for equal, and still finds rows by an index or a hash table. None: there is none."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        """The connection or the cursor that runs statements."""
+
+    @classmethod
+    def resolve(cls, address: Address) -> Address:
+        """Returns an address that means the same in any current folder. Raises ConfigError if it is wrong."""
+        return Address.of(f"{address.scheme}:///{file_of(address).absolute()}")
+
+    @classmethod
+    @abstractmethod
+    def open(cls, address: Address) -> AbstractContextManager[Database]:
+        """A transaction, which is committed at the end. Nothing of it remains if an error is raised inside."""
+
+    def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Runs a statement and returns its rows. ``?`` stands for a value."""
+        return list(self.driver.execute(sql, values).fetchall())
+
+    def columns(self, table: TableName) -> dict[str, str]:
+        """Returns the columns of a table with their types. They are empty if there is no such table."""
+        rows = self._columns(table)
+        return dict(rows) if self.case else Columns(rows)
+
+    @abstractmethod
+    def _columns(self, table: TableName) -> list[tuple[str, str]]: ...
+
+    def type_of(self, field: pa.Field) -> str:
+        """Returns the type of a column for these values. Raises SchemaError if there is none."""
+        for fits, name in self.types:
+            if fits(field.type):
+                return name
+        what = f"column {field.name!r} is of type {field.type}"
+        raise SchemaError(f"{what}, which the database cannot hold; cast or drop it")
+
+    def holds(self, declared: str, field: pa.Field) -> bool:
+        """Returns whether a column of the ``declared`` type can hold these values."""
+        wanted = self.type_of(field)
+        wider = (types[types.index(wanted) :] for types in self.widths if wanted in types)
+        return declared == wanted or any(declared in types for types in wider)
+
+    def rules(self, table: TableName) -> Sequence[Rule]:
+        """Returns which values a table cannot hold."""
+        return self.unfit
+
+    @abstractmethod
+    def index(self, table: TableName, columns: Sequence[str], *, unique: bool) -> None:
+        """Makes the index by which rows of a new table are found. ``unique``: no two rows are equal in ``columns``."""
+
+    def same(self, places: pa.Table, one: str, other: str) -> list[str]:
+        """Returns conditions under which rows of two tables are equal in the columns of ``places``. One of them is met.
+
+        ``places``: the rows of one of the tables. Equality alone finds rows by an index or a hash table; nulls have
+        conditions of their own if the database has no operator for both.
+        """
+        patterns = null_patterns(places) if self.equal is None else [()]
+        pairs = [(name, f"{one}.{identifier(name)}", f"{other}.{identifier(name)}") for name in places.column_names]
+        return [
+            " AND ".join(
+                f"{a} IS NULL AND {b} IS NULL" if name in nulls else f"{a} {self.equal or '='} {b}"
+                for name, a, b in pairs
+            )
+            for nulls in patterns
+        ]
+
+    @abstractmethod
+    def replace(self, table: TableName, change: Change) -> None:
+        """Deletes the rows of a table that a batch replaces or retracts, and inserts the rows of the batch."""
+
+
+class Staging(Database):
+    """A transaction on a database that takes all rows of a batch at once, as a table."""
+
+    @abstractmethod
+    def staged(self, rows: pa.Table) -> AbstractContextManager[None]:
+        """Makes a table of rows, named ``STAGED``, as long as the context is open."""
+
+    def replace(self, table: TableName, change: Change) -> None:
+        for rows in (change.rows, change.gone):
+            if rows.num_rows:
+                with self.staged(rows):
+                    for same in self.same(rows.select(list(change.identity)), "old", "new"):
+                        self.query(f"DELETE FROM {table} AS old USING {STAGED} AS new WHERE {same}")
+                    if rows is change.rows:
+                        self._insert(table, rows.schema)
+
+    def _insert(self, table: TableName, schema: pa.Schema) -> None:
+        declared = self.columns(table)
+        values = [
+            f"CAST({name} AS {declared[field.name]})" if field.metadata == JSON else name
+            for field in schema
+            for name in (identifier(field.name),)
+        ]
+        self.query(f"INSERT INTO {table} ({identifiers(schema.names)}) SELECT {', '.join(values)} FROM {STAGED}")
 
 
 def prepare(database: Database, table: TableName, change: Change, *, add: bool = False) -> Content:
@@ -132,9 +208,9 @@ def prepare(database: Database, table: TableName, change: Change, *, add: bool =
     schema = change.rows.schema
     check_names(schema.names, case=database.case, longest=database.longest_name)
     if not there:
-        columns = ", ".join(f"{identifier(field.name)} {database.type_of(field)}" for field in schema)
-        database.query(f"CREATE TABLE {table} ({columns})")
-        database.index(table, change.by_time, unique=change.single)
+        create(
+            database, table, {field.name: database.type_of(field) for field in schema}, change.by_time, change.single
+        )
         return Content.MISSING
     for field in schema:
         if field.name not in there and add and field.name not in change.identity:
@@ -151,6 +227,13 @@ def prepare(database: Database, table: TableName, change: Change, *, add: bool =
                 f"{database.type_of(field)}, cast the column before the sink, or use another table"
             )
     return content_of(database, table)
+
+
+def create(database: Database, table: TableName, columns: Mapping[str, str], by: Sequence[str], unique: bool) -> None:
+    """Makes a table with an index. ``columns``: their types. ``by``, ``unique``: see :meth:`Database.index`."""
+    declared = ", ".join(f"{identifier(name)} {type_}" for name, type_ in columns.items())
+    database.query(f"CREATE TABLE {table} ({declared})")
+    database.index(table, by, unique=unique)
 
 
 def add_column(database: Database, table: TableName, name: str, type_: str) -> None:
@@ -201,14 +284,3 @@ def set_mark(database: Database, table: TableName, mark: Mark, before: Mark | No
     else:
         changed = ", ".join(f"{column} = {'?' if column in known else 'NULL'}" for column in columns)
         database.query(f"UPDATE {marks} SET {changed} WHERE name = ?", *values)
-
-
-Types = Sequence[tuple[Callable[[pa.DataType], bool], str]]
-
-
-def type_in(types: Types, field: pa.Field) -> str:
-    """Returns the first type whose condition holds for a column. Raises SchemaError if there is none."""
-    for fits, name in types:
-        if fits(field.type):
-            return name
-    raise SchemaError(f"column {field.name!r} is of type {field.type}, which the database cannot hold; cast or drop it")

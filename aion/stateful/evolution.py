@@ -8,62 +8,39 @@ longs, and texts are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    ByteType,
-    DataType,
-    DateType,
-    DayTimeIntervalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    YearMonthIntervalType,
-)
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-Convert = Callable[[Any], Any]
-_INTS = ByteType | ShortType | IntegerType | DateType | YearMonthIntervalType
-_LONGS = LongType | TimestampType | TimestampNTZType | DayTimeIntervalType
+from aion.stateful.types import Avro, Convert, listed, or_none, paired, same, scalar
+
+_READS: Mapping[tuple[Avro | None, Avro | None], Convert] = {
+    (Avro.LONG, Avro.LONG): same,
+    (Avro.LONG, Avro.FLOAT): lambda v: float(np.int64(v).astype(np.float32)),  # a double on the way would round, too
+    (Avro.LONG, Avro.DOUBLE): float,
+    (Avro.FLOAT, Avro.DOUBLE): float,
+    (Avro.STRING, Avro.BYTES): str.encode,
+    (Avro.BYTES, Avro.STRING): lambda v: v.decode(errors="replace"),
+}
+"""What Avro makes of a value that was written as one type and is read as another."""
 
 
 def converter(old: DataType, new: DataType) -> Convert:
     """Makes a plain value of the type ``new`` from one of the type ``old``. What cannot be converted becomes null."""
-    if isinstance(old, StructType) and isinstance(new, StructType):
-        at = {name: i for i, name in enumerate(old.names)}
-        fields = [
-            (at[field.name], converter(old[field.name].dataType, field.dataType)) if field.name in at else None
-            for field in new
-        ]
-        return _of_present(lambda v: [None if found is None else found[1](v[found[0]]) for found in fields])
-    if isinstance(old, ArrayType) and isinstance(new, ArrayType):
-        element = converter(old.elementType, new.elementType)
-        return _of_present(lambda v: [element(e) for e in v])
-    if isinstance(old, MapType) and isinstance(new, MapType):
-        key, value = converter(old.keyType, new.keyType), converter(old.valueType, new.valueType)
-        return _of_present(lambda v: [[key(k), value(e)] for k, e in v])
-    if type(old) is type(new) or (isinstance(old, _INTS | _LONGS) and isinstance(new, _INTS | _LONGS)):
-        return lambda v: v
-    if isinstance(old, _INTS | _LONGS) and isinstance(new, FloatType):
-        return _of_present(lambda v: float(np.int64(v).astype(np.float32)))  # not by way of a double, which rounds too
-    if isinstance(old, _INTS | _LONGS | FloatType) and isinstance(new, DoubleType):
-        return _of_present(float)
-    if isinstance(old, StringType) and isinstance(new, BinaryType):
-        return _of_present(str.encode)
-    if isinstance(old, BinaryType) and isinstance(new, StringType):
-        return _of_present(lambda v: v.decode(errors="replace"))
-    return lambda v: None
-
-
-def _of_present(convert: Convert) -> Convert:
-    return lambda v: None if v is None else convert(v)
+    match old, new:
+        case StructType(), StructType():
+            at = {name: i for i, name in enumerate(old.names)}
+            fields = [
+                (at[field.name], converter(old[field.name].dataType, field.dataType)) if field.name in at else None
+                for field in new
+            ]
+            return or_none(lambda v: [None if found is None else found[1](v[found[0]]) for found in fields])
+        case ArrayType(), ArrayType():
+            return listed(converter(old.elementType, new.elementType))
+        case MapType(), MapType():
+            return paired(converter(old.keyType, new.keyType), converter(old.valueType, new.valueType))
+    if type(old) is type(new):
+        return same
+    before, now = (None if (row := scalar(type_)) is None else row.avro for type_ in (old, new))
+    return or_none(_READS.get((before, now), lambda v: None))

@@ -6,42 +6,17 @@ microseconds or months. A map whose keys are not text becomes a list of pairs.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import InvalidOperation
 from typing import Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    UserDefinedType,
-)
+from pyspark.sql.types import DataType, MapType, StringType, StructType
 
-from aion.base.time import format_instant
 from aion.errors import SchemaError
 from aion.stateful.keys import Keys
-
-_BITS: Mapping[type[DataType], int] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
-_EPOCH = date(1970, 1, 1)
+from aion.stateful.types import Conversion, Convert, listed, or_none, paired, same, scalar
 
 
 class JsonKey:
@@ -64,7 +39,7 @@ class JsonKey:
         values = []
         for field in self.schema:
             try:
-                values.append(from_json(given[field.name], field.dataType))
+                values.append(_FROM_JSON.of(field.dataType)(given[field.name]))
             except SchemaError as error:
                 raise SchemaError(f"column {field.name}: {error}") from error.__cause__
         return tuple(values)
@@ -78,101 +53,66 @@ class JsonKey:
 
 
 def json_text(plain: Any, type_: DataType) -> str:
-    """Returns a plain value as the text of JSON."""
-    return json.dumps(as_json(plain, type_), ensure_ascii=False)
+    """Returns a plain value (:mod:`aion.stateful.types`) as the text of JSON."""
+    return json.dumps(_TO_JSON.of(type_)(plain), ensure_ascii=False)
 
 
-def as_json(plain: Any, type_: DataType) -> Any:
-    """Returns what :func:`json.dumps` takes, for a plain value (:mod:`aion.stateful.encoding`)."""
-    if plain is None:
-        return None
-    match type_:
-        case StructType():
-            return {f.name: as_json(v, f.dataType) for f, v in zip(type_, plain, strict=True)}
-        case ArrayType():
-            return [as_json(v, type_.elementType) for v in plain]
-        case MapType():
-            pairs = [(as_json(k, type_.keyType), as_json(v, type_.valueType)) for k, v in plain]
-            return dict(pairs) if isinstance(type_.keyType, StringType) else [list(pair) for pair in pairs]
-        case UserDefinedType():
-            return as_json(plain, type_.sqlType())
-        case BinaryType():
-            return base64.b64encode(plain).decode()
-        case TimestampType():
-            return format_instant(plain)
-        case TimestampNTZType():
-            return format_instant(plain).removesuffix("Z")
-        case DateType():
-            try:
-                return (_EPOCH + timedelta(days=plain)).isoformat()
-            except OverflowError:
-                return f"{plain} days"
-    return plain
+def _scalar_to_json(type_: DataType) -> Convert:
+    row = scalar(type_)
+    return same if row is None else or_none(row.to_json)
 
 
-def from_json(value: Any, type_: DataType) -> Any:
-    """Returns what a user's code has for a value that is given as JSON. Raises SchemaError for a value of another
-    type.
-    """
-    if value is None:
-        return None
-    try:
-        return _from_json(value, type_)
-    except (ValueError, OverflowError, InvalidOperation) as error:
-        raise SchemaError(f"{json.dumps(value)} is no {type_.simpleString()}: {error}") from error
+def _map_to_json(type_: MapType, key: Convert, value: Convert) -> Convert:
+    pairs = paired(key, value)
+    return or_none(lambda v: dict(pairs(v))) if isinstance(type_.keyType, StringType) else pairs
 
 
-def _from_json(value: Any, type_: DataType) -> Any:
-    for kind, bits in _BITS.items():
-        if isinstance(type_, kind):
-            _check(value, type_, int)
-            if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
-                raise ValueError(f"it needs more than {bits} bits")
-            return value
-    match type_:
-        case DoubleType() | FloatType():
-            _check(value, type_, int, float)
-            return float(value)
-        case BooleanType():
-            _check(value, type_, bool)
-        case StringType():
-            _check(value, type_, str)
-        case BinaryType():
-            _check(value, type_, str)
-            return base64.b64decode(value, validate=True)
-        case DecimalType():
-            _check(value, type_, str, int)
-            number = Decimal(value)
-            if number != number.quantize(Decimal(1).scaleb(-type_.scale)):
-                raise ValueError(f"it has more than {type_.scale} digits after the point")
-            return number
-        case DateType():
-            _check(value, type_, str)
-            return date.fromisoformat(value)
-        case TimestampType() | TimestampNTZType():
-            _check(value, type_, str)
-            time = datetime.fromisoformat(value)
-            if (time.tzinfo is None) == isinstance(type_, TimestampType):
-                raise ValueError(
-                    "it needs a time zone, as in 2024-05-01T12:00:00Z" if time.tzinfo is None else "it has a time zone"
-                )
-            return time
-        case DayTimeIntervalType():
-            _check(value, type_, int)
-            return timedelta(microseconds=value)
-        case ArrayType():
-            _check(value, type_, list)
-            return [from_json(v, type_.elementType) for v in value]
-        case StructType():
-            _check(value, type_, dict)
-            if sorted(value) != sorted(type_.names):
-                raise ValueError(f"its fields must be {', '.join(type_.names)}")
-            return tuple(from_json(value[field.name], field.dataType) for field in type_)
-    return value
+def _struct_to_json(type_: StructType, fields: Sequence[Convert]) -> Convert:
+    names = type_.names
+    return or_none(lambda v: {name: field(e) for name, field, e in zip(names, fields, v, strict=True)})
 
 
-def _check(value: Any, type_: DataType, *kinds: type) -> None:
-    if type(value) not in kinds:
-        names = {int: "a number", float: "a number", str: "a text", bool: "true or false", list: "a list"}
-        wanted = " or ".join(dict.fromkeys(names.get(kind, "an object") for kind in kinds))
-        raise ValueError(f"it must be {wanted}")
+_TO_JSON = Conversion(_scalar_to_json, lambda type_, element: listed(element), _map_to_json, _struct_to_json)
+"""From a plain value to what :func:`json.dumps` takes."""
+
+
+def _checked(type_: DataType, kinds: Sequence[type], convert: Convert) -> Convert:
+    """Returns a conversion of what JSON has. It raises SchemaError for a value of none of these kinds; none: of any."""
+    names = {int: "a number", float: "a number", str: "a text", bool: "true or false", list: "a list"}
+    wanted = " or ".join(dict.fromkeys(names.get(kind, "an object") for kind in kinds))
+
+    def checked(value: Any) -> Any:
+        try:
+            if kinds and type(value) not in kinds:
+                raise ValueError(f"it must be {wanted}")
+            return convert(value)
+        except (ValueError, OverflowError, InvalidOperation) as error:
+            raise SchemaError(f"{json.dumps(value)} is no {type_.simpleString()}: {error}") from error
+
+    return or_none(checked)
+
+
+def _scalar_from_json(type_: DataType) -> Convert:
+    row = scalar(type_)
+    return same if row is None else _checked(type_, row.json, row.from_json)
+
+
+def _struct_from_json(type_: StructType, fields: Sequence[Convert]) -> Convert:
+    names = type_.names
+
+    def convert(value: Mapping[str, Any]) -> tuple[Any, ...]:
+        if sorted(value) != sorted(names):
+            raise ValueError(f"its fields must be {', '.join(names)}")
+        return tuple(field(value[name]) for name, field in zip(names, fields, strict=True))
+
+    return _checked(type_, [dict], convert)
+
+
+_FROM_JSON = Conversion(
+    _scalar_from_json,
+    lambda type_, element: _checked(type_, [list], listed(element)),
+    lambda type_, key, value: same,  # Spark has no maps as keys
+    _struct_from_json,
+    lambda type_: same,
+)
+"""From what JSON has to what a user's code has."""

@@ -8,13 +8,14 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
-from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, MapType, StructType, TimestampType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, StructType, TimestampType
 
 from aion.base.time import EPOCH
-from aion.stateful.encoding import Codec
+from aion.stateful.encoding import INTERNAL, Codec, from_plain
 from aion.stateful.layout import RECORDS, key_of_record
 from aion.stateful.packing import pack, unpack
 from aion.stateful.record import KeyRecord
+from aion.stateful.types import Convert, or_none
 from aion.stateful.variables import Kind, Variable
 from state_backends.store.keyed.protocol import KeyedAttempt
 
@@ -54,13 +55,32 @@ def _type_of(kind: str, schema: StructType, key: StructType | None) -> DataType:
 def rows(store: KeyedAttempt, key: StructType, variables: Sequence[Variable], names: Sequence[str]) -> Iterator[Any]:
     """Yields a row for each key. ``variables``: the shard's own. ``names``: the columns, in their order."""
     codec = Codec(key)
-    own = {v.name: (v, _type(v), _said(v)) for v in variables if v.name in names}
+    own = {v.name: v for v in variables if v.name in names}
+    said = {name: _said(variable) for name, variable in own.items()}
+    given = {name: _given(_type(variable)) for name, variable in own.items()}
     for entry, data in store.scan(*RECORDS):
         record = KeyRecord(key_of_record(entry), data, store)
-        held = {name: (plain, *of) for name, of in own.items() if (plain := _held(record, of[0])) is not None}
-        values = {name: type_.fromInternal(_internal(said, plain)) for name, (plain, _, type_, said) in held.items()}
-        packed = pack((list(record.timers or ()), {name: (said, plain) for name, (plain, _, _, said) in held.items()}))
+        held = {name: plain for name, variable in own.items() if (plain := _held(record, variable)) is not None}
+        values = {name: given[name](_plain(said[name], plain)) for name, plain in held.items()}
+        packed = pack((list(record.timers or ()), {name: (said[name], plain) for name, plain in held.items()}))
         yield (*codec.value(unpack(record.key)), record.timers, *map(values.get, names), packed)
+
+
+def _given(type_: DataType) -> Convert:
+    """Returns the conversion of a plain value to what Spark's schema makes of it."""
+    internal = INTERNAL.of(type_)
+    return lambda plain: type_.fromInternal(internal(plain))
+
+
+def _scalar_in_utc(type_: DataType) -> Convert:
+    """Times get the zone UTC: without one they would be local times."""
+    if isinstance(type_, TimestampType):
+        return or_none(lambda us: EPOCH + timedelta(microseconds=us))
+    return or_none(_given(type_))
+
+
+_IN_UTC = from_plain(_scalar_in_utc, user_defined=_scalar_in_utc)
+"""From a plain value to one that may be written to state as it is."""
 
 
 def unpacked(packed: bytes) -> tuple[list[int], dict[str, Any]]:
@@ -68,12 +88,14 @@ def unpacked(packed: bytes) -> tuple[list[int], dict[str, Any]]:
     are.
     """
     timers, values = unpack(packed)
-    found = {}
-    for name, (said, plain) in values.items():
-        kind, value, key = said
-        type_ = _type_of(kind, _codec(value).schema, None if key is None else _codec(key).schema)
-        found[name] = _given(_internal(said, plain), type_)
-    return timers, found
+    return timers, {name: _in_utc(*said)(_plain(said, plain)) for name, (said, plain) in values.items()}
+
+
+@lru_cache(maxsize=256)
+def _in_utc(kind: str, value: str, key: str | None) -> Convert:
+    of_value, of_key = (None if said is None else StructType.fromJson(json.loads(said)) for said in (value, key))
+    assert of_value is not None
+    return _IN_UTC.of(_type_of(kind, of_value, of_key))
 
 
 def _said(variable: Variable) -> tuple[str, str, str | None]:
@@ -82,40 +104,9 @@ def _said(variable: Variable) -> tuple[str, str, str | None]:
     return variable.kind.value, variable.codec.schema.json(), None if key is None else key.schema.json()
 
 
-@lru_cache(maxsize=256)
-def _codec(schema: str) -> Codec:
-    return Codec(StructType.fromJson(json.loads(schema)))
-
-
-def _internal(said: Sequence[Any], plain: Any) -> Any:
-    """Returns what a variable holds in Spark's internal form, from the form in which it is stored."""
-    kind, value, key = said
-    internal = _codec(value).internal
-    match Kind(kind):
-        case Kind.VALUE:
-            return internal(plain)
-        case Kind.LIST:
-            return [internal(one) for one in plain]
-    of_key = _codec(key).internal
-    return [(of_key(unpack(one)), internal(of)) for one, of in plain]
-
-
-def _given(value: Any, type_: DataType) -> Any:
-    """Returns the user's value, from Spark's internal form. Times get the zone UTC: without one they would be local
-    times.
-    """
-    if value is None:
-        return None
-    match type_:
-        case StructType():
-            return tuple(_given(part, field.dataType) for part, field in zip(value, type_, strict=True))
-        case ArrayType():
-            return [_given(element, type_.elementType) for element in value]
-        case MapType():
-            return {_given(k, type_.keyType): _given(v, type_.valueType) for k, v in value.items()}
-        case TimestampType():
-            return EPOCH + timedelta(microseconds=value)
-    return type_.fromInternal(value)
+def _plain(said: Sequence[Any], held: Any) -> Any:
+    """Returns what a variable holds as a plain value of its type, from the form in which it is stored."""
+    return [(unpack(key), value) for key, value in held] if Kind(said[0]) is Kind.MAP else held
 
 
 def _held(record: KeyRecord, variable: Variable) -> Any:

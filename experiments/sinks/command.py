@@ -192,19 +192,19 @@ def loading(kind: str, uri: str) -> Write:
 def _load_sqlite(database: Database, rows: pa.Table) -> None:
     from aion.sinks.sqlite import python_rows
 
-    connection: Any = vars(database)["_connection"]
+    connection: Any = database.driver
     connection.executemany(f"INSERT INTO {TABLE} VALUES ({', '.join('?' * rows.num_columns)})", python_rows(rows))
 
 
 def _load_duckdb(database: Database, rows: pa.Table) -> None:
-    connection: Any = vars(database)["_connection"]
+    connection: Any = database.driver
     connection.register("loaded", rows)
     connection.execute(f"INSERT INTO {TABLE} SELECT * FROM loaded")
 
 
 def _load_postgresql(database: Database, rows: pa.Table) -> None:
     """Binary COPY."""
-    vars(database)["_cursor"].adbc_ingest(TABLE, rows, mode="append")
+    database.driver.adbc_ingest(TABLE, rows, mode="append")
 
 
 LOADS: dict[str, Callable[[Database, pa.Table], None]] = {
