@@ -100,6 +100,18 @@ class Worker:
             self.worker_mib = max(self.worker_mib, worker.memory_info().rss / MIB)
 
 
+def windows_of() -> dict[str, Any]:
+    """The kinds of windows, all of them longer than a run."""
+    import aion
+
+    return {
+        "session": aion.Session("1 hour"),
+        "cut": aion.Session("1 hour", max_duration="6 hours"),
+        "count": aion.Count(100),
+        "record": aion.PerRecord("1 hour"),
+    }
+
+
 def definition(kind: str, budget_mib: int) -> tuple[Plan, Policy]:
     """The query, and its policy."""
     import pyarrow as pa
@@ -107,7 +119,6 @@ def definition(kind: str, budget_mib: int) -> tuple[Plan, Policy]:
     from aion import aggregates as A
     from aion.config import load_policy
     from aion.core.query.plan import make_plan
-    from experiments.sessions.command import windows_of
 
     schema = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("value", pa.float64())])
     plan = make_plan(
