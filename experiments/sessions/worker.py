@@ -45,7 +45,8 @@ class Worker:
         self._plan, self._policy = definition(kind, budget_mib)
         self._work, self._batches = work, 0
         self.server_mib = self.worker_mib = 0.0
-        command = [sys.executable, "-m", __name__, kind, str(budget_mib), str(work), str(os.getpid())]
+        begin = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
+        command = [sys.executable, "-c", begin, kind, str(budget_mib), str(work), str(os.getpid())]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._server = int(self._answer())
         self._stop = threading.Event()
@@ -171,7 +172,3 @@ def main(kind: str, budget_mib: str, work: str, watch_pid: str) -> None:
         say(json.dumps([time.perf_counter() - begin, panes]))
     client.close()
     pool.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
