@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from aion.base.stretches import at_once
 from aion.core.operator.keyed.table import Table, stacked
 from state_backends.thresholds import threshold
 
@@ -50,7 +51,7 @@ class SpilledRows:
         tables, file = self._tables, self._file
         self._begin()
         if file is not None:
-            yield from file.drain()
+            yield from file.drain(self._limit_bytes)
         elif tables:
             yield stacked(tables)
 
@@ -81,17 +82,21 @@ class _File:
                 places.append((self._file.tell(), data.size))
                 self._file.write(data)
 
-    def drain(self) -> Iterator[Table]:
-        """Yields the rows of each bin, in the order in which they were written. Deletes the file after the last one."""
+    def drain(self, piece_bytes: int) -> Iterator[Table]:
+        """Yields the rows of some bins at a time, each in the order in which they were written. Deletes the file then.
+
+        A piece has about ``piece_bytes``, or is one bin.
+        """
+        sizes = [sum(size for _, size in places) for places in self._places]
         with self._file:
-            for places in self._places:
-                parts = []
-                for at, size in places:
-                    self._file.seek(at)
-                    data = pa.py_buffer(self._file.read(size))
-                    parts.append(_table(pa.ipc.read_record_batch(data, self._schema)))
+            for some in at_once(sizes, piece_bytes):
+                parts = [self._read(*place) for places in self._places[some] for place in places]
                 if parts:
                     yield stacked(parts)
+
+    def _read(self, at: int, size: int) -> Table:
+        self._file.seek(at)
+        return _table(pa.ipc.read_record_batch(pa.py_buffer(self._file.read(size)), self._schema))
 
 
 def _batch(rows: Table) -> pa.RecordBatch:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from experiments.limits.workers import DAEMONS
+from experiments.sessions.worker import Worker, windows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,18 +121,6 @@ def sessions(
     for text in verdicts(settings, costs):
         console.print(text, highlight=False)
     console.print(f"written: {out / 'sessions'}.json", highlight=False)
-
-
-def windows_of() -> dict[str, Any]:
-    """The kinds of windows, all of them longer than a run."""
-    import aion
-
-    return {
-        "session": aion.Session("1 hour"),
-        "cut": aion.Session("1 hour", max_duration="6 hours"),
-        "count": aion.Count(100),
-        "record": aion.PerRecord("1 hour"),
-    }
 
 
 Place = tuple[str, str, int]
@@ -283,8 +272,6 @@ class _InWorker:
         pass
 
     def cost(self, kind: str, keys: int) -> Cost:
-        from experiments.sessions.worker import Worker
-
         folder = self._work / f"worker-{kind}-{keys}"
         (folder / "state").mkdir(parents=True)
         batches = tables(keys, self._settings)

@@ -45,7 +45,8 @@ class Worker:
         self._plan, self._policy = definition(kind, budget_mib)
         self._work, self._batches = work, 0
         self.server_mib = self.worker_mib = 0.0
-        command = [sys.executable, "-m", __name__, kind, str(budget_mib), str(work), str(os.getpid())]
+        begin = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
+        command = [sys.executable, "-c", begin, kind, str(budget_mib), str(work), str(os.getpid())]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._server = int(self._answer())
         self._stop = threading.Event()
@@ -100,6 +101,18 @@ class Worker:
             self.worker_mib = max(self.worker_mib, worker.memory_info().rss / MIB)
 
 
+def windows_of() -> dict[str, Any]:
+    """The kinds of windows, all of them longer than a run."""
+    import aion
+
+    return {
+        "session": aion.Session("1 hour"),
+        "cut": aion.Session("1 hour", max_duration="6 hours"),
+        "count": aion.Count(100),
+        "record": aion.PerRecord("1 hour"),
+    }
+
+
 def definition(kind: str, budget_mib: int) -> tuple[Plan, Policy]:
     """The query, and its policy."""
     import pyarrow as pa
@@ -107,7 +120,6 @@ def definition(kind: str, budget_mib: int) -> tuple[Plan, Policy]:
     from aion import aggregates as A
     from aion.config import load_policy
     from aion.core.query.plan import make_plan
-    from experiments.sessions.command import windows_of
 
     schema = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("value", pa.float64())])
     plan = make_plan(
@@ -160,7 +172,3 @@ def main(kind: str, budget_mib: str, work: str, watch_pid: str) -> None:
         say(json.dumps([time.perf_counter() - begin, panes]))
     client.close()
     pool.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

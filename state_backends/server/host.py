@@ -28,6 +28,7 @@ from state_backends.server.attempts import Attempts, ShardKey, Work
 from state_backends.server.endpoint import MetricsEndpoint
 from state_backends.server.folders import Folders
 from state_backends.server.guard import Guard, make_policies
+from state_backends.server.heap import Holes
 from state_backends.server.machine import memory_limit_bytes, memory_share_used
 from state_backends.server.requests import (
     AttemptRequest,
@@ -106,6 +107,7 @@ class Host:
         self._closing: list[tuple[Shard, threading.Lock]] = []  # no attempt can find them any more
         self._closed_counts = StoreStats()  # counts of the shards that were closed
         self._endpoint = MetricsEndpoint(self.stats)
+        self._holes = Holes()
 
     # -- attempts -----------------------------------------------------------------------------------------
 
@@ -240,8 +242,9 @@ class Host:
     # -- periodic work ------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Starts prestages that are due, and checks memory pressure."""
+        """Starts prestages that are due, and checks memory pressure. Gives back what the heap keeps for itself."""
         self.tick_prestages()
+        self._holes.tick(self.budget.limit_bytes)
         with self._lock:
             stores = [(key, shard.store) for key, (shard, _) in self._shards.items() if shard.store is not None]
             median_s = median(self._executions_s) if self._executions_s else None

@@ -63,8 +63,9 @@ def test_sessions(tmp_path: Path) -> None:
     small = ("--sizes", "50,2000", "--batches", "5", "--events", "10", "--kinds", "session,record")
     said, record = run(tmp_path, "sessions", *small)
     panes = {place: cost["panes"] for place, cost in record["costs"].items()}
-    assert panes["local session 2000"] == panes["spark session 2000"] == 2000
+    assert panes["local session 2000"] == panes["worker session 2000"] == panes["spark session 2000"] == 2000
     assert panes["local record 50"] == panes["spark record 50"] > 100, "one for each instant of a key"
+    assert all(cost["worker_mib"] > 0 for place, cost in record["costs"].items() if place.startswith("worker"))
     assert "spark, session: a small batch with 2,000 keys over one with 50" in said
 
 
