@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
@@ -24,7 +23,7 @@ from pydantic_core import ErrorDetails
 from aion.config.model import GONE, KeyPath, Policy, leaves, policy_to_json
 from aion.config.plugin import Arguments
 from aion.config.section import Contradiction
-from aion.config.values import show
+from aion.config.values import refusal, show
 from aion.errors import PolicyError
 
 SPARK_PREFIX = "spark.aion."
@@ -242,9 +241,9 @@ class _Layers:
             case "model_type":
                 text = f"{show(error['input'])} is not a section; write these keys below it: {', '.join(_keys(path))}"
             case "literal_error":
-                text = f"{show(error['input'])} is not possible; write {context['expected']}"
+                text = refusal(error["input"], context["expected"])
             case _:
-                text = re.sub("^(size: |duration of )", "", str(context.get("error", error["msg"])))
+                text = str(context.get("error", error["msg"]))
         yield self._origins.get(path, _Origin("policy")), f"{'.'.join(path)}: {text}"
 
     def _contradiction(self, section: KeyPath, found: Contradiction) -> tuple[_Origin, str]:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
 import yaml
 
-from aion.config.values import Written, show
+from aion.config.values import NULL, Refused, Written, show, text_of
 from aion.errors import ConfigError
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _CLASS_PATH = rf"{_NAME}(\.{_NAME})*:{_NAME}(\.{_NAME})*"
-
-
-def _class_path(value: object) -> object:
-    if value is not None and (not isinstance(value, str) or not re.fullmatch(_CLASS_PATH, value)):
-        raise ConfigError(f"{show(value)} is not a class; write package.module:Class, or null for the built-in policy")
-    return value
 
 
 class Arguments(Mapping[str, Any]):
@@ -74,16 +67,11 @@ def _arguments(value: Any) -> Arguments:
             with suppress(yaml.YAMLError, ValueError, RecursionError):
                 value = yaml.safe_load(value)
     if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{show(value)} is not a mapping; write names and values, e.g. {{limit: 5}}")
+        raise Refused
     return value if isinstance(value, Arguments) else Arguments(value)
 
 
-ClassPath = Annotated[
-    str | None,
-    Written(
-        _class_path,
-        "package.module:Class, or null",
-        ({"type": "string", "pattern": f"^{_CLASS_PATH}$"}, {"type": "null"}),
-    ),
+ClassPath = Annotated[str | None, text_of(_CLASS_PATH, "package.module:Class") | NULL]
+ArgumentsValue = Annotated[
+    Arguments, Written(_arguments, "a mapping of names to values, such as {limit: 5}", ({"type": "object"},), dict)
 ]
-ArgumentsValue = Annotated[Arguments, Written(_arguments, "mapping of names to values", ({"type": "object"},), dict)]

@@ -1,6 +1,7 @@
-"""The types of policy values: how each is written, what it is parsed to, and the error message if it is wrong.
+"""The types of policy values, each declared once by its kind: how it is written, and what it is parsed to.
 
-The words of :class:`Written` describe a type for users; the reference page shows them.
+The words of :class:`Written` say what a user may write. The reference page shows them, and so does the sentence with
+which every wrong value is refused (:func:`refusal`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _MAX_THREADS = 1024
 _MAX_LEVELS = 64
 _MAX_NODES = 1_000_000
 _MAX_PORT = 65_535
+_MAX_SIZE = (1 << 63) - 1
 _MAX_COUNT = 1 << 53  # the largest integer that a JSON number holds exactly
 _SIZE_PARTS = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", re.ASCII)
 _PLAIN = re.compile(r"\s*([+-]?\d{0,20}\.?\d{1,20}(?:[eE][+-]?\d{1,3})?)\s*()", re.ASCII)
@@ -45,12 +47,154 @@ _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 
 
+class Refused(Exception):
+    """A value is not of a kind. Its text is a hint, if the words of the kind do not say enough."""
+
+
+def refusal(value: object, words: str, hint: str = "") -> str:
+    """Returns the sentence for a value that a key cannot have. ``words``: what it can have."""
+    return f"{show(value)} is not possible{hint and f': {hint}'}; write {words}"
+
+
 def show(value: object) -> str:
     """Returns the value as YAML writes it, shortened to fit on a line."""
     return {"None": "null", "True": "true", "False": "false"}.get(repr(value)) or _repr.repr(value)
 
 
-# -- sizes and durations ------------------------------------------------------------------------------
+# -- kinds of values ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a value is written in a file: what reads it, in words, as JSON schemas, and what writes it.
+
+    ``parse`` raises Refused for a value that is not of this kind, or ConfigError with a sentence of its own.
+    """
+
+    parse: Callable[[Any], Any]
+    words: str
+    schemas: tuple[dict[str, Any], ...]
+    write: Callable[[Any], object] | None = None
+
+    def read(self, value: object) -> Any:
+        """Returns what a value means. Raises ConfigError."""
+        try:
+            return self.parse(value)
+        except Refused as refused:
+            raise ConfigError(refusal(value, self.words, str(refused))) from None
+
+    def __or__(self, other: Written) -> Written:
+        """A value of either kind."""
+
+        def parse(value: Any) -> Any:
+            try:
+                return self.parse(value)
+            except Refused as first:
+                try:
+                    return other.parse(value)
+                except Refused as second:
+                    raise Refused(str(first) or str(second)) from None
+
+        words, schemas = f"{self.words}, or {other.words}", (*self.schemas, *other.schemas)
+        return Written(parse, words, schemas, self.write or other.write)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        serialization = None
+        if (write := self.write) is not None:
+            serialization = core_schema.plain_serializer_function_ser_schema(lambda v: None if v is None else write(v))
+        return core_schema.no_info_plain_validator_function(self.read, serialization=serialization)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return self.schemas[0] if len(self.schemas) == 1 else {"anyOf": list(self.schemas)}
+
+
+def text_of(pattern: str, words: str) -> Written:
+    """Returns the kind of texts with a pattern."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise Refused
+        return value
+
+    return Written(parse, words, (_text(f"^{pattern}$"),))
+
+
+def _text(pattern: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": pattern}
+
+
+_DURATION = r"(\s*[0-9]+(\.[0-9]+)?\s*[A-Za-z]+\s*)+$"
+_BOUND_TEXT = _text("^" + _DURATION)
+_IDLE_TEXT = _text(r"^(?!.*x\s*$)" + _DURATION)
+_MULTIPLE_TEXT = _text(r"^\s*(?![0.]+\s*x)([0-9]{1,9}(\.[0-9]+)?|\.[0-9]+)\s*x\s*$")
+_SIZES = {"type": "integer", "minimum": 1}, _text(r"^\s*[0-9]+(\s*|(\.[0-9]+)?\s*([KkMmGgTt][Ii]?)?[Bb]\s*)$")
+
+
+def _percent_text(*, zero: bool = False, one: bool = True) -> dict[str, Any]:
+    but = ("" if zero else r"(?![0.]+\s*%)") + ("" if one else "(?!100)")
+    return _text(rf"^\s*{but}(100(\.0+)?|[0-9]{{1,2}}(\.[0-9]+)?|\.[0-9]+)\s*%\s*$")
+
+
+def _word(word: str | None, meaning: object) -> Written:
+    def parse(value: object) -> object:
+        if value != word:
+            raise Refused
+        return meaning
+
+    return Written(parse, word or "null", ({"type": "null"} if word is None else {"const": word},))
+
+
+NULL = _word(None, None)
+
+
+def _switch(value: object) -> bool:
+    try:
+        return _BOOL.validate_python(value)
+    except ValueError:
+        raise Refused from None
+
+
+def _whole(least: int, most: int = _MAX_COUNT) -> Written:
+    """Returns the kind of integers. They may be texts: values in Spark's configuration are."""
+
+    def parse(value: object) -> int:
+        number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
+        if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+            raise Refused
+        return int(number)
+
+    words = f"an integer from {least}" + (f" to {most:,}" if most < _MAX_COUNT else "")
+    return Written(parse, words, ({"type": "integer", "minimum": least, "maximum": most},))
+
+
+# -- sizes --------------------------------------------------------------------------------------------
+
+
+def _size(most: int = _MAX_SIZE) -> Written:
+    def parse(value: object) -> int:
+        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        part = _SIZE_PARTS.fullmatch(text) if isinstance(text, str) else None
+        if part is None or ("." in part[1] and not part[2]):
+            raise Refused
+        number, unit = part.groups()
+        if unit.lower() not in _SIZE_UNITS:
+            # Spark's own sizes ('512m') are binary, so the message says how to write such a size here.
+            spark = f"'{text}' of Spark is '{number}{unit.upper()}iB' here; " if unit.lower() in "kmgt" else ""
+            units = "units are B, KiB MiB GiB TiB (1024) and KB MB GB TB (1000)"
+            raise Refused(f"the unit {unit!r} is unknown; {spark}{units}")
+        size = int(Decimal(number) * _SIZE_UNITS[unit.lower()])
+        if not 1 <= size <= most:
+            raise Refused
+        return size
+
+    limit = f", at most {format_bytes(most)}" if most < _MAX_SIZE else ""
+    return Written(
+        parse, f"a size above 0, such as 64MiB, 1GiB or 10MB, or a number of bytes{limit}", _SIZES, _write_size
+    )
+
+
+def _write_size(size: object) -> str:
+    return format_bytes(size) if isinstance(size, int) else str(size)
 
 
 def size_bytes(value: object, *, what: str = "size") -> int:
@@ -58,22 +202,10 @@ def size_bytes(value: object, *, what: str = "size") -> int:
 
     Raises ConfigError naming ``what`` for anything else, and for less than 1 byte.
     """
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    part = _SIZE_PARTS.fullmatch(text) if isinstance(text, str) else None
-    if part is None or ("." in part[1] and not part[2]):
-        raise ConfigError(f"{what}: {show(value)} is not a size; write e.g. '64MiB', or a number of bytes")
-    number, unit = part.groups()
-    if unit.lower() not in _SIZE_UNITS:
-        # Spark's own sizes ('512m') are binary, so the message says how to write such a size here.
-        spark = f"'{text}' of Spark is '{number}{unit.upper()}iB' here; " if unit.lower() in "kmgt" else ""
-        raise ConfigError(
-            f"{what}: {show(value)} has the unknown unit {unit!r}; "
-            f"{spark}units are B, KiB MiB GiB TiB (1024) and KB MB GB TB (1000)"
-        )
-    size = int(Decimal(number) * _SIZE_UNITS[unit.lower()])
-    if not 1 <= size < 1 << 63:
-        raise ConfigError(f"{what}: {show(value)} is out of range; a size is at least 1 byte, e.g. '64MiB'")
-    return size
+    try:
+        return int(_SIZE.read(value))
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from None
 
 
 def format_bytes(size: int) -> str:
@@ -84,28 +216,28 @@ def format_bytes(size: int) -> str:
     return f"{size}B"
 
 
-def _block_size(value: object) -> int:
-    size = size_bytes(value)
-    if size > _MAX_BLOCK_BYTES:
-        raise ConfigError(f"{format_bytes(size)} is too large for a Spark row; write at most '1GiB'")
-    return size
+# -- durations ----------------------------------------------------------------------------------------
 
 
-def _bound(value: Any) -> int:
-    # From Spark's configuration everything comes as text.
-    bound_us = 0 if isinstance(value, str) and value.strip() == "0" else duration_us(value)
-    if bound_us < 0:
-        raise ConfigError(f"{show(value)} is negative; write 0 or more, e.g. '10m'")
-    if bound_us > _MAX_BOUND_US:
-        raise ConfigError(f"{show(value)} is too long; write at most '3652500 days'")
-    return bound_us
+def _duration(least_us: int, most_us: int = _MAX_BOUND_US) -> Written:
+    def parse(value: Any) -> int:
+        try:
+            # From Spark's configuration everything comes as text.
+            found_us = 0 if isinstance(value, str) and value.strip() == "0" else duration_us(value)
+        except ConfigError:
+            raise Refused from None
+        if not least_us <= found_us <= most_us:
+            raise Refused
+        return found_us
+
+    bounds = "above 0 and up" if least_us == 1 else f"from {format_duration(least_us) if least_us else 0}"
+    words = f"a duration in us, ms, s, m, h, d or w, such as 90s or 10m, {bounds} to {format_duration(most_us)}"
+    schemas = (_BOUND_TEXT,) if least_us else ({"const": 0}, _BOUND_TEXT)
+    return Written(parse, words, schemas, _write_duration)
 
 
-def _timeout(value: Any) -> int:
-    timeout_us = _bound(value)
-    if not 100_000 <= timeout_us <= 86_400_000_000:
-        raise ConfigError(f"{show(value)} is out of range; write a duration from '100ms' to '1 day', e.g. '60s'")
-    return timeout_us
+def _write_duration(duration: object) -> str:
+    return format_duration(duration) if isinstance(duration, int) else str(duration)
 
 
 # -- shares and multiples -----------------------------------------------------------------------------
@@ -147,129 +279,49 @@ def _number(value: object, mark: str) -> float | None:
     return float(part[1]) if part is not None and part[2] == mark else None
 
 
-def _budget(value: Any) -> int | Share:
-    if isinstance(value, Share):
-        value = str(value)
-    percent = _number(value, "%")
-    if percent is None:
-        if isinstance(value, float) and 0 < value < 1:
-            raise ConfigError(f"{show(value)} is not a size; write it as a share, '{Share(round(value * 100, 9))}'")
-        return size_bytes(value)
-    if not 0 < percent <= 100:
-        raise ConfigError(f"{show(value)} is out of range; a share is above 0% and at most 100%, e.g. '25%'")
-    return Share(percent)
+def _percent(value: object) -> Share:
+    percent = _number(str(value) if isinstance(value, Share) else value, "%")
+    if percent is not None and 0 < percent <= 100:
+        return Share(percent)
+    if percent is None and isinstance(value, float) and 0 < value < 1:
+        raise Refused(f"as a share it is '{Share(round(value * 100, 9))}'")
+    raise Refused
 
 
-def _fraction(value: Any) -> float:
-    percent, number = _number(value, "%"), _number(value, "")
-    if percent is not None:
-        number = float(Decimal(repr(percent)) / 100)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        number = float(value) if abs(value) < 1e300 else math.inf
-    if number is None or not 0 <= number <= 1:
-        raise ConfigError(f"{show(value)} is not a share; write a number from 0 to 1, e.g. 0.75, or '75%'")
-    return number + 0.0  # turns -0.0 into 0.0
+def _multiple(value: object) -> Multiple:
+    times = _number(str(value) if isinstance(value, Multiple) else value, "x")
+    if times is None or not 0 < times <= 1e9:
+        raise Refused
+    return Multiple(times)
 
 
-def _positive_fraction(value: Any) -> float:
-    share = _fraction(value)
-    if not share:
-        raise ConfigError(f"{show(value)} is out of range; write a share above 0, e.g. 0.75, or '75%'")
-    return share
+def _share(*, zero: bool = False, one: bool = True, example: str = "0.75, or 75%") -> Written:
+    """Returns the kind of shares from 0 to 1. ``zero``, ``one``: whether it may be 0, or 1."""
 
+    def parse(value: object) -> float:
+        percent, number = _number(value, "%"), _number(value, "")
+        if percent is not None:
+            number = float(Decimal(repr(percent)) / 100)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            number = float(value) if abs(value) < 1e300 else math.inf
+        if number is None or not 0 <= number <= 1 or (number == 0 and not zero) or (number == 1 and not one):
+            raise Refused
+        return number + 0.0  # turns -0.0 into 0.0
 
-def _idle(value: Any) -> int | Multiple:
-    if isinstance(value, Multiple):
-        value = str(value)
-    times = _number(value, "x")
-    if times is not None:
-        if not 0 < times <= 1e9:
-            raise ConfigError(f"{show(value)} is out of range; write a multiple above 0, e.g. '3x'")
-        return Multiple(times)
-    try:
-        idle_us = _bound(value)
-    except ConfigError as error:
-        raise ConfigError(f"{error}; or a multiple of the median time of an execution, e.g. '3x'; or null") from None
-    if idle_us == 0:
-        raise ConfigError(
-            f"{show(value)} is not an idle time; write a duration above 0, a multiple, e.g. '3x', or null"
-        )
-    return idle_us
-
-
-# -- counts and places ----------------------------------------------------------------------------------
-
-
-def _whole(value: object) -> int | None:
-    """Returns the integer, which may be written as a string: values in Spark's configuration are strings."""
-    number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
-    return int(number) if isinstance(number, int) and not isinstance(number, bool) else None
-
-
-def _count_or_auto(most: int, what: str) -> Callable[[object], object]:
-    def count(value: object) -> object:
-        number = _whole(value)
-        if value != "auto" and (number is None or not 1 <= number <= most):
-            raise ConfigError(f"{show(value)} is not a number of {what}; write 'auto' or an integer from 1 to {most:,}")
-        return value if number is None else number
-
-    return count
-
-
-def _whole_number(least: int, most: int, what: str, or_else: str = "") -> Callable[[object], int]:
-    to = f" to {most:,}" if most < _MAX_COUNT else ""
-
-    def number_of(value: object) -> int:
-        number = _whole(value)
-        if number is None or not least <= number <= most:
-            raise ConfigError(f"{show(value)} is not a number of {what}; write an integer from {least}{to}{or_else}")
-        return number
-
-    return number_of
-
-
-def _switch(value: object) -> bool:
-    try:
-        return _BOOL.validate_python(value)
-    except ValueError:
-        raise ConfigError(f"{show(value)} is not a switch; write true or false") from None
-
-
-def _port(value: object) -> int:
-    number = _whole(value)
-    if number is None or not 0 <= number <= _MAX_PORT:
-        raise ConfigError(f"{show(value)} is not a port; write an integer from 0 to {_MAX_PORT}, or null")
-    return number
+    bounds = "from 0 to 1" if zero else f"above 0 and {'up to' if one else 'below'} 1"
+    numbers = {"minimum" if zero else "exclusiveMinimum": 0, "maximum" if one else "exclusiveMaximum": 1}
+    schemas = {"type": "number", **numbers}, _percent_text(zero=zero, one=one)
+    return Written(parse, f"a share {bounds}, such as {example}", schemas)
 
 
 def _late_share(value: object) -> float:
     share = _number(value, "") if isinstance(value, str) else value
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1e9:
-        raise ConfigError(f"{show(value)} is not a share of late work; write a number from 0, e.g. 2, or null")
+        raise Refused
     return float(share)
 
 
-def _open_fraction(value: Any) -> float:
-    share = _fraction(value)
-    if not 0 < share < 1:
-        raise ConfigError(f"{show(value)} is out of range; write a share above 0 and below 1, e.g. 0.05")
-    return share
-
-
-def _interval(value: Any) -> int:
-    interval_us = _bound(value)
-    if interval_us == 0:
-        raise ConfigError(f"{show(value)} is not an interval; write a duration above 0, e.g. '1m'")
-    return interval_us
-
-
-def _early(value: Any) -> int:
-    if value == "batch":
-        return EACH_BATCH_US
-    try:
-        return _interval(value)
-    except ConfigError as error:
-        raise ConfigError(f"{error}; or 'batch'; or null") from None
+# -- places -------------------------------------------------------------------------------------------
 
 
 def _location(value: object) -> str | None:
@@ -277,7 +329,7 @@ def _location(value: object) -> str | None:
     if text is None:
         return None
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{show(value)} is not a location; write a path, a URI ('s3://...') or null")
+        raise Refused
     return location(text)
 
 
@@ -320,145 +372,44 @@ def about_bytes(size_bytes: float) -> str:
 # -- the types ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Written:
-    """How a value is written in a file: what reads it, in words, as JSON schemas, and what writes it."""
-
-    parse: Callable[[Any], Any]
-    words: str
-    schemas: tuple[dict[str, Any], ...]
-    write: Callable[[Any], object] | None = None
-
-    @property
-    def or_null(self) -> Written:
-        """The same, or null."""
-
-        def parse(value: Any) -> Any:
-            return None if value is None else self.parse(value)
-
-        def write(value: Any) -> object:
-            return value if value is None or self.write is None else self.write(value)
-
-        return Written(parse, f"{self.words}, or null", (*self.schemas, {"type": "null"}), write)
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
-        write = core_schema.plain_serializer_function_ser_schema(self.write) if self.write else None
-        return core_schema.no_info_plain_validator_function(self.parse, serialization=write)
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        return self.schemas[0] if len(self.schemas) == 1 else {"anyOf": list(self.schemas)}
-
-
-def _text(pattern: str) -> dict[str, Any]:
-    return {"type": "string", "pattern": pattern}
-
-
-def _integer(least: int, most: int, what: str, or_else: str = "") -> Written:
-    schema = {"type": "integer", "minimum": least, "maximum": most}
-    return Written(_whole_number(least, most, what, or_else), f"integer from {least}", (schema,))
-
-
-def _auto_or_integer(most: int, what: str) -> Written:
-    schemas = {"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": most}
-    return Written(_count_or_auto(most, what), "auto, or an integer from 1", schemas)
-
-
-_DURATION = r"(\s*[0-9]+(\.[0-9]+)?\s*[A-Za-z]+\s*)+$"
-_BOUND_TEXT = _text("^" + _DURATION)
-_IDLE_TEXT = _text(r"^(?!.*x\s*$)" + _DURATION)
-_PERCENT = r"(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?|\.[0-9]+)\s*%\s*$"
-_POSITIVE_PERCENT_TEXT = _text(r"^\s*(?![0.]+\s*%)" + _PERCENT)
-_OPEN_PERCENT_TEXT = _text(r"^\s*(?![0.]+\s*%)(?!100)" + _PERCENT)
-_MULTIPLE_TEXT = _text(r"^\s*(?![0.]+\s*x)([0-9]{1,9}(\.[0-9]+)?|\.[0-9]+)\s*x\s*$")
-_SIZES = {"type": "integer", "minimum": 1}, _text(r"^\s*[0-9]+(\s*|(\.[0-9]+)?\s*([KkMmGgTt][Ii]?)?[Bb]\s*)$")
-
-_SIZE = Written(size_bytes, "size such as 64MiB, 1GiB or 10MB, or a number of bytes", _SIZES, format_bytes)
-_INTERVAL = Written(_interval, "duration above 0 with a unit, such as 90s or 10m", (_BOUND_TEXT,), format_duration)
-_OPEN_FRACTION = Written(
-    _open_fraction,
-    "share above 0 and below 1, such as 0.05, or 5%",
-    ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, _OPEN_PERCENT_TEXT),
-)
+_SIZE = _size()
+_ABOVE_0 = _duration(1)
 
 Size = Annotated[int, _SIZE]
-OptionalSize = Annotated[int | None, _SIZE.or_null]
-BlockSize = Annotated[int, replace(_SIZE, parse=_block_size)]
+OptionalSize = Annotated[int | None, _SIZE | NULL]
+BlockSize = Annotated[int, _size(_MAX_BLOCK_BYTES)]
 Budget = Annotated[
     int | Share,
-    Written(
-        _budget,
-        "size such as 512MiB, or a share of the host's memory, such as 25%",
-        (*_SIZES, _POSITIVE_PERCENT_TEXT),
-        lambda value: format_bytes(value) if isinstance(value, int) else str(value),
-    ),
+    _SIZE | Written(_percent, "a share of the host's memory, above 0% and up to 100%, such as 25%", (_percent_text(),)),
 ]
-Fraction = Annotated[
-    float,
-    Written(
-        _fraction,
-        "share from 0 to 1, such as 0.75, or 75%",
-        ({"type": "number", "minimum": 0, "maximum": 1}, _text(r"^\s*" + _PERCENT)),
-    ),
-]
-PositiveFraction = Annotated[
-    float,
-    Written(
-        _positive_fraction,
-        "share above 0 and up to 1, such as 0.75, or 75%",
-        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, _POSITIVE_PERCENT_TEXT),
-    ),
-]
-OpenFraction = Annotated[float, _OPEN_FRACTION]
-Coverage = Annotated[float | None, _OPEN_FRACTION.or_null]
-BoundDuration = Annotated[
-    int,
-    Written(
-        _bound,
-        "duration with a unit, such as 90s, 10m or 3 days, or 0",
-        ({"const": 0}, _BOUND_TEXT),
-        format_duration,
-    ),
-]
-Timeout = Annotated[
-    int,
-    Written(_timeout, "duration with a unit, such as 60s, from 100ms to 1 day", (_BOUND_TEXT,), format_duration),
-]
-Interval = Annotated[int, _INTERVAL]
-Early = Annotated[
-    int | None,
-    Written(
-        _early,
-        "duration above 0 with a unit, such as 90s or 10m, or batch",
-        ({"const": "batch"}, _BOUND_TEXT),
-        format_early,
-    ).or_null,
-]
+Fraction = Annotated[float, _share(zero=True)]
+PositiveFraction = Annotated[float, _share()]
+OpenFraction = Annotated[float, _share(one=False, example="0.05, or 5%")]
+Coverage = Annotated[float | None, _share(one=False, example="0.05, or 5%") | NULL]
+BoundDuration = Annotated[int, _duration(0)]
+Timeout = Annotated[int, _duration(100_000, 86_400_000_000)]
+Interval = Annotated[int, _ABOVE_0]
+Early = Annotated[int | None, replace(_ABOVE_0 | _word("batch", EACH_BATCH_US), write=format_early) | NULL]
 Idle = Annotated[
     int | Multiple | None,
-    Written(
-        _idle,
-        "duration such as 90s, or a multiple of the median execution time such as 3x",
-        (_IDLE_TEXT, _MULTIPLE_TEXT),
-        lambda value: format_duration(value) if isinstance(value, int) else str(value),
-    ).or_null,
+    replace(_ABOVE_0, schemas=(_IDLE_TEXT,))
+    | Written(_multiple, "a multiple above 0 of the median execution time, such as 3x", (_MULTIPLE_TEXT,))
+    | NULL,
 ]
-Shards = Annotated[Literal["auto"] | int, _auto_or_integer(_MAX_SHARDS, "shards")]
-Children = Annotated[Literal["auto"] | int, _auto_or_integer(_MAX_NODES, "source partitions")]
-CodecThreads = Annotated[int, _integer(0, _MAX_THREADS, "threads")]
-IoThreads = Annotated[int, _integer(1, _MAX_THREADS, "threads")]
-MergeLevels = Annotated[int, _integer(0, _MAX_LEVELS, "levels")]
-FanIn = Annotated[int, _integer(2, _MAX_NODES, "nodes that share a parent")]
-EventCount = Annotated[int, _integer(1, _MAX_COUNT, "events")]
-Patience = Annotated[int, _integer(0, _MAX_COUNT, "batches")]
-Overlap = Annotated[int | None, _integer(1, _MAX_COUNT, "windows", ", or null").or_null]
-Executions = Annotated[int | None, _integer(1, _MAX_COUNT, "executions", ", or null").or_null]
-Port = Annotated[
-    int | None,
-    Written(_port, "integer from 0 to 65535", ({"type": "integer", "minimum": 0, "maximum": _MAX_PORT},)).or_null,
-]
+Shards = Annotated[Literal["auto"] | int, _word("auto", "auto") | _whole(1, _MAX_SHARDS)]
+Children = Annotated[Literal["auto"] | int, _word("auto", "auto") | _whole(1, _MAX_NODES)]
+CodecThreads = Annotated[int, _whole(0, _MAX_THREADS)]
+IoThreads = Annotated[int, _whole(1, _MAX_THREADS)]
+MergeLevels = Annotated[int, _whole(0, _MAX_LEVELS)]
+FanIn = Annotated[int, _whole(2, _MAX_NODES)]
+EventCount = Annotated[int, _whole(1)]
+Patience = Annotated[int, _whole(0)]
+Overlap = Annotated[int | None, _whole(1) | NULL]
+Executions = Annotated[int | None, _whole(1) | NULL]
+Port = Annotated[int | None, _whole(0, _MAX_PORT) | NULL]
 LateShare = Annotated[
     float | None,
-    Written(_late_share, "number from 0, such as 2", ({"type": "number", "minimum": 0, "maximum": 1e9},)).or_null,
+    Written(_late_share, "a number from 0, such as 2", ({"type": "number", "minimum": 0, "maximum": 1e9},)) | NULL,
 ]
-Switch = Annotated[bool, Written(_switch, "true | false", ({"type": "boolean"},))]
-Location = Annotated[str | None, Written(_location, "path, URI, or null", ({"type": "string"}, {"type": "null"}))]
+Switch = Annotated[bool, Written(_switch, "true or false", ({"type": "boolean"},))]
+Location = Annotated[str | None, Written(_location, "a path, a URI, or null", ({"type": "string"}, {"type": "null"}))]

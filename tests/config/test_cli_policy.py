@@ -99,7 +99,7 @@ def test_every_key_is_described() -> None:
     assert "3x" in docs["destage.idle_after"].type
     assert docs["lateness.initial_bound"].default == "10 minutes"
     assert docs["state.backend"].type == "tiered | memory | rocksdb"
-    assert docs["state.shards"].type == "auto, or an integer from 1"
+    assert docs["state.shards"].type == "auto, or an integer from 1 to 32,768"
 
 
 def test_the_standard_in_the_repository_is_the_one_of_the_model() -> None:
@@ -260,8 +260,8 @@ def test_check_tells_each_error_on_one_line_with_its_line_number(tmp_path: Path)
     assert result.exit_code == 1
     first, second, third = result.stdout.splitlines()
     assert first.startswith(f"{file}:2: memory.budgt: unknown key; did you mean memory.budget?")
-    assert second.startswith(f"{file}:3: memory.bucket_limit: '64 megs' has the unknown unit 'megs'")
-    assert third.startswith(f"{file}:4: lateness.initial_bound: '-5m' is negative")
+    assert second.startswith(f"{file}:3: memory.bucket_limit: '64 megs' is not possible: the unit 'megs' is unknown")
+    assert third.startswith(f"{file}:4: lateness.initial_bound: '-5m' is not possible; write a duration")
     assert "Traceback" not in result.output
 
 

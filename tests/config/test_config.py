@@ -13,6 +13,7 @@ from pydantic import ValidationError
 import aion.config as config
 from aion.base.time import EACH_BATCH_US
 from aion.config import Policy, life_of_a_window, load_policy, policy_to_json
+from aion.config.values import show
 from aion.errors import ConfigError, PolicyError
 from tests.policy_files import MIB, refused, write
 
@@ -42,7 +43,9 @@ def test_what_is_no_size(text: object) -> None:
 
 
 def test_a_size_in_the_units_of_spark_is_told_its_spelling_here() -> None:
-    with pytest.raises(ConfigError, match=r"'512m' has the unknown unit 'm'; .*'512MiB'.*KiB MiB GiB TiB"):
+    with pytest.raises(
+        ConfigError, match=r"'512m' is not possible: the unit 'm' is unknown; .*'512MiB' here; .*KiB MiB GiB TiB"
+    ):
         config.size_bytes("512m")
 
 
@@ -210,4 +213,5 @@ def test_ports_that_are_accepted(given_as: object, port: int | None) -> None:
 
 @pytest.mark.parametrize("given_as", [-1, 65_536, "http", 94.64, True, "127.0.0.1:9464"])
 def test_ports_that_are_not(given_as: object) -> None:
-    assert "is not a port; write an integer from 0 to 65535, or null" in refused("standard", {"metrics.port": given_as})
+    message = refused("standard", {"metrics.port": given_as})
+    assert f"{show(given_as)} is not possible; write an integer from 0 to 65,535, or null" in message

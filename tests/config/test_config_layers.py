@@ -88,14 +88,17 @@ def test_settings_of_others_are_ignored() -> None:
         ({"spark.aion.shards": "4"}, "shards: unknown key; did you mean state.shards?"),
         ({"spark.aion.memory_budget": "1GiB"}, "memory_budget: unknown key; did you mean memory.budget?"),
         ({"spark.aion.memory": "1"}, "memory: '1' is not a section"),
-        ({"spark.aion.memory.budget.x": "1"}, "memory.budget: {'x': '1'} is not a size"),
-        ({"spark.aion.state.shards": "many"}, "state.shards: 'many' is not a number of shards"),
-        ({"spark.aion.lateness.initial_bound": "600"}, "lateness.initial_bound: '600' is not a duration"),
+        ({"spark.aion.memory.budget.x": "1"}, "memory.budget: {'x': '1'} is not possible; write a size above 0"),
+        ({"spark.aion.state.shards": "many"}, "state.shards: 'many' is not possible; write auto, or an integer from 1"),
+        ({"spark.aion.lateness.initial_bound": "600"}, "lateness.initial_bound: '600' is not possible; "
+         "write a duration in us, ms, s, m, h, d or w"),
         ({"spark.aion.policy": "fast"}, "'fast' is not a preset"),
-        ({"spark.aion.memory.budget": "null"}, "memory.budget: null is not a size"),
-        ({"spark.aion.memory.scarce": "90"}, "memory.scarce: '90' is not a share; write a number from 0 to 1"),
-        ({"spark.aion.destage.idle_after": "60"}, "destage.idle_after: '60' is not a duration"),
-        ({"spark.aion.destage.arguments": "{a: 1"}, "destage.arguments: '{a: 1' is not a mapping"),
+        ({"spark.aion.memory.budget": "null"}, "memory.budget: null is not possible; write a size above 0"),
+        ({"spark.aion.memory.scarce": "90"}, "memory.scarce: '90' is not possible; write a share above 0 and up to 1"),
+        ({"spark.aion.destage.idle_after": "60"}, "destage.idle_after: '60' is not possible; "
+         "write a duration in us, ms, s, m, h, d or w"),
+        ({"spark.aion.destage.arguments": "{a: 1"}, "destage.arguments: '{a: 1' is not possible; "
+         "write a mapping of names"),
         ({"spark.aion.destage.arguments.a": "1"}, "destage.arguments.a: unknown key; destage.arguments is a single "
          "value: write it as a mapping"),
     ],
@@ -169,13 +172,16 @@ def test_thresholds_that_the_user_did_not_set_follow_those_that_he_set(
 
 
 def test_a_number_without_a_unit_is_not_a_duration_in_json() -> None:
-    with pytest.raises(PolicyError, match=r"trigger\.interval: 60 has no unit; write e\.g\. '60 seconds'"):
+    with pytest.raises(
+        PolicyError,
+        match=r"trigger\.interval: 60 is not possible; write a duration in us, ms, s, m, h, d or w, such as 90s",
+    ):
         resolve(None, keyword={}, spark_conf={"spark.aion.policy": '{"trigger": {"interval": 60}}'})
 
 
 def test_a_share_of_numpy_is_shown_like_any_other() -> None:
     assert load_policy("standard", {"memory.moderate": np.float64(0.5)}).memory.moderate == 0.5
-    assert "write it as a share, '50%'" in refused({"memory": {"budget": np.float64(0.5)}})
+    assert "is not possible: as a share it is '50%'; write a size" in refused({"memory": {"budget": np.float64(0.5)}})
 
 
 def test_thresholds_that_agree_stay_as_they_are() -> None:

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from aion.config import describe
 from aion.config.model import GONE
 from tests.policy_files import refused, write
+
+A_SIZE = "write a size above 0, such as 64MiB, 1GiB or 10MB, or a number of bytes"
+A_SIZE_OR_SHARE = f"{A_SIZE}, or a share of the host's memory, above 0% and up to 100%, such as 25%"
+FROM_0 = "write a duration in us, ms, s, m, h, d or w, such as 90s or 10m, from 0 to 3652500 days"
+ABOVE_0 = "write a duration in us, ms, s, m, h, d or w, such as 90s or 10m, above 0 and up to 3652500 days"
+IDLE = f"{ABOVE_0}, or a multiple above 0 of the median execution time, such as 3x, or null"
+ABOVE_0_TO_1 = "write a share above 0 and up to 1, such as 0.75, or 75%"
 
 
 @pytest.mark.parametrize(
@@ -24,20 +32,20 @@ from tests.policy_files import refused, write
         ("state: {1: 2}", "state.1: unknown key; allowed here: backend"),
         ("? [state]\n: {}", "?: unknown key"),
         ("memory: 512MiB", "memory: '512MiB' is not a section; write these keys below it: budget, bucket_limit"),
-        ("memory: {budget: 2 parsec}", "memory.budget: '2 parsec' has the unknown unit 'parsec'; units"),
-        ("memory: {budget: 0%}", "memory.budget: '0%' is out of range; a share is above 0% and at most 100%"),
-        ("memory: {budget: 101%}", "memory.budget: '101%' is out of range; a share is above 0% and at most 100%"),
-        ("memory: {budget: 0.25}", "memory.budget: 0.25 is not a size; write it as a share, '25%'"),
-        ("memory: {budget: 1e2%}", "memory.budget: '1e2%' is not a size; write e.g. '64MiB'"),
-        ("memory: {bucket_limit: 25%}", "memory.bucket_limit: '25%' is not a size; write e.g. '64MiB'"),
-        ("memory: {moderate: 75}", "memory.moderate: 75 is not a share; write a number from 0 to 1, "
-         "e.g. 0.75, or '75%'"),
-        ("memory: {moderate: -0.1}", "memory.moderate: -0.1 is not a share; write a number from 0 to 1"),
-        ("memory: {moderate: .nan}", "memory.moderate: nan is not a share; write a number from 0 to 1"),
-        ("memory: {moderate: true}", "memory.moderate: true is not a share; write a number from 0 to 1"),
-        ("memory: {moderate: 0}", "memory.moderate: 0 is out of range; write a share above 0, e.g. 0.75, or '75%'"),
-        ("memory: {scarce: 0%}", "memory.scarce: '0%' is out of range; write a share above 0"),
-        ("memory: {moderate: a lot}", "memory.moderate: 'a lot' is not a share; write a number from 0 to 1"),
+        ("memory: {budget: 2 parsec}", f"memory.budget: '2 parsec' is not possible: the unit 'parsec' is unknown; "
+         f"units are B, KiB MiB GiB TiB (1024) and KB MB GB TB (1000); {A_SIZE}"),
+        ("memory: {budget: 0%}", f"memory.budget: '0%' is not possible; {A_SIZE_OR_SHARE}"),
+        ("memory: {budget: 101%}", f"memory.budget: '101%' is not possible; {A_SIZE_OR_SHARE}"),
+        ("memory: {budget: 0.25}", f"memory.budget: 0.25 is not possible: as a share it is '25%'; {A_SIZE_OR_SHARE}"),
+        ("memory: {budget: 1e2%}", f"memory.budget: '1e2%' is not possible; {A_SIZE_OR_SHARE}"),
+        ("memory: {bucket_limit: 25%}", f"memory.bucket_limit: '25%' is not possible; {A_SIZE}"),
+        ("memory: {moderate: 75}", f"memory.moderate: 75 is not possible; {ABOVE_0_TO_1}"),
+        ("memory: {moderate: -0.1}", f"memory.moderate: -0.1 is not possible; {ABOVE_0_TO_1}"),
+        ("memory: {moderate: .nan}", f"memory.moderate: nan is not possible; {ABOVE_0_TO_1}"),
+        ("memory: {moderate: true}", f"memory.moderate: true is not possible; {ABOVE_0_TO_1}"),
+        ("memory: {moderate: 0}", f"memory.moderate: 0 is not possible; {ABOVE_0_TO_1}"),
+        ("memory: {scarce: 0%}", f"memory.scarce: '0%' is not possible; {ABOVE_0_TO_1}"),
+        ("memory: {moderate: a lot}", f"memory.moderate: 'a lot' is not possible; {ABOVE_0_TO_1}"),
         *(
             (f"{section}: {{{key}: 1}}", f"{section}.{key}: this key is gone; remove it: {why}")
             for (section, key), why in GONE.items()
@@ -45,17 +53,18 @@ from tests.policy_files import refused, write
         ("memory: {moderate: 95%, scarce: 0.9}", "memory.scarce: 0.9 is below memory.moderate, 0.95; set it to at "
          "least that"),
         ("memory: {victim: oldest}", "memory.victim: 'oldest' is not possible; write 'largest' or 'slowest'"),
-        ("destage: {keep_fraction: 2}", "destage.keep_fraction: 2 is not a share; write a number from 0 to 1"),
-        ("destage: {idle_after: 3}", "destage.idle_after: 3 has no unit; write e.g. '3 seconds'; or a multiple of the "
-         "median time of an execution, e.g. '3x'; or null"),
-        ("destage: {idle_after: 0}", "destage.idle_after: 0 is not an idle time; write a duration above 0"),
-        ("destage: {idle_after: 0x}", "destage.idle_after: '0x' is out of range; write a multiple above 0, e.g. '3x'"),
-        ("destage: {idle_after: -2s}", "destage.idle_after: '-2s' is negative"),
-        ("destage: {idle_after: soon}", "destage.idle_after: 'soon' is not a duration; write e.g. '20 seconds' or "
-         "'5m'; or a multiple"),
-        ("destage: {class: mine}", "destage.class: 'mine' is not a class; write package.module:Class, or null"),
-        ("destage: {class: 'my-module:Mine'}", "destage.class: 'my-module:Mine' is not a class"),
-        ("destage: {class: mine:Mine, arguments: 5}", "destage.arguments: 5 is not a mapping; write names and values"),
+        ("destage: {keep_fraction: 2}", "destage.keep_fraction: 2 is not possible; write a share from 0 to 1, such as "
+         "0.75, or 75%"),
+        ("destage: {idle_after: 3}", f"destage.idle_after: 3 is not possible; {IDLE}"),
+        ("destage: {idle_after: 0}", f"destage.idle_after: 0 is not possible; {IDLE}"),
+        ("destage: {idle_after: 0x}", f"destage.idle_after: '0x' is not possible; {IDLE}"),
+        ("destage: {idle_after: -2s}", f"destage.idle_after: '-2s' is not possible; {IDLE}"),
+        ("destage: {idle_after: soon}", f"destage.idle_after: 'soon' is not possible; {IDLE}"),
+        ("destage: {class: mine}", "destage.class: 'mine' is not possible; write package.module:Class, or null"),
+        ("destage: {class: 'my-module:Mine'}", "destage.class: 'my-module:Mine' is not possible; write "
+         "package.module:Class, or null"),
+        ("destage: {class: mine:Mine, arguments: 5}", "destage.arguments: 5 is not possible; write a mapping of names "
+         "to values, such as {limit: 5}"),
         ("destage: {class: mine:Mine, arguments: {two words: 5}}", "destage.arguments: 'two words' is not an "
          "argument name; write e.g. 'limit: 5'"),
         ("destage: {class: mine:Mine, arguments: {at: 2024-01-01}}", "cannot be sent to executors"),
@@ -65,34 +74,34 @@ from tests.policy_files import refused, write
         ("prestage: {arguments: {x: 5}}", "prestage.arguments: given without a class"),
         ("prestage: {mode: }", "prestage.mode: null is not possible; write 'predictive', 'on_late_event' or 'none'"),
         ("prestage: {mode: none, class: mine:Plan}", "prestage.mode: none does not use class; set mode to predictive"),
-        ("io: {codec_threads: -1}", "io.codec_threads: -1 is not a number of threads; write an integer "
-         "from 0 to 1,024"),
-        ("io: {codec_threads: 1.5}", "io.codec_threads: 1.5 is not a number of threads"),
-        ("io: {codec_threads: true}", "io.codec_threads: true is not a number of threads"),
-        ("stateful: {enabled: maybe}", "stateful.enabled: 'maybe' is not a switch; write true or false"),
-        ("io: {threads: 0}", "io.threads: 0 is not a number of threads; write an integer from 1 to 1,024"),
-        ("io: {rate_limit: 0}", "io.rate_limit: 0 is out of range; a size is at least 1 byte"),
-        ("io: {rate_limit: fast}", "io.rate_limit: 'fast' is not a size; write e.g. '64MiB'"),
-        ("memory: {budget: -1}", "memory.budget: -1 is out of range; a size is at least 1 byte"),
-        ("memory: {budget: }", "memory.budget: null is not a size"),
-        ("memory: {budget: {a: 1}}", "memory.budget: {'a': 1} is not a size"),
-        ("blocks: {target: 2GiB}", "blocks.target: 2GiB is too large for a Spark row; write at most"),
-        ("lateness: {initial_bound: -5m}", "lateness.initial_bound: '-5m' is negative; write 0 or more"),
-        ("lateness: {initial_bound: -1}", "lateness.initial_bound: -1 has no unit; write e.g. '-1 seconds'"),
-        ("lateness: {initial_bound: 10}", "lateness.initial_bound: 10 has no unit; write e.g. '10 seconds'"),
-        ("lateness: {initial_bound: 5 moons}", "lateness.initial_bound: '5 moons' has the unknown unit"),
-        ("lateness: {initial_bound: 1.5}", "lateness.initial_bound: 1.5 has no unit; write e.g. '1.5 seconds'"),
-        ("lateness: {initial_bound: 9999999 days}", "is too long; write at most '3652500 days'"),
-        ("lateness: {initial_bound: " + "9" * 400 + ".5 days}", "does not fit into 64 bits of microseconds"),
+        ("io: {codec_threads: -1}", "io.codec_threads: -1 is not possible; write an integer from 0 to 1,024"),
+        ("io: {codec_threads: 1.5}", "io.codec_threads: 1.5 is not possible; write an integer from 0 to 1,024"),
+        ("io: {codec_threads: true}", "io.codec_threads: true is not possible; write an integer from 0 to 1,024"),
+        ("stateful: {enabled: maybe}", "stateful.enabled: 'maybe' is not possible; write true or false"),
+        ("io: {threads: 0}", "io.threads: 0 is not possible; write an integer from 1 to 1,024"),
+        ("io: {rate_limit: 0}", f"io.rate_limit: 0 is not possible; {A_SIZE}, or null"),
+        ("io: {rate_limit: fast}", f"io.rate_limit: 'fast' is not possible; {A_SIZE}, or null"),
+        ("memory: {budget: -1}", f"memory.budget: -1 is not possible; {A_SIZE_OR_SHARE}"),
+        ("memory: {budget: }", f"memory.budget: null is not possible; {A_SIZE_OR_SHARE}"),
+        ("memory: {budget: {a: 1}}", f"memory.budget: {{'a': 1}} is not possible; {A_SIZE_OR_SHARE}"),
+        ("blocks: {target: 2GiB}", f"blocks.target: '2GiB' is not possible; {A_SIZE}, at most 1GiB"),
+        ("lateness: {initial_bound: -5m}", f"lateness.initial_bound: '-5m' is not possible; {FROM_0}"),
+        ("lateness: {initial_bound: -1}", f"lateness.initial_bound: -1 is not possible; {FROM_0}"),
+        ("lateness: {initial_bound: 10}", f"lateness.initial_bound: 10 is not possible; {FROM_0}"),
+        ("lateness: {initial_bound: 5 moons}", f"lateness.initial_bound: '5 moons' is not possible; {FROM_0}"),
+        ("lateness: {initial_bound: 1.5}", f"lateness.initial_bound: 1.5 is not possible; {FROM_0}"),
+        ("lateness: {initial_bound: 9999999 days}", f"lateness.initial_bound: '9999999 days' is not possible; "
+         f"{FROM_0}"),
+        ("lateness: {initial_bound: " + "9" * 400 + ".5 days}", f".5 days' is not possible; {FROM_0}"),
         ("state: {backend: rockdb}", "state.backend: 'rockdb' is not possible; "
          "write 'tiered', 'memory' or 'rocksdb'"),
         ("state: {compression: off}", "state.compression: false is not possible; write 'none', 'lz4' or"),
         ("state: {codec: pickle}", "state.codec: 'pickle' is not possible; write 'arrow' or 'json'"),
-        ("state: {shards: 0}", "state.shards: 0 is not a number of shards; write 'auto' or an integer from 1"),
-        ("state: {shards: 1000000}", "state.shards: 1000000 is not a number of shards; write 'auto' or an integer "
-         "from 1 to 32,768"),
-        ("state: {shards: true}", "state.shards: true is not a number of shards"),
-        ("state: {dir: 5}", "state.dir: 5 is not a location; write a path"),
+        ("state: {shards: 0}", "state.shards: 0 is not possible; write auto, or an integer from 1 to 32,768"),
+        ("state: {shards: 1000000}", "state.shards: 1000000 is not possible; write auto, or an integer from 1 to "
+         "32,768"),
+        ("state: {shards: true}", "state.shards: true is not possible; write auto, or an integer from 1 to 32,768"),
+        ("state: {dir: 5}", "state.dir: 5 is not possible; write a path, a URI, or null"),
         ("state: {dir: 'ftp://host/x'}", "state.dir: 'ftp://host/x': pyarrow cannot open such a file system"),
         ("state: {dir: 'dbfs:/x'}", "state.dir: 'dbfs:/x': pyarrow cannot open such a file system; use one of file"),
         ("state: {dir: 's3:/bucket'}", "state.dir: 's3:/bucket' is not a URI; write s3://..."),
@@ -100,12 +109,13 @@ from tests.policy_files import refused, write
             "trigger: {kind: hourly}",
             "trigger.kind: 'hourly' is not possible; write 'staleness', 'interval', 'count' or 'every_batch'",
         ),
-        ("trigger: {bound: 0}", "trigger.bound: 0 is out of range; write a share above 0 and below 1, e.g. 0.05"),
-        ("trigger: {executions: 0}", "0 is not a number of executions; write an integer from 1, or null"),
-        ("trigger: {interval: 0}", "trigger.interval: 0 is not an interval; write a duration above 0, e.g. '1m'"),
-        ("trigger: {early: soon}", "trigger.early: 'soon' is not a duration; write e.g. '20 seconds' or "),
-        ("trigger: {early: 5}", "trigger.early: 5 has no unit; write e.g. '5 seconds'; or 'batch'; or null"),
-        ("trigger: {count: 1.5}", "trigger.count: 1.5 is not a number of events; write an integer from 1"),
+        ("trigger: {bound: 0}", "trigger.bound: 0 is not possible; write a share above 0 and below 1, such as 0.05, "
+         "or 5%"),
+        ("trigger: {executions: 0}", "trigger.executions: 0 is not possible; write an integer from 1, or null"),
+        ("trigger: {interval: 0}", f"trigger.interval: 0 is not possible; {ABOVE_0}"),
+        ("trigger: {early: soon}", f"trigger.early: 'soon' is not possible; {ABOVE_0}, or batch, or null"),
+        ("trigger: {early: 5}", f"trigger.early: 5 is not possible; {ABOVE_0}, or batch, or null"),
+        ("trigger: {count: 1.5}", "trigger.count: 1.5 is not possible; write an integer from 1"),
         ("memory: {budget: 1MiB, bucket_limit: 2MiB}", "memory.bucket_limit: 2MiB is larger than "
          "memory.budget, 1MiB; set bucket_limit to at most '1MiB'"),
         ("memory: {bucket_limit: 1GiB}", "memory.bucket_limit: 1GiB is larger than memory.budget, 512MiB; "
@@ -124,6 +134,15 @@ def test_a_wrong_file_is_refused_with_the_line_the_value_and_what_is_right(
     assert message.startswith(f"{file}:3: "), message
     assert says in message
     assert "\n" not in message
+
+
+def test_what_to_write_instead_is_what_the_reference_says() -> None:
+    for doc in describe():
+        message = refused("standard", {doc.key: [5]})
+        if " | " in doc.type:
+            assert all(f"'{choice}'" in message for choice in doc.type.split(" | "))
+        else:
+            assert message == f"keyword {doc.key}: {doc.key}: [5] is not possible; write {doc.type}"
 
 
 def test_all_errors_of_a_file_are_told_in_the_order_of_their_lines(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_the_schema_of_a_function_may_be_sparks_own() -> None:
         ({"trigger": {"kidn": "count"}}, PolicyError, "keyword trigger: trigger.kidn: unknown key"),
         ({"trigger": {"kind": "count", "bound": 0.1}}, PolicyError, "says nothing about kind 'count'"),
         ({"windows": aion.Tumbling("1 s", trigger="never")}, PolicyError, "windows: .*trigger.kind: 'never'"),
-        ({"lateness": "2 hoursx"}, PolicyError, "keyword lateness: .*unknown unit 'hoursx'"),
+        ({"lateness": "2 hoursx"}, PolicyError, "keyword lateness: .*'2 hoursx' is not possible; write a duration"),
         ({"fan_in": 1}, PolicyError, "distribution.fan_in: 1 is not"),
         ({"policy": "standrad"}, PolicyError, "did you mean standard"),
         ({"policy": {"memory": {"budgte": 1}}}, PolicyError, "did you mean memory.budget"),
