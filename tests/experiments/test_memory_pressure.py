@@ -163,7 +163,7 @@ def test_settings_say_how_many_cells_they_have_and_are_small_enough(name: str, m
         ({"past_windows": "0"}, "past windows"),
         ({"past_windows": [1, 0]}, "past windows"),
         ({"past_windows": [-1]}, "write numbers"),
-        ({"state": "lots"}, "not a size"),
+        ({"state": "lots"}, "write a size above 0"),
         ({"scale": 2.0}, "scale"),
         ({"source": "kafka"}, "localhost:9092"),
         ({"policy": "nonesuch"}, "nonesuch"),

@@ -17,8 +17,8 @@ import aion
 from aion.core.operator.keyed import kept
 from aion.core.operator.keyed.kept import KeptPages
 from aion.core.operator.keyed.table import Table
+from tests.core.keyed.test_keyed_index import DEFINITIONS, Shard, panes, told
 from tests.durations import us
-from tests.test_keyed_index import DEFINITIONS, Shard, panes, told
 
 EVERYTHING = 1 << 30
 keys = st.sampled_from(["a", "b", "c", "d", "e", "f", "g", None])
