@@ -25,7 +25,7 @@ PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict", "numpy")
 
 def prestage(
     window: Annotated[int, typer.Option(min=1, help="MiB of events of a window, 2,304 bytes each.")] = 4,
-    parts: Annotated[int, typer.Option(min=1, help="Batches that bring the events of a window.")] = 20,
+    parts: Annotated[int, typer.Option(min=3, help="Batches that bring the events of a window.")] = 20,
     past: Annotated[int, typer.Option(min=4, help="Windows that may still get late events.")] = 40,
     batches: Annotated[int, typer.Option(min=2, help="Measured batches.")] = 8,
     gaps: Annotated[str, typer.Option(help="Seconds between two batches.")] = "0,2",

@@ -143,7 +143,8 @@ def forget(folder: Path, bucket: Bucket | None) -> None:
 def policy(settings: Settings, disk: Disk, trigger: str, mode: str) -> dict[str, Any]:
     """With ``memory``, everything fits, and windows stay there whole."""
     planned = {"kind": "interval", "interval": f"{settings.parts * MINUTE_S}s"}
-    own = {"kind": "count", "count": (settings.parts - 1) * settings.part}
+    # A window's first two parts come before its end. It runs when it has all others, in the batch of the last one.
+    own = {"kind": "count", "count": (settings.parts - 2) * settings.part}
     everything = 4 * (settings.past + settings.measured) * settings.window_bytes
     budget = everything if mode == "memory" else settings.budget_bytes
     destage: dict[str, Any] = {"keep_fraction": 1.0} if mode == "memory" else {}
