@@ -92,8 +92,8 @@ class Windows:
     def end_batch(self, *, last: bool = False, follows: bool | None = None) -> Iterator[pa.RecordBatch]:
         """With ``last``, late windows are executed even if their triggers would wait.
 
-        ``follows``: whether another batch comes even if no event does. None: if the events of this one move the
-        watermark.
+        ``follows`` says whether another batch comes even if no event does. If it is None, another one comes exactly if
+        the events of this one move the watermark.
         """
         follows = self._moves_watermark if follows is None else follows
         yield from self._taken(self.executor.end_batch(last=last, follows=follows and self._predicts))

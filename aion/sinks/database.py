@@ -102,7 +102,7 @@ class Database(ABC):
     unfit: ClassVar[Sequence[Rule]]
     """Which values no table can hold."""
     equal: ClassVar[str | None] = None
-    """An operator that takes nulls for equal, and still finds rows by an index or a hash table. None: there is none."""
+    """This operator takes nulls for equal, and the database still finds rows by an index. None if it has no such one."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver

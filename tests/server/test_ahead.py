@@ -11,7 +11,7 @@ BUDGET_BYTES = STORE.budget_bytes or 0
 
 
 def test_what_is_due_later_is_staged_after_what_is_due_next(connect: Connect, tmp_path: Path) -> None:
-    """Forty slices of 40 KiB take more than the budget of 1 MiB, of which the standard policy leaves 60 % in memory."""
+    """Forty slices of 40 KiB take more than the budget of 1 MiB. The standard policy keeps 60 % of that in memory."""
     client = connect()
     attempt = open_shard(client, tmp_path, None, "first-0")
     attempt.append([(n, True, block(*range(5000), slice_us=s)) for n, s in enumerate(SLICES)])

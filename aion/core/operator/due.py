@@ -79,7 +79,7 @@ class Due:
         return [rows[self._are_read_whole(rows)] for rows in kinds]
 
     def staged(self, planned: Sequence[Ints], watermark_us: int) -> Prestage | None:
-        """The segments of these windows in their order, and of windows of single keys that are due. None: none."""
+        """Returns the segments of these windows in order, then those of windows of keys. None if there are none."""
         slices: dict[int, None] = {}
         for rows in planned:
             slices |= dict.fromkeys(self.segments_of(rows))

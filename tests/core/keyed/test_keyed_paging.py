@@ -28,7 +28,7 @@ steps = st.lists(arrivals | st.integers(-20, 120), max_size=6)
 
 @contextmanager
 def sizes(*, rows: int, at_once: int) -> Iterator[None]:
-    """Pages of so many rows, of which so many are in memory at once."""
+    """Sets how many rows a page has, and how many pages are in memory at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept, "ROWS", rows)
         patch.setattr(kept, "_SPARSE", max(rows // 4, 1))

@@ -1,4 +1,4 @@
-"""A late window that its own event makes due waits until its blocks are in memory, at most for so many batches."""
+"""Late windows wait until their blocks are in memory if their own event makes them run. The wait is bounded."""
 
 from __future__ import annotations
 

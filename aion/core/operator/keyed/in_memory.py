@@ -107,7 +107,7 @@ class WindowsInMemory:
                 return
 
     def _let_pages_go(self, pages: int) -> None:
-        """Writes the pages that changed to so many pages, and keeps none in memory."""
+        """Writes the pages that changed, and keeps none in memory. ``pages``: how many there are from now on."""
         if self.kept.held:
             self.kept.write(pages, self.index, self.yielded, self._facts())
             self.index, self.yielded = Table.empty(self.key_types, INDEX), Table.empty(self.key_types, YIELDED)

@@ -98,7 +98,7 @@ class Shape(Protocol):
         """
 
     def doubtful(self, new: Table, closed_us: int) -> Flags:
-        """A mask of the new rows of which only the index says whether they come too late."""
+        """Returns a mask of the new rows that may come too late. Only the index can decide that."""
 
     def misses_own(self, new: Table, closed_us: int) -> Flags:
         """A mask of the rows that come too late for the window that ends at them. Later windows may still take them."""
