@@ -102,7 +102,7 @@ class Database(ABC):
     unfit: ClassVar[Sequence[Rule]]
     """Which values no table can hold."""
     equal: ClassVar[str | None] = None
-    """This operator takes nulls for equal, and the database still finds rows by an index. None if it has no such one."""
+    """This operator takes nulls for equal, and the database still finds rows by an index. None if it has none."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
