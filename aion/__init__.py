@@ -11,7 +11,7 @@ check_packages("state_backends", "policies")
 
 import state_backends  # noqa: E402, F401 (before the rest, because it refuses a platform that cannot work)
 from aion import aggregates, errors  # noqa: E402
-from aion.core.query.plan import Window  # noqa: E402
+from aion.core.query.functions import Apply, Window  # noqa: E402
 from aion.core.windows import (  # noqa: E402
     Count,
     PerRecord,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0"
 __all__ = [
+    "Apply",
     "Calendar",
     "Count",
     "LocalOperator",

@@ -301,7 +301,7 @@ def top(
 def tune(
     trace: Annotated[
         Path | None,
-        typer.Option(help="A trace file, or the folder given as record= to windowed.", show_default=False),
+        typer.Option(help="A trace file, or the folder of trace.folder of the policy.", show_default=False),
     ] = None,
     workload: Annotated[
         str | None,

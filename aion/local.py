@@ -25,7 +25,7 @@ from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError
 from aion.execute.assembly import check_overlap, longest_bound_us, make_builder, make_contents, store_config
 from aion.execute.recorder import Recorder
-from aion.execute.trace import Definition
+from aion.execute.trace import Definition, trace_folder
 from aion.execute.windows import Windows
 from aion.spec import Changes, Keywords, Spec, shows_fields, spec_of
 from policies.sizing import processing_bytes_per_s
@@ -76,10 +76,12 @@ class LocalOperator:
         **definition: Any,
     ) -> None:
         spec = spec_of("LocalOperator", spec, definition)
-        if type(spec.schema).__name__ == "StructType":  # so pyspark is installed
+        if spec.time is None:
+            raise TypeError("LocalOperator() needs the keyword argument 'time'")
+        if spec.apply is not None and type(spec.apply.schema).__name__ == "StructType":  # so pyspark is installed
             from aion.spark.session.types import arrow_schema
 
-            spec = replace(spec, schema=arrow_schema(spec.schema))
+            spec = replace(spec, apply=replace(spec.apply, schema=arrow_schema(spec.apply.schema)))
         self._spec = spec
         self._recorder: Recorder | None = None
         self._batches = 0
@@ -87,7 +89,7 @@ class LocalOperator:
         check_overlap(spec.windows, self.policy)
         self._folder = tempfile.TemporaryDirectory(prefix="aion-local-")
         config = store_config(
-            self.policy, windows=named(spec.windows).values(), blocking=spec.blocking and spec.apply is not None
+            self.policy, windows=named(spec.windows).values(), blocking=spec.apply is not None and spec.apply.blocking
         )
         self._io = config.make_io()
         self._budget = MemoryBudget(config.budget(memory_limit_bytes()))
@@ -183,15 +185,15 @@ class LocalOperator:
             raise ConfigError("this operator is closed; make another one")
 
     def _start(self, schema: pa.Schema) -> Windows:
-        plan = self._spec.plan(normal_schema(schema, self._spec.time))
+        plan = self._spec.plan(normal_schema(schema, self._spec.time_column))
         contents = make_contents(plan, self._codec, self.policy)
         windows = Windows(plan, self.policy, self._attempt, None, contents)
-        if self._spec.record is not None:
-            folder = Path(self._spec.record)
+        if self.policy.trace.folder is not None:
+            folder = Path(trace_folder(self.policy.trace.folder, self._spec.name))
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ConfigError(f"record: {folder} cannot be a folder: {error.strerror}") from error
+                raise ConfigError(f"trace.folder: {folder} cannot be a folder: {error.strerror}") from error
             self._recorder = Recorder(folder, Definition.of(plan, commits=False))
             self._recorder.begin(0, None)
             windows.record(self._recorder)

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 import pyarrow as pa
 
 from aion.aggregates import Aggregate
 from aion.base.html import html_of
 from aion.base.time import format_early
-from aion.core.query.columns import check_names, column_names, key_names, result_schema, unique_names
+from aion.core.query.columns import (
+    check_names,
+    column_name,
+    column_names,
+    key_names,
+    result_schema,
+    unique_names,
+)
 from aion.core.query.deciding import columns_of
-from aion.core.query.plan import CHANGES, EMITS, FINAL, ON_REMOVED, ApplyFunction, Plan, make_plan, output_fields
-from aion.core.timing import DurationOrZero
-from aion.core.windows import Definition, Definitions, PerRecord, named
+from aion.core.query.functions import Apply
+from aion.core.query.plan import CHANGES, EMITS, FINAL, ON_REMOVED, Plan, make_plan, output_fields
+from aion.core.timing import DurationOrZero, not_negative_us
+from aion.core.windows import EMIT, Definition, Definitions, PerRecord, named
 from aion.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql.types import StructType
+    from pyspark.sql import Column
 
     from aion.config.layers import Source
+
+    Columns: TypeAlias = str | Column | Sequence[str | Column]
 
 Stream = TypeVar("Stream", contravariant=True)
 Answer = TypeVar("Answer", covariant=True)
@@ -37,39 +45,48 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Options(TypedDict, total=False):
     """The fields of :class:`Spec` that have a default, as keywords."""
 
-    key: str | Sequence[str] | None
+    time: str | Column | None
+    key: Columns | None
     aggregates: Mapping[str, Aggregate] | None
-    apply: ApplyFunction | None
-    schema: str | pa.Schema | StructType | None
-    columns: str | Sequence[str] | None
-    blocking: bool
+    apply: Apply | None
     emit: Literal["all", "final", "changes"]
-    lateness: DurationOrZero | None
+    bound: DurationOrZero | None
     trigger: str | Mapping[str, Any] | None
     policy: Source | None
-    merge_levels: int | None
-    fan_in: int | None
-    keys_disjoint: bool
     completeness: bool
     unique: str | Sequence[str] | None
-    lossy_upstream: bool
+    on_lossy_upstream: Literal["error", "accept"]
     on_removed: Literal["finish", "drop"]
     name: str
-    record: str | Path | None
 
 
 class Keywords(Options):
     """The keywords of a call without a :class:`Spec`."""
 
     windows: Definitions
-    time: str
 
 
 class Changes(Options, total=False):
     """The keywords of a call with a :class:`Spec`."""
 
     windows: Definitions
-    time: str
+
+
+GONE = {
+    "lateness": "write bound=",
+    "schema": "write apply=aion.Apply(function, schema)",
+    "columns": "write apply=aion.Apply(function, schema, columns=...)",
+    "blocking": "write apply=aion.Apply(function, schema, blocking=...)",
+    "merge_levels": "it is of the policy: set spark.aion.distribution.merge_levels, or write "
+    "policy={'distribution': {'merge_levels': ...}}",
+    "fan_in": "it is of the policy: set spark.aion.distribution.fan_in, or write "
+    "policy={'distribution': {'fan_in': ...}}",
+    "keys_disjoint": "it is of the policy: set spark.aion.distribution.keys_disjoint, or write "
+    "policy={'distribution': {'keys_disjoint': True}}",
+    "record": "it is of the policy: set spark.aion.trace.folder, or write policy={'trace': {'folder': ...}}",
+    "lossy_upstream": "write on_lossy_upstream='accept'",
+}
+"""Keywords of earlier versions, and what to write now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,58 +95,50 @@ class Spec:
 
     Each of them takes a ``Spec``, its fields as keywords, or a ``Spec`` and keywords that outrank it.
 
-    ``windows``: one definition, several, or a mapping of names to definitions. ``time``: the column of event times.
-    ``key``: one column or several; without it all events are one group. Give either ``aggregates`` (result column ->
-    :mod:`aion.aggregates`) or ``apply``, a function of (key, window, events), with the ``schema`` of its result.
-    ``events``: record batches with the key, the time, and the ``columns`` of the input, in the input's order; also
-    those that windows and ``unique`` need. Default: all columns, but on Spark not one that has the watermark and is not
-    the time. ``blocking=False``: the function reads event by event. Then a window may be larger than memory, and the
-    function starts before the whole window is staged. ``emit``: ``"all"`` panes of a window, or ``"final"``: one pane
-    for each window and key, when its bound has passed and nothing can change it any more; or ``"changes"``: what each
-    batch changed, with the values before in ``old_`` columns (docs/how-to/sinks.md). ``lateness``: how long each window
-    is kept after its end, e.g. ``"2 hours"``; without it, the policy learns that from the data. ``trigger``: when a
-    window with late events runs again: a kind, e.g. ``"every_batch"``, or the keys of ``trigger`` of the policy, e.g.
-    ``{"kind": "interval", "interval": "5 minutes"}``. A definition's own outrank both. ``completeness=True`` adds
-    ``completeness`` and ``completeness_low`` to the result: the estimated share that a row holds of the events that its
-    key's window will have in the end, and a lower bound on it that holds with the policy's ``lateness.confidence``
-    (docs/inside/lateness.md). ``unique``: columns that identify an event, together with its key and its time; an event
-    that a source delivers more than once then counts once (docs/how-to/bad-data.md). ``policy``: a preset, a path or a
-    mapping; on Spark it overrides the session's. ``record``: a folder for a trace of arrivals, without payload, for
-    ``aion tune`` (docs/operate/tuning.md). On Spark it is a folder on each executor's host.
+    - ``windows``: one definition, several, or a mapping of names to definitions.
+    - ``time``: the column of event times. On Spark, it is the column with the watermark unless you name another.
+    - ``key``: one column or several; without it all events are one group. On Spark, ``key`` and ``time`` are names,
+      fields of a column (``"s.x"``) or Columns.
+    - Either ``aggregates``, a mapping of result columns to :mod:`aion.aggregates`, or ``apply``, an
+      :class:`aion.Apply` with a function of the events.
+    - ``emit``: ``"all"`` panes of a window; or ``"final"``: one pane for each window and key, when its bound has passed
+      and nothing can change it any more; or ``"changes"``: what each batch changed, with the values before in ``old_``
+      columns (docs/how-to/sinks.md).
+    - ``bound``: how long each window is kept after its end, e.g. ``"2 hours"``. Default: the policy learns it from the
+      data.
+    - ``trigger``: when a window with late events runs again: a kind, e.g. ``"every_batch"``, or the keys of ``trigger``
+      of the policy, e.g. ``{"kind": "interval", "interval": "5 minutes"}``. ``bound`` and ``trigger`` of a definition
+      outrank these.
+    - ``completeness=True`` adds ``completeness`` and ``completeness_low`` to the result: the estimated share that a row
+      holds of the events that its key's window will have in the end, and a lower bound on it that holds with the
+      policy's ``lateness.confidence`` (docs/inside/lateness.md).
+    - ``unique``: columns that identify an event, together with its key and its time; an event that a source delivers
+      more than once then counts once (docs/how-to/bad-data.md).
+    - ``policy``: a preset, a path or a mapping; on Spark it overrides the session's.
+    - ``name`` identifies this operator within a query. Keep it the same over restarts.
 
-    The other fields only matter on Spark. ``merge_levels`` and ``fan_in`` override ``distribution`` of the policy: the
-    levels between source partitions and shards that merge blocks. ``keys_disjoint=True`` declares that all events of a
-    key come from one source partition, so nothing has to be merged before the shards. If that is wrong, the panes are
-    still right. ``lossy_upstream=True``: an operator before this one may drop late events, which is an error otherwise.
-    ``on_removed``: when a query starts again without a definition that it had, its windows that have begun finish, or
-    with ``"drop"``, they go at once (docs/operate/restarts.md). ``name`` identifies this operator within a query. Keep
-    it the same over restarts.
+    Only on Spark: ``on_lossy_upstream``: an operator before this one may drop late events, which is an ``"error"``, or
+    you ``"accept"`` it. ``on_removed``: when a query starts again without a definition that it had, its windows that
+    have begun ``"finish"``, or they ``"drop"`` at once (docs/operate/restarts.md).
 
     Raises WindowError, SchemaError, PolicyError or ConfigError for an error that depends neither on the input nor on
     the session. The policy's file is read for that.
     """
 
     windows: Definitions
-    time: str
-    key: str | Sequence[str] | None = None
+    time: str | Column | None = None
+    key: Columns | None = None
     aggregates: Mapping[str, Aggregate] | None = None
-    apply: ApplyFunction | None = None
-    schema: str | pa.Schema | StructType | None = None
-    columns: str | Sequence[str] | None = None
-    blocking: bool = True
+    apply: Apply | None = None
     emit: Literal["all", "final", "changes"] = "all"
-    lateness: DurationOrZero | None = None
+    bound: DurationOrZero | None = None
     trigger: str | Mapping[str, Any] | None = None
     policy: Source | None = None
-    merge_levels: int | None = None
-    fan_in: int | None = None
-    keys_disjoint: bool = False
     completeness: bool = False
     unique: str | Sequence[str] | None = None
-    lossy_upstream: bool = False
+    on_lossy_upstream: Literal["error", "accept"] = "error"
     on_removed: Literal["finish", "drop"] = "finish"
     name: str = "windowed"
-    record: str | Path | None = None
 
     def __post_init__(self) -> None:
         definitions = named(self.windows)
@@ -141,33 +150,31 @@ class Spec:
                     f"emit='final' gives one pane for each window, when it is final, so windows: {name!r} cannot have "
                     f"early={format_early(window.timing.early_us)!r}; leave one of them out"
                 )
-            if self.emit == FINAL and isinstance(window, PerRecord) and window.emit_on != "watermark":
+            if self.emit == FINAL and isinstance(window, PerRecord) and window.on_arrival == EMIT:
                 raise ConfigError(
                     f"emit='final' gives one pane for each window, when it is final, so windows: {name!r} cannot have "
-                    f"emit_on={window.emit_on!r}; leave one of them out"
+                    f"on_arrival={window.on_arrival!r}; leave one of them out"
                 )
         if self.on_removed not in ON_REMOVED:
             raise ConfigError(f"on_removed: {self.on_removed!r} is not known; give 'finish' or 'drop'")
-        for name in ("blocking", "keys_disjoint", "completeness", "lossy_upstream"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise ConfigError(f"{name}: {value!r} is neither True nor False")
-        is_path = isinstance(self.record, str) or hasattr(self.record, "__fspath__")
-        if self.record is not None and (not is_path or not str(self.record).strip() or "\0" in str(self.record)):
-            raise ConfigError(f"record: {self.record!r} is not the path of a folder")
-        if not isinstance(self.time, str):
-            raise SchemaError(f"time: {self.time!r} is not the name of a column; give e.g. time='ts'")
+        check_lossy(self.on_lossy_upstream)
+        if not isinstance(self.completeness, bool):
+            raise ConfigError(f"completeness: {self.completeness!r} is neither True nor False")
+        if self.time is not None and not isinstance(self.time, str):
+            object.__setattr__(self, "time", column_name(self.time, "time", "'ts'"))
+        if self.bound is not None:
+            not_negative_us(self.bound, "bound")
         keys = key_names(self.key)
+        if self.key is not None and not isinstance(self.key, str):
+            object.__setattr__(self, "key", keys)
         check_name(self.name)
         if self.unique is not None:
             unique_names(self.unique)
-        if self.keys_disjoint and not keys:
+        if self.apply is not None and not isinstance(self.apply, Apply):
             raise ConfigError(
-                "keys_disjoint: it requires a key; it means that each key is in one source partition only"
+                f"apply: {self.apply!r} is no aion.Apply; write apply=aion.Apply(function, schema), e.g. "
+                "apply=aion.Apply(median, 'median double')"
             )
-        if self.columns is not None:
-            column_names(self.columns, "columns", "'speed'")
-            if self.apply is None:
-                raise ConfigError("columns= belongs to apply=; aggregates read the columns that they name")
         outputs = [field.name for field in self.unbound_outputs()]
         check_names(keys, outputs, completeness=self.completeness, changes=self.emit == CHANGES)
         self._check_execution()
@@ -180,10 +187,10 @@ class Spec:
         from aion.execute.assembly import check_triggers
         from aion.execute.trace import recordable
 
-        if self.record is not None:
-            recordable(self.definitions)
         check_triggers(self.windows, self.policy_overrides.get("trigger"))
-        load_policy("standard" if self.policy is None else self.policy, self.policy_overrides)
+        policy = load_policy("standard" if self.policy is None else self.policy, self.policy_overrides)
+        if policy.trace.folder is not None:
+            recordable(self.definitions)
 
     def _repr_html_(self) -> str:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -197,12 +204,20 @@ class Spec:
         return named(self.windows)
 
     @property
+    def time_column(self) -> str:
+        """The name of the column of event times. Raises SchemaError if none is named."""
+        if self.time is None:
+            raise SchemaError("time: name the column of event times, e.g. time='ts'")
+        return cast(str, self.time)  # a Column became its name
+
+    @property
     def used_columns(self) -> tuple[str, ...]:
         """The names of columns in this definition, some twice. ``"*"`` may be among them."""
-        named_by = [value for value in (self.unique, self.columns) if value is not None]
+        columns = None if self.apply is None else self.apply.columns
+        named_by = [value for value in (self.unique, columns) if value is not None]
         return (
             *key_names(self.key),
-            self.time,
+            *(() if self.time is None else (self.time,)),
             *(name for value in named_by for name in column_names(value, "columns", "'speed'")),
             *(
                 name
@@ -216,10 +231,8 @@ class Spec:
     @property
     def policy_overrides(self) -> dict[str, object]:
         """The values of this definition that override the policy's, by the policy's keys."""
-        kept = None if self.lateness is None else {"initial_bound": self.lateness, "coverage": None}
+        kept = None if self.bound is None else {"initial_bound": self.bound, "coverage": None}
         keywords = {
-            "distribution_merge_levels": self.merge_levels,
-            "distribution_fan_in": self.fan_in,
             "lateness": kept,
             "trigger": {"kind": self.trigger} if isinstance(self.trigger, str) else self.trigger,
         }
@@ -227,16 +240,17 @@ class Spec:
 
     def plan(self, input_schema: pa.Schema) -> Plan:
         """Returns the plan for an input with these columns; its timestamps are in microseconds. Raises SchemaError."""
+        apply = self.apply
         return make_plan(
             input_schema,
-            key=self.key,
-            time=self.time,
+            key=tuple(map(str, key_names(self.key))),  # a Column cannot go to a task
+            time=str(self.time_column),
             windows=self.windows,
             aggregates=self.aggregates,
-            apply=self.apply,
-            outputs=self.schema,
-            columns=self.columns,
-            blocking=self.blocking,
+            apply=None if apply is None else apply.function,
+            outputs=None if apply is None else apply.schema,
+            columns=None if apply is None else apply.columns,
+            blocking=apply is None or apply.blocking,
             emit=self.emit,
             completeness=self.completeness,
             unique=self.unique,
@@ -247,14 +261,35 @@ class Spec:
 
         Raises ConfigError.
         """
-        arrow = self.schema is None or isinstance(self.schema, str | pa.Schema)
-        return output_fields(self.aggregates, self.apply, self.schema if arrow else pa.schema([]))
+        apply = self.apply
+        if apply is None:
+            return output_fields(self.aggregates, None, None)
+        arrow = isinstance(apply.schema, str | pa.Schema)
+        return output_fields(self.aggregates, apply.function, apply.schema if arrow else pa.schema([]))
 
     def unbound_result(self) -> pa.Schema:
         """Returns all columns of the result before the input is known; type null if it depends on the input."""
         key = [pa.field(name, pa.null()) for name in key_names(self.key)]
         changes = self.emit == CHANGES
         return result_schema(key, pa.null(), self.unbound_outputs(), completeness=self.completeness, changes=changes)
+
+
+def check_lossy(on_lossy_upstream: str) -> None:
+    """Raises ConfigError for a word that ``on_lossy_upstream=`` does not take."""
+    if on_lossy_upstream not in ("error", "accept"):
+        raise ConfigError(f"on_lossy_upstream: {on_lossy_upstream!r} is not known; give 'error' or 'accept'")
+
+
+def check_keywords(caller: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises TypeError for a keyword that is not known, with what to write instead."""
+    for name in given:
+        if name in known:
+            continue
+        if name in GONE:
+            raise TypeError(f"{caller}() has no keyword {name!r} any more; {GONE[name]}")
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def check_name(name: str) -> None:
@@ -303,17 +338,11 @@ def spec_of(caller: str, spec: Spec | None, keywords: Mapping[str, Any]) -> Spec
     """Returns the specification of a call that was given one, keywords, or both. Raises TypeError for a wrong
     keyword.
     """
-    known = [field.name for field in fields(Spec)]
-    for name in keywords:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
+    check_keywords(caller, keywords, [field.name for field in fields(Spec)])
     if spec is not None:
         if not isinstance(spec, Spec):
             raise TypeError(f"{caller}() takes an aion.Spec or keywords, not {spec!r}")
         return replace(spec, **keywords)
-    missing = [name for name in ("windows", "time") if name not in keywords]
-    if missing:
-        raise TypeError(f"{caller}() needs the keyword argument {missing[0]!r}")
+    if "windows" not in keywords:
+        raise TypeError(f"{caller}() needs the keyword argument 'windows'")
     return Spec(**keywords)

@@ -194,4 +194,4 @@ class Oracle:
         return any(w.start <= start and end <= w.end and w.over > self.watermark for w in windows)
 
     def _comes_at_once(self) -> bool:
-        return isinstance(self.definition, aion.PerRecord) and self.definition.emit_on == "arrival"
+        return isinstance(self.definition, aion.PerRecord) and self.definition.on_arrival == "emit"

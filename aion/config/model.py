@@ -26,6 +26,7 @@ from aion.config.sections import (
     PrestagingPolicy,
     StatefulPolicy,
     StatePolicy,
+    TracePolicy,
     TriggerPolicy,
 )
 
@@ -55,6 +56,7 @@ class Policy(Section):
     lateness: LatenessPolicy = LatenessPolicy()
     trigger: TriggerPolicy = TriggerPolicy()
     stateful: StatefulPolicy = StatefulPolicy()
+    trace: TracePolicy = TracePolicy()
     metrics: MetricsPolicy = MetricsPolicy()
 
 

@@ -25,6 +25,7 @@ from aion.config.values import (
     EventCount,
     Executions,
     FanIn,
+    Folder,
     Fraction,
     Idle,
     Interval,
@@ -293,6 +294,12 @@ class DistributionPolicy(Section):
 
     If you use levels, set it to the number of partitions of the topic.
     """
+    keys_disjoint: Switch = False
+    """Whether all events of a key come from one source partition, so nothing has to be merged before the shards. If
+    that is wrong, the panes are still right.
+
+    Set it to true if the source is partitioned by the key, such as a topic with the key as its message key.
+    """
     hand_over_bytes: OptionalSize = 1 << 20
     """If a task has at least this many bytes of kept events for a shard, it writes them to a file in state.dir, and
     only references go through the shuffle and into the state. null: it never does. See docs/inside/hand-over.md.
@@ -442,6 +449,17 @@ class StatefulPolicy(Section):
     any case.
 
     Set it to true to move stateful code to Aion without changing it: see docs/how-to/stateful.md.
+    """
+
+
+class TracePolicy(Section):
+    """What a query records of its events for `aion tune`: see `docs/operate/tuning.md`."""
+
+    folder: Folder = None
+    """The folder for traces, on the host of each executor. Each operator has a folder with its name there. A trace has
+    the times and the sizes of what arrives, and no payload. null: nothing is recorded.
+
+    Set it for an hour of usual load, then run `aion tune` on it.
     """
 
 

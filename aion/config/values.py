@@ -333,6 +333,13 @@ def _location(value: object) -> str | None:
     return location(text)
 
 
+def _folder(value: object) -> str | None:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if text is not None and (not isinstance(text, str) or not text.strip() or "\0" in text or _URI.match(text)):
+        raise Refused
+    return text
+
+
 def location(text: str) -> str:
     """Returns a path, or a URI of a file system that pyarrow can open, unchanged.
 
@@ -412,4 +419,7 @@ LateShare = Annotated[
     Written(_late_share, "a number from 0, such as 2", ({"type": "number", "minimum": 0, "maximum": 1e9},)) | NULL,
 ]
 Switch = Annotated[bool, Written(_switch, "true or false", ({"type": "boolean"},))]
+Folder = Annotated[
+    str | None, Written(_folder, "the path of a folder, or null", ({"type": "string"}, {"type": "null"}))
+]
 Location = Annotated[str | None, Written(_location, "a path, a URI, or null", ({"type": "string"}, {"type": "null"}))]

@@ -21,14 +21,17 @@ class When(TypedDict, total=False):
 
     ``early``: how far the watermark moves between two early panes of an open window, or ``"batch"``: they come at the
     end of each batch that brings news (``trigger.early`` of the policy).
-    ``lateness``: how long a window is kept after its end, as a fixed bound in the place of ``lateness`` of the policy.
+    ``bound``: how long a window is kept after its end, in the place of the bound that the policy learns.
     ``trigger``: when a late window runs again: a kind, e.g. ``"every_batch"``, or the keys of ``trigger`` of the
     policy, e.g. ``{"kind": "count", "count": 10}``.
     """
 
     early: Duration | Literal["batch"] | None
-    lateness: DurationOrZero | None
+    bound: DurationOrZero | None
     trigger: str | Mapping[str, Any] | None
+
+
+_GONE = {"lateness": "bound=", "emit_on": "on_arrival='emit'"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,11 @@ class Timing:
     def of(cls, what: str, when: When) -> Timing:
         """Checks the keywords of a definition. ``what``: its name, for errors. Raises WindowError and TypeError."""
         for name in when:
+            if name in _GONE:
+                raise TypeError(f"{what}() has no keyword {name!r} any more; write {_GONE[name]}")
             if name not in When.__annotations__:
                 raise TypeError(f"{what}() got an unexpected keyword argument {name!r}")
-        early, lateness, trigger = when.get("early"), when.get("lateness"), when.get("trigger")
+        early, bound, trigger = when.get("early"), when.get("bound"), when.get("trigger")
         if isinstance(trigger, str):
             trigger = {"kind": trigger}
         if trigger is not None and not isinstance(trigger, Mapping):
@@ -62,7 +67,7 @@ class Timing:
             raise WindowError(f"{what}: trigger of {dict(trigger)!r}: give early= beside trigger=")
         return cls(
             None if early is None else early_us(early, f"{what}: early"),
-            None if lateness is None else not_negative_us(lateness, f"{what}: lateness"),
+            None if bound is None else not_negative_us(bound, f"{what}: bound"),
             None if trigger is None else tuple(trigger.items()),
         )
 

@@ -21,7 +21,8 @@ from aion.core.timing import NO_TIMING, Duration, DurationOrZero, Timing, When, 
 from aion.errors import WindowError
 
 Ints = npt.NDArray[np.int64]
-EmitOn: TypeAlias = Literal["watermark", "arrival"]
+OnArrival: TypeAlias = Literal["wait", "emit"]
+EMIT = "emit"
 
 
 class Family(NamedTuple):
@@ -341,23 +342,25 @@ class PerRecord:
     """One window for each event of a key: all events from ``size`` before it up to its own time, both inclusive.
 
     ``PerRecord("5 minutes")``. Kafka Streams calls these sliding windows (KIP-450). Events of the same time share a
-    window. ``emit_on="arrival"``: the windows of an event come out in the batch in which it arrives, and not only when
-    the watermark has passed them. Raises WindowError if the size is not positive, for any other ``emit_on``, and for
-    ``early``: a window ends with its own event.
+    window. ``on_arrival="emit"``: the windows of an event come out in the batch in which it arrives. They do not
+    ``"wait"`` until the watermark has passed them.
+
+    Raises WindowError if the size is not positive, for any other ``on_arrival``, and for ``early``: a window ends with
+    its own event.
     """
 
     size_us: int
-    emit_on: EmitOn
+    on_arrival: OnArrival
     timing: Timing
 
-    def __init__(self, size: Duration, *, emit_on: EmitOn = "watermark", **when: Unpack[When]) -> None:
+    def __init__(self, size: Duration, *, on_arrival: OnArrival = "wait", **when: Unpack[When]) -> None:
         object.__setattr__(self, "size_us", positive_us(size, "PerRecord: size"))
-        if emit_on not in get_args(EmitOn):
+        if on_arrival not in get_args(OnArrival):
             raise WindowError(
-                f"PerRecord: emit_on of {emit_on!r} is not known; give 'watermark' (when the window is complete) or "
-                "'arrival' (in the batch in which an event arrives)"
+                f"PerRecord: on_arrival of {on_arrival!r} is not known; give 'wait' (windows come out when they are "
+                "complete) or 'emit' (in the batch in which an event arrives)"
             )
-        object.__setattr__(self, "emit_on", emit_on)
+        object.__setattr__(self, "on_arrival", on_arrival)
         object.__setattr__(self, "timing", Timing.of("PerRecord", when))
         if self.timing.early_us is not None:
             raise WindowError(

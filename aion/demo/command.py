@@ -74,7 +74,7 @@ QUERIES = (
     Query(  # a function of all events of a window: the events are kept
         name="by_carrier",
         key="carrier",
-        windowed={"apply": median_delay, "schema": "median_delay double"},
+        windowed={"apply": aion.Apply(median_delay, "median_delay double")},
         truth={"median_delay": "median(arr_delay)"},
     ),
 )

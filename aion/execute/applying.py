@@ -21,7 +21,8 @@ from aion.core.operator.actions import Execution, PaneKind, WindowRef
 from aion.core.operator.arrival import UNTIMED
 from aion.core.operator.keyed.orders import ExecuteKeyed
 from aion.core.query.evolved import converted, schema_before
-from aion.core.query.plan import Key, Plan, Window
+from aion.core.query.functions import Key, Window
+from aion.core.query.plan import Plan
 from aion.core.query.updates import DROPPED, visible
 from aion.core.slicing.grid import DROPPED_SLICE
 from aion.errors import ApplyError

@@ -27,7 +27,7 @@ from aion.core.query.plan import Plan
 from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
-from aion.core.windows import Aligned, Definition, Definitions, Periodic, PerRecord, named
+from aion.core.windows import EMIT, Aligned, Definition, Definitions, Periodic, PerRecord, named
 from aion.errors import FormatError, PolicyError, WindowError
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.contents import RowContents
@@ -79,7 +79,7 @@ def make_operator(
                     bound=rules.bound(number), trigger=rules.trigger(number),
                     staleness_bound=rules.staleness_bound(number), early=early,
                     final_only=plan.final_only,
-                    on_arrival=isinstance(window, PerRecord) and window.emit_on == "arrival",
+                    on_arrival=isinstance(window, PerRecord) and window.on_arrival == EMIT,
                     bins=part.grid.bins,
                     snapshot=before.get(number),
                 )

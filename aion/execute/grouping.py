@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from aion.aggregates.values import combined
 from aion.base.row_hash import hash_rows
-from aion.core.query.plan import Key
+from aion.core.query.functions import Key
 from aion.errors import ApplyError
 from state_backends.thresholds import threshold
 

@@ -95,13 +95,18 @@ class Handed(NamedTuple):
     dealt_s: float
 
 
+def trace_folder(folder: str, operator: str) -> str:
+    """Returns the folder of an operator's trace. ``folder``: ``trace.folder`` of the policy."""
+    return str((Path(folder) / operator).resolve())
+
+
 def recordable(windows: Mapping[str, WindowDefinition]) -> dict[str, Aligned]:
     """Returns the windows of an operator. Raises ConfigError for those of single keys, which are not recorded."""
     found = {name: window for name, window in windows.items() if isinstance(window, Aligned)}
     if len(found) < len(windows):
         other = next(str(window) for name, window in windows.items() if name not in found)
         raise ConfigError(
-            f"record: {other} depends on the events of each key; only tumbling, sliding and calendar "
+            f"trace.folder: {other} depends on the events of each key; only tumbling, sliding and calendar "
             "windows can be recorded"
         )
     return found
@@ -334,7 +339,13 @@ def read_trace(path: Path) -> Trace:
     """Reads a trace from a file, or from all files of a folder. Raises FormatError that names the bad file."""
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files:
-        raise FormatError(f"{path}: there is no trace in this folder; a query records one with record='{path}'")
+        operators = sorted({file.parent for file in path.glob("*/*.parquet")})
+        if len(operators) == 1:
+            return read_trace(operators[0])
+        if operators:
+            names = ", ".join(folder.name for folder in operators)
+            raise FormatError(f"{path}: here are the traces of several operators: {names}; give the folder of one")
+        raise FormatError(f"{path}: there is no trace in this folder; a query records one with trace.folder: {path}")
     tables: list[pa.Table] = []
     definitions: list[dict[str, Any]] = []
     for file in files:

@@ -55,7 +55,7 @@ def diff(checkpoint: str, what: str, *, schema: str, state_dir: str) -> list[str
                 f"{state_dir}: the query {found.query} has no state of an operator {spec.name!r}; give the folder of "
                 "spark.aion.state.dir with --state, and the operator's name in the Spec"
             )
-        plan = spec.plan(normal_schema(columns, spec.time))
+        plan = spec.plan(normal_schema(columns, spec.time_column))
         policy = load_policy("standard" if spec.policy is None else spec.policy, spec.policy_overrides)
         kept = State(state_dir, found.query, spec.name, found.location, stored)
         goes_on = GoesOn(kept, plan, longest_bound_us(plan, policy), found.batch, spec.on_removed)

@@ -45,7 +45,7 @@ def main(out: Path, database: str) -> int:
         windows=aion.Session("30 minutes"),
         aggregates={"clicks": A.count(), "pages": A.count_distinct("page")},
         unique="id",
-        lateness="2 days",
+        bound="2 days",
         trigger="every_batch",
     )
     # A late click can join two sessions. Then the row of one is deleted.

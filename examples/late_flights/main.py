@@ -31,7 +31,7 @@ def main(out: Path) -> int:
         time="scheduled",
         windows=aion.Tumbling("1 hour"),
         aggregates={"flights": A.count(), "delay": A.mean("arr_delay")},
-        lateness="2 days",
+        bound="2 days",
         trigger="every_batch",  # each late flight corrects its hour at once
     )
     kinds: dict[str, int] = {}

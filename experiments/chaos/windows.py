@@ -62,7 +62,7 @@ def _panes(events: DataFrame, query: str) -> DataFrame:
         return {"n": len(ids), "total": sum(ids), "digest": digest(ids)}
 
     schema = "n bigint, total bigint, digest string"
-    return aion.windowed(events, key="k", time="ts", windows=windows, apply=seen, schema=schema, name="apply")
+    return aion.windowed(events, key="k", time="ts", windows=windows, apply=aion.Apply(seen, schema), name="apply")
 
 
 def digest(ids: Iterable[int]) -> str:

@@ -83,8 +83,7 @@ def kept(events: DataFrame | Files, shape: Shape) -> DataFrame:
         key=["key"],
         time="ts",
         windows=[aion.Tumbling(shape.size)],
-        apply=mean_of_events,
-        schema="mean double",
+        apply=aion.Apply(mean_of_events, "mean double"),
     )
 
 

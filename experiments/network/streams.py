@@ -152,9 +152,10 @@ def distributed(df: DataFrame, sources: Sources, aggregate: str, levels: int, fa
         time="ts",
         windows=aion.Tumbling(WINDOW),
         aggregates={"result": {"mean": A.mean, "median": A.median}[aggregate]("value")},
-        merge_levels=levels - 1,
-        fan_in=fan_in,
-        policy={"distribution": {"children": sources.children}, "trigger": {"kind": "every_batch"}},
+        policy={
+            "distribution": {"children": sources.children, "merge_levels": levels - 1, "fan_in": fan_in},
+            "trigger": {"kind": "every_batch"},
+        },
     )
 
 

@@ -67,11 +67,12 @@ def _q5_aion(df: DataFrame) -> DataFrame:
     bids = df.where(f"kind = '{BID}'")
     counts = aion.windowed(
         bids, key="auction", time="ts", windows=aion.Sliding("10 seconds", "2 seconds"),
-        aggregates={"n": A.count()}, emit="final", lateness="0 seconds", name="counts",
+        aggregates={"n": A.count()}, emit="final", bound="0 seconds", name="counts",
     )  # fmt: skip
     return aion.windowed(
-        aion.panes(counts), time="window_end", windows=aion.Tumbling("2 seconds"), apply=hottest,
-        schema="most bigint, auctions array<bigint>", emit="final", name="hottest",
+        aion.panes(counts), time="window_end", windows=aion.Tumbling("2 seconds"),
+        apply=aion.Apply(hottest, "most bigint, auctions array<bigint>"),
+        emit="final", name="hottest",
     ).selectExpr("kind", "window_start as at", "most", "auctions")  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def _q7_aion(df: DataFrame) -> DataFrame:
 
     return aion.windowed(
         df.where(f"kind = '{BID}'"), time="ts", windows=aion.Tumbling("10 seconds"),
-        aggregates={"price": A.max("price")}, emit="final", lateness="0 seconds",
+        aggregates={"price": A.max("price")}, emit="final", bound="0 seconds",
     )  # fmt: skip
 
 
@@ -151,7 +152,7 @@ def _q8_aion(df: DataFrame) -> DataFrame:
 
     return aion.windowed(
         _q8_events(df), key="person", time="ts", windows=aion.Tumbling("10 seconds"),
-        aggregates={"came": A.sum("came"), "opened": A.sum("opened")}, emit="final", lateness="0 seconds",
+        aggregates={"came": A.sum("came"), "opened": A.sum("opened")}, emit="final", bound="0 seconds",
     ).where("came > 0 and opened > 0")  # fmt: skip
 
 
@@ -188,7 +189,7 @@ def _q11_aion(df: DataFrame) -> DataFrame:
 
     return aion.windowed(
         df.where(f"kind = '{BID}'"), key="person", time="ts", windows=aion.Session("10 seconds"),
-        aggregates={"n": A.count()}, emit="final", lateness="0 seconds",
+        aggregates={"n": A.count()}, emit="final", bound="0 seconds",
     )  # fmt: skip
 
 
@@ -222,7 +223,7 @@ def _q12_aion(df: DataFrame) -> DataFrame:
 
     return aion.windowed(
         df.where(f"kind = '{BID}'"), key="person", time="at", windows=aion.Tumbling("10 seconds", early="batch"),
-        aggregates={"n": A.count()}, lateness="0 seconds",
+        aggregates={"n": A.count()}, bound="0 seconds",
     )  # fmt: skip
 
 

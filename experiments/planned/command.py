@@ -88,8 +88,7 @@ def run(mode: str, settings: Settings) -> dict[str, Any]:
     with aion.LocalOperator(
         windows=aion.Tumbling("1 minute"),
         time="ts",
-        apply=total,
-        schema="n bigint, payload bigint",
+        apply=aion.Apply(total, "n bigint, payload bigint"),
         policy=policy(mode, settings),
     ) as operator:
         operator.process(next(batches)[1])

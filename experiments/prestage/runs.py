@@ -85,9 +85,8 @@ def _run(
         events,
         time="ts",
         windows={"minute": aion.Tumbling("1 minute")},
-        apply=total,
-        schema="n long, bytes long, checksum long",
-        record=str(record),
+        apply=aion.Apply(total, "n long, bytes long, checksum long"),
+        policy={"trace": {"folder": str(record)}},
     )
     found: Counter[str] = Counter()
 

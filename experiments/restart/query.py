@@ -104,8 +104,7 @@ def panes_of(spark: SparkSession, request: Task) -> DataFrame:
         key="key",
         time="due",
         windows=aion.Tumbling("1 minute"),
-        apply=size_of,
-        schema="n bigint, bytes bigint",
+        apply=aion.Apply(size_of, "n bigint, bytes bigint"),
     )
 
 

@@ -69,8 +69,7 @@ def late(contender: str, settings: Settings, folder: Path) -> dict[str, Any]:
     operator = aion.LocalOperator(
         windows=aion.Tumbling("1 minute"),
         time="ts",
-        apply=mean_of_payloads,
-        schema="payload double, value double",
+        apply=aion.Apply(mean_of_payloads, "payload double, value double"),
         policy=late_policy(contender, settings.window_bytes),
     )
     with operator:

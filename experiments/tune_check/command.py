@@ -169,9 +169,11 @@ def run(
 
     from pyarrow import parquet
 
+    from aion.config.sections import TracePolicy
     from aion.local import LocalOperator
 
-    with LocalOperator(policy=policy, record=record, **definition) as operator:
+    recorded = policy.model_copy(update={"trace": TracePolicy(folder=str(record))})
+    with LocalOperator(policy=recorded, **definition) as operator:
         begin = time.monotonic()
         for number, (watermark_us, events) in enumerate(stream):
             time.sleep(max(0.0, begin + number * settings.pause_s - time.monotonic()))

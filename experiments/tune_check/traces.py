@@ -26,12 +26,13 @@ def operator_of(workload: str, shape: Shape) -> Operator:
     from aion.errors import ConfigError
 
     window = {"window": aion.Tumbling(shape.window)}
-    kept = {"apply": how_many, "schema": "n long", "time": "ts"}
+    kept = {"apply": aion.Apply(how_many, "n long"), "time": "ts"}
+    by_event = {**kept, "apply": aion.Apply(how_many, "n long", blocking=False)}
     match workload:
         case "average":
-            return Operator("numbers", {**kept, "windows": window, "blocking": False})
+            return Operator("numbers", {**by_event, "windows": window})
         case "bigrams":
-            return Operator("texts", {**kept, "windows": window, "blocking": False})
+            return Operator("texts", {**by_event, "windows": window})
         case "stock":
             return Operator("quotes", {**kept, "windows": window, "key": "symbol"})
         case "linear-road":
@@ -52,10 +53,10 @@ def trace_of(workload: str, *, scale: float, batches: int, past_windows: int, se
 
     import pyarrow as pa
 
+    import aion
     from aion.base.hashing import ShardOfKeys
     from aion.config import load_policy
     from aion.core.ingest.builder import BlockBuilder
-    from aion.core.query.plan import make_plan
     from aion.execute.assembly import make_builder
     from aion.execute.recorder import Recorder
     from aion.execute.trace import Definition, Trace
@@ -68,10 +69,8 @@ def trace_of(workload: str, *, scale: float, batches: int, past_windows: int, se
     shape = Shape.of(load(workload).spec, past_windows=past_windows, scale=scale, seed=seed)
     operator = operator_of(workload, shape)
     made = load(workload).streams[operator.stream]
-    options: dict[str, Any] = {"key": None, "blocking": True, **operator.definition}
-    outputs = options.pop("schema")
     schema = normal_schema(made(shape, 0)[0].schema, "ts")
-    plan = make_plan(schema, aggregates=None, outputs=outputs, **options)
+    plan = aion.Spec(**operator.definition).plan(schema)
     definition = Definition.of(plan, commits=False)
     recorder = Recorder(Path(), definition)
     tables: list[Any] = []

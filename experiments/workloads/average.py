@@ -52,9 +52,7 @@ def with_aion(
         streams["numbers"],
         time="ts",
         windows={"mean": aion.Tumbling(shape.window)},
-        apply=probe(mean),
-        schema=probe.schema(SCHEMA),
-        blocking=False,
+        apply=aion.Apply(probe(mean), probe.schema(SCHEMA), blocking=False),
         policy=policy,
         name="average",
     )

@@ -77,9 +77,7 @@ def with_aion(
         streams["texts"],
         time="ts",
         windows={"bigrams": aion.Tumbling(shape.window)},
-        apply=probe(count_pairs),
-        schema=probe.schema(SCHEMA),
-        blocking=False,
+        apply=aion.Apply(probe(count_pairs), probe.schema(SCHEMA), blocking=False),
         policy=policy,
         name="bigrams",
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from aion.base.schema import parse_schema
-from aion.core.query.plan import Window
+from aion.core.query.functions import Window
 from experiments.workloads.model import Probe
 
 if TYPE_CHECKING:

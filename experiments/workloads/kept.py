@@ -16,7 +16,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from aion.base.schema import parse_schema
-from aion.core.query.plan import Window
+from aion.core.query.functions import Window
 from experiments.workloads.collected import Branch, pane, tagged
 from experiments.workloads.model import TIMESTAMP, Probe, Shape
 

@@ -128,8 +128,7 @@ def with_aion(
         key=SEGMENT,
         time="ts",
         windows={"minute": aion.Tumbling(shape.window), "standing": aion.Sliding(shape.part(2), shape.window)},
-        apply=probe(of_segment),
-        schema=probe.schema(SCHEMA),
+        apply=aion.Apply(probe(of_segment), probe.schema(SCHEMA)),
         policy=policy,
         name="segments",
     )

@@ -99,8 +99,7 @@ def with_aion(
         key="symbol",
         time="ts",
         windows={"warnings": aion.Tumbling(shape.window)},
-        apply=probe(warnings),
-        schema=probe.schema(SCHEMA),
+        apply=aion.Apply(probe(warnings), probe.schema(SCHEMA)),
         policy=policy,
         name="warnings",
     )

@@ -62,7 +62,7 @@ def batches(query: str) -> dict[int, list[Row]]:
             ids = [i for batch in batches for i in batch.column("id").to_pylist()]
             return {"n": len(ids), "total": sum(ids), "digest": digest(ids)}
 
-        how = {"apply": seen, "schema": "n bigint, total bigint, digest string"}
+        how = {"apply": aion.Apply(seen, "n bigint, total bigint, digest string")}
     policy = {part: POLICY[part] for part in ("lateness", "trigger")}
     windows = aion.Tumbling(f"{WINDOW_S} seconds")
     found: dict[int, list[Row]] = {}

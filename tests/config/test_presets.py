@@ -41,8 +41,8 @@ BOUND = 3_000
 TRIGGERS = get_args(TriggerPolicy.model_fields["kind"].annotation)
 DEFINITIONS: dict[str, dict[str, Any]] = {
     "partials": {"aggregates": AGGREGATES},
-    "apply": {"apply": collected, "schema": COLLECTED},
-    "apply, event by event": {"apply": collected, "schema": COLLECTED, "blocking": False},
+    "apply": {"apply": aion.Apply(collected, COLLECTED)},
+    "apply, event by event": {"apply": aion.Apply(collected, COLLECTED, blocking=False)},
 }
 # Far less than the scenario has: most blocks leave memory at once, and those that stay are hard to choose.
 TINY = {"memory.budget": "4KiB", "memory.bucket_limit": "2KiB", "blocks.target": "512B"}

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.compute as pc
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import aion
 from aion import aggregates as A
@@ -19,12 +20,12 @@ from aion.errors import AionError
 from tests.connect.events import DDL, put
 from tests.counters import Counter, FrameCounter
 
-WINDOWS: dict[str, Any] = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "lateness": "1 hour"}
+WINDOWS: dict[str, Any] = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "bound": "1 hour"}
 COUNTS: dict[str, Any] = {"aggregates": {"n": A.count()}, "trigger": "every_batch"}
 KEPT: dict[str, Any] = {
     "windows": {"minute": aion.Tumbling("1 minute"), "session": aion.Session("30 seconds")},
     "aggregates": {"n": A.count(), "values": A.collect_list("v"), "median": A.median("v")},
-    "lateness": "5 minutes",
+    "bound": "5 minutes",
     "trigger": "every_batch",
 }
 
@@ -103,6 +104,13 @@ def refused(spark: SparkSession, folder: Path) -> list[str]:
     return [refusal(call) for call in calls]
 
 
+def columns(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
+    """The key is an expression, and the time the column with the watermark."""
+    key = [F.upper("k").alias("upper"), F.col("v")]
+    usual = {name: value for name, value in WINDOWS.items() if name not in ("key", "time")}
+    return run(aion.windowed(events(spark, folder), key=key, **usual, **COUNTS), folder, "columns")
+
+
 def without_checkpoint(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """A table in memory needs no checkpoint of its own; a sink of Aion does."""
     put(folder, [[("a", 5, 1)], [("a", 100, 1)]])
@@ -136,7 +144,7 @@ def chained(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
 
     source = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
     marked = aion.watermark(source, "ts", "0 seconds", max_ahead="1 hour")
-    inner = aion.windowed(marked, **WINDOWS, apply=spread, schema="n bigint, spread double", trigger="every_batch")
+    inner = aion.windowed(marked, **WINDOWS, apply=aion.Apply(spread, "n bigint, spread double"), trigger="every_batch")
     outer = aion.windowed(
         aion.panes(inner), key="k", time="window_end", windows=aion.Tumbling("10 minutes"), name="outer",
         aggregates={"n": A.sum("n"), "spread": A.max("spread")}, trigger="every_batch",

@@ -51,7 +51,7 @@ def main(way: str, url: str, folder: str) -> None:
     panes = aion.panes(
         aion.windowed(
             events.withWatermark("ts", "0 seconds"), key="k", time="ts", windows=aion.Tumbling("1 minute"),
-            aggregates={"n": A.count()}, lateness="2 hours",
+            aggregates={"n": A.count()}, bound="2 hours",
         )
     )  # fmt: skip
     writer = panes.writeStream.format("parquet").option("path", str(place / "out"))

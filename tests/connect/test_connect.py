@@ -64,7 +64,7 @@ def test_the_panes_are_those_of_a_session_with_a_jvm(server: Server, tmp_path: P
         put(folder, BATCHES)
         ask(url, "kept", folder)
         put(folder, [[("a", 4010, 1), ("a", 9000, 2)]])
-        found[name] = [ask(url, what, folder) for what in ("kept", "files", "lines", "chained")]
+        found[name] = [ask(url, what, folder) for what in ("kept", "columns", "files", "lines", "chained")]
     assert found["connect"] == found["classic"] and all(found["connect"])
     assert {row["kind"] for row in found["connect"][0]} == {"on_time", "late", "dropped", "retracted"}
 

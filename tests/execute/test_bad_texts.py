@@ -38,7 +38,7 @@ def spec(**changes: Any) -> aion.Spec:
         "aggregates": {
             "all": A.collect_list("k"), "least": A.min("k"), "top": A.max_by("k", "n"), "first": A.first("k"),
         },
-        "lateness": "1 minute",
+        "bound": "1 minute",
     }  # fmt: skip
     return aion.Spec(**given | changes)
 
@@ -67,13 +67,17 @@ def concatenated(key: Any, window: Any, events: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("windows", [aion.Tumbling("1 second"), aion.Session("1 second"), aion.Count(2)])
 def test_a_function_gets_them_replaced(windows: Any) -> None:
-    asked = spec(windows=windows, aggregates=None, apply=concatenated, schema="texts array<string>", columns=["k"])
+    asked = spec(
+        windows=windows,
+        aggregates=None,
+        apply=aion.Apply(concatenated, "texts array<string>", columns=["k"]),
+    )
     assert [row["texts"] for row in run(asked, events([b"a", BAD]))] == [["a", SHOWN]]
 
 
 def test_a_dropped_event_can_be_read() -> None:
     policy = {"blocks": {"bad_text": "drop"}}
-    asked = spec(aggregates=None, apply=concatenated, schema="texts array<string>", policy=policy)
+    asked = spec(aggregates=None, apply=aion.Apply(concatenated, "texts array<string>"), policy=policy)
     (dropped,) = (row for row in run(asked, events([BAD, b"a"])) if row["kind"] == "dropped")
     assert SHOWN in dropped["event"]
 

@@ -18,7 +18,7 @@ from aion.errors import ConfigError, SchemaError
 
 EVENTS = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64())])
 SECOND = 1_000_000
-KEPT: dict[str, Any] = {"key": "k", "time": "ts", "lateness": "10 minutes", "trigger": "every_batch"}
+KEPT: dict[str, Any] = {"key": "k", "time": "ts", "bound": "10 minutes", "trigger": "every_batch"}
 WINDOWS: dict[str, Any] = {
     "tumbling": aion.Tumbling("1 minute"),
     "early": aion.Sliding("2 minutes", "1 minute", early="batch"),
@@ -36,7 +36,7 @@ def some(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> list[dict[s
 
 CONTENTS: dict[str, Any] = {
     "aggregates": {"aggregates": {"n": A.count(), "total": A.sum("v"), "top": A.max("v")}},
-    "apply": {"apply": some, "schema": "total double, seen array<double>"},
+    "apply": {"apply": aion.Apply(some, "total double, seen array<double>")},
 }
 batches = st.lists(
     st.lists(
@@ -69,7 +69,7 @@ def said(row: dict[str, Any], names: list[str], old: str = "") -> str:
 @given(batches)
 def test_changes_say_what_was_shown_before(window: str, content: str, lateness: str, given_: list[list[Any]]) -> None:
     definition = {"windows": WINDOWS[window], "input_schema": EVENTS, **KEPT, **CONTENTS[content]}
-    definition["lateness"] = lateness
+    definition["bound"] = lateness
     with (
         aion.LocalOperator(emit="changes", **definition) as changing,
         aion.LocalOperator(**definition) as showing,
@@ -126,7 +126,7 @@ def test_a_session_that_goes_on_takes_back_its_early_rows() -> None:
         windows=session,
         input_schema=EVENTS,
         aggregates={"n": A.count()},
-        **(KEPT | {"lateness": "10 seconds"}),
+        **(KEPT | {"bound": "10 seconds"}),
     ) as operator:
         rows = []
         for at in [*range(0, 600, 20), 1000]:
@@ -152,8 +152,8 @@ def test_a_row_of_a_pane_takes_the_place_of_the_same_row_of_the_pane_before(
     window: str, lateness: str, given_: list[list[Any]]
 ) -> None:
     """All rows of a pane come if one of them has changed. Those that the pane before had beyond them are taken back."""
-    definition = {"windows": WINDOWS[window], "input_schema": EVENTS, "apply": best, "schema": "v double, n long"}
-    definition |= KEPT | {"lateness": lateness}
+    definition = {"windows": WINDOWS[window], "input_schema": EVENTS, "apply": aion.Apply(best, "v double, n long")}
+    definition |= KEPT | {"bound": lateness}
     with (
         aion.LocalOperator(emit="changes", **definition) as changing,
         aion.LocalOperator(**definition) as showing,

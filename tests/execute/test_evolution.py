@@ -149,7 +149,7 @@ def spec_of(windows: list[str], aggregates: list[str], early: str | None = None,
         key="k",
         time="ts",
         aggregates={name: AGGREGATES[name] for name in aggregates},
-        lateness="60 microseconds",
+        bound="60 microseconds",
         trigger=None if more.get("emit") == "final" else "every_batch",
         **more,
     )
@@ -343,10 +343,10 @@ def test_no_change_is_before_an_event_that_ever_came() -> None:
 def test_a_definition_that_finishes_keeps_its_own_bound_trigger_and_early_panes() -> None:
     def spec(windows: dict[str, Any]) -> Spec:
         return Spec(
-            windows=windows, key="k", time="ts", aggregates={"count": A.count()}, lateness=us(5), trigger="every_batch"
+            windows=windows, key="k", time="ts", aggregates={"count": A.count()}, bound=us(5), trigger="every_batch"
         )
 
-    slow = aion.Tumbling(us(20), early="batch", lateness=us(200), trigger={"kind": "count", "count": 2})
+    slow = aion.Tumbling(us(20), early="batch", bound=us(200), trigger={"kind": "count", "count": 2})
     with Restarted(spec({"slow": slow})) as running:
         running.process([("a", 1, 1)], None)
         running.restart(spec({"ten": aion.Tumbling(us(10))}))
@@ -450,10 +450,8 @@ def applied(windows: list[str], *columns: str, early: str | None = None, **more:
         windows={name: found[name] for name in windows},
         key="k",
         time="ts",
-        apply=values if "v" in columns else without_v,
-        schema="rows long, lacking long, sum long",
-        columns=columns,
-        lateness="60 microseconds",
+        apply=aion.Apply(values if "v" in columns else without_v, "rows long, lacking long, sum long", columns=columns),
+        bound="60 microseconds",
         trigger=None if more.get("emit") == "final" else "every_batch",
         **more,
     )
@@ -516,7 +514,7 @@ def test_columns_called_like_types_are_refused_where_the_state_does_not_tell_whi
     def spec_with(*names: str) -> Spec:
         made = {"low": A.min("int64"), "last": A.last("int64")}
         aggregates = {name: made[name] for name in names}
-        return Spec(windows={"ten": WINDOWS["ten"]}, key="k", time="ts", aggregates=aggregates, lateness="1 minute")
+        return Spec(windows={"ten": WINDOWS["ten"]}, key="k", time="ts", aggregates=aggregates, bound="1 minute")
 
     clear = Restarted(spec_with("last"), schema)
     clear.restart(spec_with("low", "last"))

@@ -13,14 +13,18 @@ from tests.local.seconds import at
 
 
 def test_a_specification_shows_what_was_given() -> None:
-    spec = aion.Spec(windows=aion.Tumbling("1 m"), time="ts", aggregates={"<n>": A.count()}, lateness="2 hours")
+    spec = aion.Spec(windows=aion.Tumbling("1 m"), time="ts", aggregates={"<n>": A.count()}, bound="2 hours")
     shown = spec._repr_html_()
     assert "<caption>aion.Spec windowed</caption>" in shown and "tumbling 1 minute" in shown
     assert "aggregates &lt;n&gt;" in shown and "count(*)" in shown and "2 hours" in shown
     assert "completeness" not in shown, "it has its default"
     assert (
-        '<td style="text-align:left">len</td>'
-        in aion.Spec(windows=aion.Tumbling("1 m"), time="ts", apply=len, schema="n int")._repr_html_()
+        '<td style="text-align:left">len -&gt; n int</td>'
+        in aion.Spec(
+            windows=aion.Tumbling("1 m"),
+            time="ts",
+            apply=aion.Apply(len, "n int"),
+        )._repr_html_()
     )
 
 

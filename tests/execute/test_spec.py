@@ -56,7 +56,9 @@ def test_help_shows_what_all_three_take(call: Callable[..., Any]) -> None:
         assert (parameter.default, parameter.annotation) == (default, field.type)
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
     text = pydoc.render_doc(call, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
-    assert "windows: 'Definitions', time: 'str', key: " in text and "**" not in text.splitlines()[2]
+    assert (
+        "windows: 'Definitions', time: 'str | Column | None' = None, key: " in text and "**" not in text.splitlines()[2]
+    )
 
 
 def test_windowed_is_a_function_with_an_example() -> None:
@@ -71,7 +73,7 @@ def test_a_type_checker_knows_what_is_required(tmp_path: Path) -> None:
         "from aion import aggregates as A\n"
         "from typing import Any\n"
         "def calls(df: Any, spec: aion.Spec) -> None:\n"
-        "    aion.windowed(df, windows=aion.Tumbling('1 m'), time='ts', aggregates={'n': A.count()}, lateness='1 h')\n"
+        "    aion.windowed(df, windows=aion.Tumbling('1 m'), time='ts', aggregates={'n': A.count()}, bound='1 h')\n"
         "    aion.windowed(df, spec, key='k')\n"
         "    aion.LocalOperator(spec, input_schema='ts timestamp')\n"
         "    aion.LocalOperator(windows=aion.Tumbling('1 m'), time='ts')\n"
@@ -106,7 +108,7 @@ def test_keywords_outrank_the_specification_which_stays_as_it_is() -> None:
 
 def test_the_schema_of_a_function_may_be_sparks_own() -> None:
     schema = StructType([StructField("n", LongType())])
-    counted = {"aggregates": None, "apply": lambda key, window, events: {"n": 7}, "schema": schema}
+    counted = {"aggregates": None, "apply": aion.Apply(lambda key, window, events: {"n": 7}, schema)}
     assert [row["n"] for row in panes(aion.LocalOperator(SPEC, **counted))] == [7, 7]
 
 
@@ -130,15 +132,17 @@ def test_the_schema_of_a_function_may_be_sparks_own() -> None:
         ({"aggregates": [("n", A.count())]}, ConfigError, "is not a mapping"),
         ({"aggregates": {1: A.count()}}, ConfigError, "aggregates: 1 is not the name of a column"),
         ({"aggregates": {"": A.count()}}, ConfigError, "aggregates: '' is not the name of a column"),
-        ({"blocking": "no"}, ConfigError, "blocking: 'no' is neither True nor False"),
-        ({"keys_disjoint": 1}, ConfigError, "keys_disjoint: 1 is neither True nor False"),
-        ({"record": 1}, ConfigError, "record: 1 is not the path of a folder"),
+        ({"completeness": "no"}, ConfigError, "completeness: 'no' is neither True nor False"),
+        ({"policy": {"distribution": {"keys_disjoint": 2}}}, PolicyError, "keys_disjoint: 2 is not possible"),
+        ({"policy": {"trace": {"folder": 1}}}, PolicyError, "trace.folder: 1 is not possible; write the path"),
+        ({"policy": {"trace": {"folder": " "}}}, PolicyError, "trace.folder: ' ' is not possible"),
+        ({"on_lossy_upstream": True}, ConfigError, "on_lossy_upstream: True is not known; give 'error' or 'accept'"),
+        ({"on_removed": "go"}, ConfigError, "on_removed: 'go' is not known; give 'finish' or 'drop'"),
         ({"aggregates": None}, ConfigError, "aggregates=.*apply="),
         ({"aggregates": {}}, ConfigError, "none given"),
-        ({"apply": len}, ConfigError, "not both"),
-        ({"aggregates": None, "apply": len}, ConfigError, "schema"),
-        ({"aggregates": None, "apply": len, "schema": "n dubble"}, SchemaError, "dubble"),
-        ({"schema": "n int"}, ConfigError, "apply="),
+        ({"apply": aion.Apply(len, "n int")}, ConfigError, "not both"),
+        ({"aggregates": None, "apply": len}, ConfigError, r"is no aion.Apply; write apply=aion.Apply\(function"),
+        ({"aggregates": None, "apply": aion.Apply(len, "n dubble")}, SchemaError, "dubble"),
         ({"aggregates": {"n": 1}}, ConfigError, "'n' is 1, which is not an aggregate"),
         ({"aggregates": {"window": A.count()}}, SchemaError, "'window' is a column that every result has"),
         ({"aggregates": {"k": A.count()}}, SchemaError, "'k' is a key column already"),
@@ -150,14 +154,18 @@ def test_the_schema_of_a_function_may_be_sparks_own() -> None:
         ({"trigger": {"kidn": "count"}}, PolicyError, "keyword trigger: trigger.kidn: unknown key"),
         ({"trigger": {"kind": "count", "bound": 0.1}}, PolicyError, "says nothing about kind 'count'"),
         ({"windows": aion.Tumbling("1 s", trigger="never")}, PolicyError, "windows: .*trigger.kind: 'never'"),
-        ({"lateness": "2 hoursx"}, PolicyError, "keyword lateness: .*'2 hoursx' is not possible; write a duration"),
-        ({"fan_in": 1}, PolicyError, "distribution.fan_in: 1 is not"),
+        ({"bound": "2 hoursx"}, WindowError, "bound of '2 hoursx' has the unknown unit"),
+        ({"bound": "-2 hours"}, WindowError, "bound of '-2 hours' is negative"),
+        ({"policy": {"distribution": {"fan_in": 1}}}, PolicyError, "distribution.fan_in: 1 is not"),
         ({"policy": "standrad"}, PolicyError, "did you mean standard"),
         ({"policy": {"memory": {"budgte": 1}}}, PolicyError, "did you mean memory.budget"),
         ({"name": "a/b"}, ConfigError, "name: 'a/b' becomes a folder name"),
         ({"unique": []}, SchemaError, "unique: no column is named"),
-        ({"key": None, "keys_disjoint": True}, ConfigError, "keys_disjoint: it requires a key"),
-        ({"windows": aion.Session("1 s"), "record": "traces"}, ConfigError, "record: .* depends on the events"),
+        (
+            {"windows": aion.Session("1 s"), "policy": {"trace": {"folder": "traces"}}},
+            ConfigError,
+            "trace.folder: .* depends on the events",
+        ),
     ],
 )
 def test_what_no_input_could_make_right_is_refused_at_once(
@@ -172,7 +180,16 @@ def test_what_no_input_could_make_right_is_refused_at_once(
     [
         ({"windos": 1}, r"LocalOperator\(\) got an unexpected keyword argument 'windos'; did you mean 'windows'\?"),
         ({"time": "ts"}, r"LocalOperator\(\) needs the keyword argument 'windows'"),
-        ({"windows": aion.Tumbling(us(5))}, r"LocalOperator\(\) needs the keyword argument 'time'"),
+        ({"windows": aion.Tumbling(us(5)), "aggregates": {"n": A.count()}}, "needs the keyword argument 'time'"),
+        ({"lateness": "1 hour"}, r"LocalOperator\(\) has no keyword 'lateness' any more; write bound="),
+        ({"schema": "n long"}, r"no keyword 'schema' any more; write apply=aion.Apply\(function, schema\)"),
+        ({"columns": ["v"]}, r"no keyword 'columns' any more; write apply=aion.Apply\(function, schema, columns="),
+        ({"blocking": False}, r"no keyword 'blocking' any more; write apply=aion.Apply\(function, schema, blocking="),
+        ({"merge_levels": 1}, r"no keyword 'merge_levels' any more; .*policy={'distribution': {'merge_levels'"),
+        ({"fan_in": 2}, r"no keyword 'fan_in' any more; .* set spark.aion.distribution.fan_in"),
+        ({"keys_disjoint": True}, r"no keyword 'keys_disjoint' any more; .*spark.aion.distribution.keys_disjoint"),
+        ({"record": "t"}, r"no keyword 'record' any more; .* policy={'trace': {'folder'"),
+        ({"lossy_upstream": True}, r"no keyword 'lossy_upstream' any more; write on_lossy_upstream='accept'"),
     ],
 )
 def test_a_keyword_that_is_not_there_and_one_that_is_missing(definition: dict[str, Any], said: str) -> None:

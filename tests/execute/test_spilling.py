@@ -222,7 +222,7 @@ def events_of_keys(apply: Mapping[str, Any]) -> list[dict[str, Any]]:
     table = pa.table({**columns, "v": [f"{i:05d}" * 10 for i in rows]})
     windows = aion.Tumbling("1 minute")
     with aion.LocalOperator(
-        windows=windows, key="key", time="ts", apply=last, schema="n long, last string", policy={"apply": apply}
+        windows=windows, key="key", time="ts", apply=aion.Apply(last, "n long, last string"), policy={"apply": apply}
     ) as operator:
         operator.process(table)
         panes: list[dict[str, Any]] = operator.advance(60_000_000).to_pylist()

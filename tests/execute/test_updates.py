@@ -23,7 +23,7 @@ from aion.spec import Spec
 EVENTS = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.int64())])
 HIDDEN = (RETRACTED, DROPPED, ORDER)
 SECOND = 1_000_000
-KEPT: dict[str, Any] = {"lateness": "1 hour", "trigger": "every_batch"}
+KEPT: dict[str, Any] = {"bound": "1 hour", "trigger": "every_batch"}
 
 
 class OfPanes(Spec):
@@ -60,7 +60,7 @@ CONTENTS: dict[str, tuple[dict[str, Any], Callable[[list[list[int]]], Any]]] = {
         },
     ),
     "apply": (
-        {"apply": medians, "schema": "panes long, middle double"},
+        {"apply": aion.Apply(medians, "panes long, middle double")},
         lambda of: {"panes": len(of), "middle": float(median(map(sum, of)))},
     ),
 }
@@ -131,7 +131,7 @@ def test_windows_of_windows_are_those_of_all_events(inner: str, outer: str, cont
         **KEPT,
     )
     definition = CONTENTS[content][0]
-    spec = OfPanes(key="k", time=time, windows=OUTER[outer], **definition, **(KEPT | {"lateness": "2 hours"}))
+    spec = OfPanes(key="k", time=time, windows=OUTER[outer], **definition, **(KEPT | {"bound": "2 hours"}))
     shown: dict[Any, Any] = {}
     with first, aion.LocalOperator(spec) as second:
         for batch in given_:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from aion.core.ingest.encoding import decode, encode
-from aion.core.query.plan import Window
+from aion.core.query.functions import Window
 from experiments.shared.generate import lateness_shares
 from experiments.workloads import NAMES, bigrams, kept, linear_road, load, sources, stock
 from experiments.workloads.chaining import LastPanes, Results, newest

@@ -67,7 +67,7 @@ class Scenario:
 
     def windows(self) -> dict[str, Any]:
         return {
-            f"w{i}": aion.Sliding(us(d.size), us(d.slide), us(d.offset), early=us(d.early), lateness=us(d.bound))
+            f"w{i}": aion.Sliding(us(d.size), us(d.slide), us(d.offset), early=us(d.early), bound=us(d.bound))
             for i, d in enumerate(self.definitions)
         }
 

@@ -25,4 +25,4 @@ def seconds_operator(**options: Any) -> aion.LocalOperator:
 
 
 def applying(function: Any, schema: Any = "n bigint", **options: Any) -> aion.LocalOperator:
-    return seconds_operator(aggregates=None, apply=function, schema=schema, **options)
+    return seconds_operator(aggregates=None, apply=aion.Apply(function, schema), **options)

@@ -61,7 +61,7 @@ class Dates:
 class Mixed(Scenario):
     def windows(self) -> dict[str, Any]:
         return {
-            f"w{i}": aion.Calendar(f"{d.count} {d.unit}", d.zone, early=micros(d.early), lateness=micros(d.bound))
+            f"w{i}": aion.Calendar(f"{d.count} {d.unit}", d.zone, early=micros(d.early), bound=micros(d.bound))
             if isinstance(d, Dates)
             else aion.Sliding(micros(d.size), micros(d.slide), micros(d.offset))
             for i, d in enumerate(self.definitions)
@@ -134,7 +134,11 @@ def total(key: Any, window: aion.Window, batches: Any) -> dict[str, int]:
 @some(1 / 4)
 @given(scenario=scenarios())
 def test_functions_get_the_events_of_their_calendar_windows(scenario: Mixed) -> None:
-    calls, _ = run(scenario, policy("tiny", scenario.bound), apply=total, schema="total long")
+    calls, _ = run(
+        scenario,
+        policy("tiny", scenario.bound),
+        apply=aion.Apply(total, "total long"),
+    )
     said = truth(scenario, lambda events: {"total": sum(e["v"] or 0 for e in events)})
     for rows, (panes, dropped) in zip(calls, said, strict=True):
         assert panes_of(rows, scenario, ["total"]) == expected_panes(panes)

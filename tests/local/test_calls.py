@@ -84,7 +84,10 @@ def test_a_batch_as_on_spark_moves_the_watermark_first_and_runs_late_windows_onc
         assert [(r["kind"], r["events"]) for r in rows.to_pylist()] == [("on_time", 1), ("late", 3)]
 
 
-FUNCTION = {"aggregates": None, "apply": lambda key, window, events: {"n": 0, "s": "x"}, "schema": "n bigint, s string"}
+FUNCTION = {
+    "aggregates": None,
+    "apply": aion.Apply(lambda key, window, events: {"n": 0, "s": "x"}, "n bigint, s string"),
+}
 INPUT = pa.schema([("ts", pa.timestamp("us", "UTC")), ("k", pa.dictionary(pa.int32(), pa.string())), ("v", pa.int32())])
 
 
@@ -155,11 +158,18 @@ def test_keys_and_values_may_be_dictionaries() -> None:
     assert in_order(rows) == in_order([{"k": v, "hi": v} for v in ("a", "b", None)])
 
 
-@pytest.mark.parametrize("definition", [{"aggregates": {"n": A.count()}}, {"apply": len, "schema": "n bigint"}])
+@pytest.mark.parametrize(
+    "definition",
+    [
+        {"aggregates": {"n": A.count()}},
+        {"apply": aion.Apply(len, "n bigint")},
+    ],
+)
 def test_keys_that_spark_takes_for_one_are_one(definition: dict[str, Any]) -> None:
     """Spark's groups: 0.0 and -0.0 are the same key, and so is every NaN."""
     if "apply" in definition:
-        definition = {**definition, "apply": lambda key, window, events: {"n": sum(b.num_rows for b in events)}}
+        counted = aion.Apply(lambda key, window, events: {"n": sum(b.num_rows for b in events)}, "n bigint")
+        definition = {"apply": counted}
     keys = [0.0, -0.0, math.nan, math.nan, None, None]
     with seconds_operator(key="k", **{"aggregates": None, **definition}) as operator:
         operator.process(pa.table({"ts": at(*range(6)), "k": pa.array(keys, pa.float64(), from_pandas=False)}))
@@ -174,7 +184,10 @@ def test_only_keys_that_changed_are_yielded_again() -> None:
         called.append(key[0])
         return {"n": sum(b.num_rows for b in batches)}
 
-    for definition in ({"aggregates": {"n": A.count()}}, {"aggregates": None, "apply": seen, "schema": "n bigint"}):
+    for definition in (
+        {"aggregates": {"n": A.count()}},
+        {"aggregates": None, "apply": aion.Apply(seen, "n bigint")},
+    ):
         with seconds_operator(key="k", **definition) as operator:
             operator.process(pa.table({"ts": at(1, 2), "k": ["a", "b"]}))
             operator.advance(10_000_000)
@@ -188,9 +201,13 @@ def test_the_events_of_a_key_stay_in_the_order_of_arrival() -> None:
     count = 5_000
     keys = np.random.default_rng(3).integers(0, 3, count)
     events = pa.table({"ts": at(*[1] * count), "k": keys, "id": np.arange(count)})
-    listed = {"apply": lambda key, window, batches: {"ids": [i for b in batches for i in b["id"].to_pylist()]}}
+
+    def listed(key: Any, window: Any, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+        return {"ids": [i for b in batches for i in b["id"].to_pylist()]}
+
     small = {"blocks": {"target": "4KiB"}}
-    with seconds_operator(key="k", aggregates=None, schema="ids array<bigint>", policy=small, **listed) as operator:
+    applied = aion.Apply(listed, "ids array<bigint>")
+    with seconds_operator(key="k", aggregates=None, apply=applied, policy=small) as operator:
         operator.process(events)
         rows = operator.advance(FOREVER).to_pylist()
     assert {row["k"]: row["ids"] for row in rows} == {k: np.flatnonzero(keys == k).tolist() for k in range(3)}
@@ -201,7 +218,7 @@ def test_many_keys_with_many_values_are_kept_apart() -> None:
     values = [*range(1024)]
     columns: dict[str, Any] = {f"k{i}": [*values, *[0] * 1023] for i in range(7)}
     columns["k0"] = [*values, *values[1:]]
-    counted = {"apply": lambda key, window, batches: {"n": sum(b.num_rows for b in batches)}, "schema": "n bigint"}
+    counted = {"apply": aion.Apply(lambda key, window, batches: {"n": sum(b.num_rows for b in batches)}, "n bigint")}
     with seconds_operator(key=list(columns), aggregates=None, **counted) as operator:
         operator.process(pa.table({"ts": at(*[1] * 2047), **columns}))
         rows = operator.advance(FOREVER).to_pylist()
@@ -220,19 +237,17 @@ def test_many_keys_with_many_values_are_kept_apart() -> None:
         ({"aggregates": {"n": A.sum("k")}}, SchemaError, "string"),
         ({"aggregates": {}}, ConfigError, "none given"),
         ({"aggregates": None}, ConfigError, "aggregates=.*apply="),
-        ({"apply": len, "schema": "n bigint"}, ConfigError, "not both"),
+        ({"apply": aion.Apply(len, "n bigint")}, ConfigError, "not both"),
         ({"aggregates": None, "apply": len}, ConfigError, "schema"),
-        ({"aggregates": None, "apply": 5, "schema": "n int"}, ConfigError, "5"),
-        ({"aggregates": None, "apply": len, "schema": "n dubble"}, SchemaError, "dubble"),
-        ({"aggregates": None, "apply": len, "schema": "kind int"}, SchemaError, "'kind'"),
-        ({"schema": "n int"}, ConfigError, "apply="),
+        ({"aggregates": None, "apply": aion.Apply(len, "n dubble")}, SchemaError, "dubble"),
+        ({"aggregates": None, "apply": aion.Apply(len, "kind int")}, SchemaError, "'kind'"),
         ({"aggregates": {"pane": A.count()}}, SchemaError, "'pane'"),
         ({"aggregates": {"k": A.count()}, "key": "k"}, SchemaError, "'k'"),
         ({"windows": []}, WindowError, "none"),
         ({"windows": "1 minute"}, WindowError, "not a window"),
         ({"windows": [aion.Tumbling(us(5)), aion.Tumbling(us(5))]}, WindowError, "twice"),
-        ({"merge_levels": -1}, PolicyError, "merge_levels: -1"),
-        ({"fan_in": 1}, PolicyError, "fan_in: 1"),
+        ({"policy": {"distribution": {"merge_levels": -1}}}, PolicyError, "merge_levels: -1"),
+        ({"policy": {"distribution": {"fan_in": 1}}}, PolicyError, "fan_in: 1"),
     ],
 )
 def test_a_definition_that_cannot_be(options: dict[str, Any], error: type[AionError], said: str) -> None:
@@ -300,7 +315,10 @@ def test_a_closed_operator_says_so() -> None:
 
 def test_a_place_where_nothing_can_be_recorded_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with seconds_operator(record=tmp_path / "file") as operator, pytest.raises(ConfigError, match=r"record: .*file"):
+    with (
+        seconds_operator(policy={"trace": {"folder": tmp_path / "file"}}) as operator,
+        pytest.raises(ConfigError, match=r"trace.folder: .*file"),
+    ):
         operator.process(EVENTS)
 
 
@@ -338,7 +356,7 @@ def test_a_watermark_that_ends_a_window_and_the_events_after_it_come_in_one_call
 def test_a_watermark_with_events_is_a_watermark_and_then_events(scenario: Scenario) -> None:
     how = {"key": scenario.key, "time": "ts", "aggregates": AGGREGATES, "policy": policy("standard", scenario.bound)}
     windows = {
-        f"w{i}": aion.Sliding(us(d.size), us(d.slide), us(d.offset), lateness=us(d.bound))
+        f"w{i}": aion.Sliding(us(d.size), us(d.slide), us(d.offset), bound=us(d.bound))
         for i, d in enumerate(scenario.definitions)
     }
     watermark = 0

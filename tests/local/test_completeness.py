@@ -14,7 +14,7 @@ from tests.local.seconds import at
 
 COLUMNS = ("completeness", "completeness_low")
 COUNTED = {"aggregates": {"n": A.count()}}
-APPLIED = {"apply": lambda key, window, events: [{"n": 1}, {"n": 2}], "schema": "n bigint"}
+APPLIED = {"apply": aion.Apply(lambda key, window, events: [{"n": 1}, {"n": 2}], "n bigint")}
 BOTH = pytest.mark.parametrize("what", [COUNTED, {**APPLIED, "aggregates": None}], ids=["aggregates", "apply"])
 
 
@@ -62,7 +62,7 @@ def of_a_stream(windows: Any, what: dict[str, Any], length: int = 60, **more: An
 @BOTH
 @pytest.mark.parametrize("lateness", [None, "3 s"], ids=["bound of the policy", "bound of its own"])
 def test_the_one_row_of_a_final_result_is_complete(what: dict[str, Any], lateness: str | None) -> None:
-    rows = of_a_stream(aion.Tumbling("1 s", lateness=lateness), what, length=30, emit="final")
+    rows = of_a_stream(aion.Tumbling("1 s", bound=lateness), what, length=30, emit="final")
     assert len(rows) >= 40 and {row["kind"] for row in rows} == {"final"}
     assert said(rows) == {(1.0, 1.0)} and max(row["events"] for row in rows) == 10
 

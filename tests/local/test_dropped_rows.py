@@ -11,6 +11,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from aion import Apply
 from tests.local.seconds import applying, at, seconds_operator
 
 
@@ -45,7 +46,13 @@ def test_a_dropped_event_is_told_as_json_whatever_its_type(value: Any, type_: pa
 
 
 @pytest.mark.parametrize("year", [-5_000, -1, 12_000])
-@pytest.mark.parametrize("definition", [{}, {"aggregates": None, "apply": lambda *_: {"n": 0}, "schema": "n bigint"}])
+@pytest.mark.parametrize(
+    "definition",
+    [
+        {},
+        {"aggregates": None, "apply": Apply(lambda *_: {"n": 0}, "n bigint")},
+    ],
+)
 def test_a_time_that_no_calendar_has_harms_nobody(year: int, definition: dict[str, Any]) -> None:
     """A broken clock's event is a late one, or an early one; in either case it is just an event."""
     broken = at((year - 1970) * 365.25 * 86_400)

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 import aion
-from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.query.plan import make_plan
@@ -71,7 +70,9 @@ def names_of(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[st
 )
 def test_which_columns_a_function_gets(definition: dict[str, Any], names: str) -> None:
     usual: dict[str, Any] = {"windows": aion.Tumbling("1 minute"), "key": "k"}
-    operator = aion.LocalOperator(time="ts", apply=names_of, schema="names string", **{**usual, **definition})
+    given = {**usual, **definition}
+    applied = aion.Apply(names_of, "names string", columns=given.pop("columns", None))
+    operator = aion.LocalOperator(time="ts", apply=applied, **given)
     flag = {"flag": [False, True]} if "windows" in definition else {}
     shown = one_window(operator, k=[1, 1], a=[1, 2], b=[3, 4], **flag)
     assert shown[0]["names"] == names
@@ -79,13 +80,15 @@ def test_which_columns_a_function_gets(definition: dict[str, Any], names: str) -
 
 def test_columns_that_cannot_be_given() -> None:
     usual: dict[str, Any] = {"windows": aion.Tumbling("1 minute"), "time": "ts"}
-    applied: dict[str, Any] = {**usual, "apply": names_of, "schema": "names string"}
-    with aion.LocalOperator(**applied, columns="c") as operator, pytest.raises(SchemaError, match="no column 'c'"):
+    missing = aion.Apply(names_of, "names string", columns="c")
+    with aion.LocalOperator(**usual, apply=missing) as operator, pytest.raises(SchemaError, match="no column 'c'"):
         operator.process(pa.table({"ts": at(1)}))
-    with pytest.raises(SchemaError, match="columns: 7 is neither"):
-        aion.Spec(**applied, columns=7)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="columns= belongs to apply="):
-        aion.Spec(**usual, aggregates={"n": A.count()}, columns="a")
+    with pytest.raises(SchemaError, match="Apply: columns: 7 is neither"):
+        aion.Apply(names_of, "names string", columns=7)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Apply: 5 cannot be called; give a function of"):
+        aion.Apply(5, "names string")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Apply: blocking of 'no' is neither True nor False"):
+        aion.Apply(names_of, "names string", blocking="no")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ WHAT: dict[str, dict[str, Any]] = {
     "aggregates": {"windows": aion.Tumbling("1 minute"), "aggregates": {"n": A.count(), "m": A.median("x")}},
     "apply": {
         "windows": aion.Tumbling("1 minute"),
-        "apply": lambda key, window, events: {"n": sum(b.num_rows for b in events)},
-        "schema": "n long",
+        "apply": aion.Apply(lambda key, window, events: {"n": sum(b.num_rows for b in events)}, "n long"),
     },
     "sessions": {"windows": aion.Session("1 minute"), "aggregates": {"n": A.count()}},
 }

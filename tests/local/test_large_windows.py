@@ -113,7 +113,12 @@ def lengths(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str
     ids=["tumbling", "session", "cut session"],
 )
 def test_a_function_gets_more_text_than_an_array_holds(windows: Any, keys: int, key: str | None) -> None:
-    panes = run(windows, keys, key, apply=lengths, schema="n bigint, size bigint")
+    panes = run(
+        windows,
+        keys,
+        key,
+        apply=aion.Apply(lengths, "n bigint, size bigint"),
+    )
     assert sum(panes.column("n").to_pylist()) == TEXTS
     assert sum(panes.column("size").to_pylist()) == TEXTS * MIB
 
@@ -127,7 +132,11 @@ def test_results_take_more_text_than_an_array_holds(windows: Any) -> None:
     def texts_of(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, Any]:
         return {"text": "".join(text for batch in events for text in batch.column("text").to_pylist())}
 
-    panes = run(windows, 100, apply=texts_of, schema="text string")
+    panes = run(
+        windows,
+        100,
+        apply=aion.Apply(texts_of, "text string"),
+    )
     assert sum(len(text) for text in panes.column("text").to_pylist()) == TEXTS * MIB
     del panes
     panes = run(windows, 100, aggregates={"texts": A.collect_list("text")})

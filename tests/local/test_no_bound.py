@@ -15,7 +15,7 @@ US = pa.timestamp("us")
 
 
 def test_a_count_window_that_is_completed_behind_the_watermark() -> None:
-    with aion.LocalOperator(windows=aion.Count(2, lateness=0), time="t", aggregates={"n": A.count()}) as operator:
+    with aion.LocalOperator(windows=aion.Count(2, bound=0), time="t", aggregates={"n": A.count()}) as operator:
         operator.process(pa.table({"t": pa.array([100], US)}))
         operator.advance(300)
         tables = [operator.process(pa.table({"t": pa.array([us], US)})) for us in (250, 200)]
@@ -33,14 +33,16 @@ def test_four_definitions_and_windows_that_were_executed_before(how: str) -> Non
         (136, [(115, 0, True)]),
     ]  # fmt: skip
     windows: dict[str, Any] = {
-        "session": aion.Session(us(1), lateness=0),
-        "tumbling": aion.Tumbling(us(10), us(8), lateness=0),
-        "punctuated": aion.Punctuated("mark", lateness=0),
-        "gap": aion.Session(gap_column="gap", lateness=0),
+        "session": aion.Session(us(1), bound=0),
+        "tumbling": aion.Tumbling(us(10), us(8), bound=0),
+        "punctuated": aion.Punctuated("mark", bound=0),
+        "gap": aion.Session(gap_column="gap", bound=0),
     }
     ways: dict[str, dict[str, Any]] = {
         "aggregates": {"aggregates": {"n": A.count()}},
-        "apply": {"apply": lambda key, window, events: {"n": sum(len(part) for part in events)}, "schema": "n bigint"},
+        "apply": {
+            "apply": aion.Apply(lambda key, window, events: {"n": sum(len(part) for part in events)}, "n bigint")
+        },
     }
     final = 0
     with aion.LocalOperator(windows=windows, key="key", time="t", **ways[how]) as operator:

@@ -44,7 +44,7 @@ def test_a_column_of_events_may_have_any_name(name: str, values: list[Any], type
 
     policy = {"trigger": {"kind": "every_batch"}}
     with aion.LocalOperator(
-        windows=aion.Tumbling("1 minute"), time="ts", key="k", apply=function, schema="n bigint", policy=policy
+        windows=aion.Tumbling("1 minute"), time="ts", key="k", apply=aion.Apply(function, "n bigint"), policy=policy
     ) as operator:
         for batch in range(4):
             operator.process(events(50 * batch, 50))
@@ -98,10 +98,9 @@ UNREADABLE = {
 def test_an_event_that_python_cannot_read_is_told_when_it_is_dropped(which: str) -> None:
     value, shown = UNREADABLE[which]
     value = pa.concat_arrays([pa.nulls(2, value.type), value])
-    with aion.LocalOperator(
-        windows=aion.Tumbling("1 minute", lateness="1 minute"), time="ts", key="k", schema="n bigint",
-        apply=lambda key, window, batches: {"n": sum(b.num_rows for b in batches)},
-    ) as operator:  # fmt: skip
+    counted = aion.Apply(lambda key, window, batches: {"n": sum(b.num_rows for b in batches)}, "n bigint")
+    windows = aion.Tumbling("1 minute", bound="1 minute")
+    with aion.LocalOperator(windows=windows, time="ts", key="k", apply=counted) as operator:
         events = pa.table({"k": [1, 1, 1], "ts": pa.array([30 * SECOND] * 3, TIME), "v": value})
         operator.process(events)
         operator.advance(3600 * SECOND)
@@ -124,7 +123,7 @@ def test_an_event_that_python_cannot_read_is_told_when_it_is_dropped(which: str)
 def test_a_number_that_would_be_cut_is_an_error_at_every_depth(schema: str, fits: Any, other: Any) -> None:
     for value in (fits, other):
         with aion.LocalOperator(
-            windows=aion.Tumbling("1 minute"), time="ts", schema=schema, apply=lambda k, w, e, v=value: {"x": v}
+            windows=aion.Tumbling("1 minute"), time="ts", apply=aion.Apply(lambda k, w, e, v=value: {"x": v}, schema)
         ) as operator:
             operator.process(pa.table({"ts": pa.array([0], TIME)}))
             if value is fits:

@@ -56,7 +56,11 @@ def test_aggregates_are_what_the_oracle_says(name: str, scenario: Scenario) -> N
 @pytest.mark.parametrize("name", ["standard", "tiny"])
 @given(scenario=scenarios())
 def test_functions_see_what_the_oracle_says(name: str, scenario: Scenario) -> None:
-    calls, counters = run(scenario, policy(name, scenario.bound), apply=collected, schema=COLLECTED)
+    calls, counters = run(
+        scenario,
+        policy(name, scenario.bound),
+        apply=aion.Apply(collected, COLLECTED),
+    )
     for rows, (panes, dropped) in zip(calls, truth(scenario, collecting(scenario)), strict=True):
         assert panes_of(rows, scenario, ["ids", "total"]) == expected_panes(panes)
         assert drops_of(rows, scenario) == expected_drops(dropped)
@@ -88,7 +92,10 @@ def assert_dropped_events_are_told(rows: list[dict[str, Any]], dropped: list[Dro
 @some(1 / 2)
 @given(scenario=scenarios())
 def test_every_policy_gives_the_same_panes(scenario: Scenario) -> None:
-    for definition in ({"aggregates": AGGREGATES}, {"apply": collected, "schema": COLLECTED}):
+    for definition in (
+        {"aggregates": AGGREGATES},
+        {"apply": aion.Apply(collected, COLLECTED)},
+    ):
         found = {}
         for name in POLICIES:
             calls, _ = run(scenario, policy(name, scenario.bound), **definition)
@@ -163,8 +170,7 @@ def run_large(policy: Policy, batches: Sequence[pa.Table]) -> tuple[list[str], i
         windows=aion.Tumbling(us(1_000)),
         time="ts",
         key="k",
-        apply=digest,
-        schema="value bigint, n bigint",
+        apply=aion.Apply(digest, "value bigint, n bigint"),
         policy=policy,
     ) as operator:
         for i, batch in enumerate(batches):

@@ -25,7 +25,7 @@ from tests.durations import us
 from tests.examples import some
 from tests.keyed_oracle import Event
 
-APPLIED = {"apply": lambda key, window, batches: {"n": sum(b.num_rows for b in batches)}, "schema": "n bigint"}
+APPLIED = {"apply": aion.Apply(lambda key, window, batches: {"n": sum(b.num_rows for b in batches)}, "n bigint")}
 COUNTED = {"aggregates": {"n": A.count()}}
 MIXED: list[Any] = [
     *DEFINITIONS,

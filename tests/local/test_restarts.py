@@ -24,7 +24,7 @@ WINDOWS: dict[str, list[Any]] = {
     ],
     "keyed": [
         aion.Count(3, 2, early=us(4)),
-        aion.PerRecord(us(4), emit_on="arrival"),
+        aion.PerRecord(us(4), on_arrival="emit"),
         aion.Punctuated("mark"),
         aion.Session(us(7)),
     ],

@@ -287,7 +287,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "CHECKPOINT").mkdir()
     (tmp_path / "machine.json").write_text(json.dumps(asdict(Machine(50e6, 1e-4, 30e6, 2e-3, 400e6))))
     with aion.LocalOperator(
-        windows=aion.Tumbling("1 minute"), time="ts", aggregates={"n": A.count()}, record=tmp_path / "trace"
+        windows=aion.Tumbling("1 minute"),
+        time="ts",
+        aggregates={"n": A.count()},
+        policy={"trace": {"folder": tmp_path / "trace"}},
     ) as operator:
         for minute in range(5):
             operator.advance(minute * pictures.MINUTE)

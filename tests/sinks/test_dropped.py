@@ -68,7 +68,7 @@ def test_nothing_is_said_if_the_user_knows(table: Table, dropped: str, caplog: p
 
 def test_the_event_is_kept_that_a_function_would_have_got(table: Table) -> None:
     with aion.LocalOperator(
-        windows=aion.Tumbling("1 minute"), time="ts", key="k", aggregates={"n": A.count()}, lateness="1 minute"
+        windows=aion.Tumbling("1 minute"), time="ts", key="k", aggregates={"n": A.count()}, bound="1 minute"
     ) as operator:
         write = table.sink(dropped="left_out").write
 

@@ -61,7 +61,7 @@ class Talks(StatefulProcessor):
 
 
 windows = {"key": "id", "time": "ts", "windows": aion.Tumbling("10 seconds")}
-run("apply", aion.windowed(events, **windows, apply=names_of, schema="n long"))
+run("apply", aion.windowed(events, **windows, apply=aion.Apply(names_of, "n long")))
 kept = aion.windowed(events, **windows, aggregates={"n": A.count()})
 run("begun", kept, checkpointLocation="checkpoint")
 shutil.rmtree("aion-state")

@@ -17,7 +17,7 @@ from aion import aggregates as A
 from aion.errors import ConfigError, SchemaError, WatermarkError, WindowError
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
 
-LATE: dict[str, Any] = {"lateness": "1 hour", "trigger": "every_batch"}
+LATE: dict[str, Any] = {"bound": "1 hour", "trigger": "every_batch"}
 MINUTES = 60
 BATCHES = [
     [("a", 10, 1.0), ("a", 20, 2.0), ("b", 30, 5.0), ("a", 70, 4.0)],
@@ -102,7 +102,9 @@ def test_a_function_sees_the_newest_panes(stream: FileStream, sink: Sink) -> Non
     at, key = F.col("window_end").alias("at"), F.col("k").alias("whose")
     panes = aion.panes(sessions).select(key, "window_start", at, "kind", "pane_seq", "total")
     definition = {"key": "whose", "time": "at", "windows": aion.Tumbling("5 minutes"), "name": "outer"}
-    rows = sink.run(aion.windowed(panes, apply=sums, schema="panes long, middle double, columns string", **definition))
+    rows = sink.run(
+        aion.windowed(panes, apply=aion.Apply(sums, "panes long, middle double, columns string"), **definition)
+    )
     last = {(row["whose"], int(row["window_start"].timestamp())): row for row in sorted(rows, key=lambda r: r["pane"])}
     first = last["a", 0]  # from 10 to 40, 70, 71, then 130 and 250
     assert (first["panes"], first["middle"]) == (4, median([113.0, 24.0, 3.0, 7.0]))
@@ -115,7 +117,7 @@ def test_final_panes_go_through_anything(stream: FileStream, sink: Sink) -> None
     """Each pane is the only one, so it may be filtered, and windows of keys may be made of them."""
     for batch in BATCHES:
         stream.put(batch)
-    panes = aion.panes(inner(stream, emit="final", lateness="10 minutes")).where("n > 0").drop("kind")
+    panes = aion.panes(inner(stream, emit="final", bound="10 minutes")).where("n > 0").drop("kind")
     rows = sink.run(outer(panes, windows=aion.Session("90 seconds"), time="window_end", emit="final"))
     shown = {(row["k"], int(row["window_start"].timestamp())): row["panes"] for row in rows}
     assert shown == {("a", 60): 3, ("a", 300): 1, ("b", 60): 1, ("b", 240): 1, ("b", 360): 1}
@@ -140,7 +142,7 @@ def test_a_shorter_bound_does_not_end_windows_whose_panes_still_come(stream: Fil
     sink.run(outer(inner(stream)))
     for batch in [[("a", 1000, 1.0)], [("a", 320, 5.0)], [("a", 1001, 1.0)]]:
         stream.put(batch)
-    rows = sink.run(outer(inner(stream, lateness="1 minute")))
+    rows = sink.run(outer(inner(stream, bound="1 minute")))
     assert not [row for row in rows if row["kind"] == "dropped"]
     of_window = [row for row in rows if row["k"] == "a" and row["window_start"].timestamp() == 300]
     assert max(of_window, key=lambda row: row["pane"])["sum"] == 7.0
@@ -162,10 +164,10 @@ def test_what_would_be_wrong_is_refused(stream: FileStream) -> None:
     refused(ConfigError, "the windows before are called 'outer', too", inner(stream, name="outer"))
     refused(SchemaError, "'closes_at' is neither window_start nor window_end", panes, time="closes_at")
     refused(SchemaError, "'n' is not part of the key of the windows before", panes, key="n")
-    refused(ConfigError, r"1 hour is too short: panes of 'minutes' may come 61 minutes", panes, lateness="1 hour")
+    refused(ConfigError, r"1 hour is too short: panes of 'minutes' may come 61 minutes", panes, bound="1 hour")
     refused(WindowError, "emit='final'", panes, windows=aion.Session("1 minute"))
     refused(SchemaError, "give their window_end as the time", inner(stream, windows=aion.Session("1 minute")))
-    outer(panes, lateness="2 hours")
+    outer(panes, bound="2 hours")
     outer(aion.panes(panes).withColumn("total", F.when(F.col("total") > 1, F.col("total"))))
 
 

@@ -24,7 +24,7 @@ BATCHES = [
 
 
 def counted(stream: FileStream, **changes: Any) -> DataFrame:
-    definition: dict[str, Any] = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "lateness": "1 hour"}
+    definition: dict[str, Any] = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "bound": "1 hour"}
     definition |= {"aggregates": {"n": A.count(), "total": A.sum("v")}, "trigger": "every_batch", "emit": "changes"}
     return aion.windowed(stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"), **(definition | changes))
 

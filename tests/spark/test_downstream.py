@@ -36,7 +36,7 @@ ALLOWED: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 def windows(stream: FileStream, **changes: Any) -> DataFrame:
-    given = {"lateness": "1 hour", "windows": aion.Tumbling("10 seconds")} | changes
+    given = {"bound": "1 hour", "windows": aion.Tumbling("10 seconds")} | changes
     events = stream.read(EVENTS_DDL).withWatermark("ts", "1 second")
     return aion.windowed(events, key="k", time="ts", aggregates={"n": A.count()}, **given)
 
@@ -62,7 +62,7 @@ def test_what_is_the_same_for_all_panes_of_a_window_goes(stream: FileStream, tmp
 
 @pytest.mark.parametrize(
     "changes",
-    [{"emit": "final"}, {"emit": "changes"}, {"lateness": 0}],
+    [{"emit": "final"}, {"emit": "changes"}, {"bound": 0}],
     ids=["final", "changes", "one pane for each window"],
 )
 def test_rows_that_nothing_replaces_may_be_left_out(
@@ -75,4 +75,4 @@ def test_a_bound_of_zero_is_not_enough_for_windows_that_grow(stream: FileStream,
     early = aion.Tumbling("10 seconds", early="5 seconds")
     for grows in (aion.Session("10 seconds"), early):
         with pytest.raises(ConfigError, match="where behind the windows"):
-            run(windows(stream, windows=grows, lateness=0).where("n > 1"), tmp_path / "checkpoint")
+            run(windows(stream, windows=grows, bound=0).where("n > 1"), tmp_path / "checkpoint")

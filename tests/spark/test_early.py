@@ -28,7 +28,7 @@ def test_early_and_final_panes_over_a_restart(stream: FileStream, sink: Sink, em
             time="ts",
             windows={
                 "minute": aion.Tumbling("1 minute", **early),
-                "visit": aion.Session("20 seconds", lateness="1 minute", **early),
+                "visit": aion.Session("20 seconds", bound="1 minute", **early),
             },
             aggregates={"n": A.count()},
             policy=POLICY,
@@ -89,7 +89,7 @@ def test_early_panes_of_each_batch_come_though_the_watermark_stands(stream: File
         time="ts",
         windows=aion.Tumbling("1 hour", early="batch"),
         aggregates={"n": A.count()},
-        lateness="5 minutes",
+        bound="5 minutes",
         trigger="every_batch",
     )
     for second in (1230, 1215, 1216, 1217):  # the watermark is 1230 from the second batch on

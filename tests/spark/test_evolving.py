@@ -39,7 +39,7 @@ def query(stream: FileStream, windows: list[str], **changes: Any) -> DataFrame:
         "time": "ts",
         "windows": {name: WINDOWS[name] for name in windows},
         "aggregates": {"n": A.count()},
-        "lateness": "1 hour",
+        "bound": "1 hour",
         "trigger": "every_batch",
     }
     return aion.windowed(stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"), **definition | changes)
@@ -178,9 +178,9 @@ def test_diff_says_beforehand_what_a_start_would_do(
     (tmp_path / "job_of_diff.py").write_text(
         "import aion\n"
         "from aion import aggregates as A\n"
-        "now = aion.Spec(key='k', time='ts', windows={'minute': aion.Tumbling('1 minute')}, lateness='1 hour',\n"
+        "now = aion.Spec(key='k', time='ts', windows={'minute': aion.Tumbling('1 minute')}, bound='1 hour',\n"
         "                aggregates={'n': A.count()})\n"
-        "later = aion.Spec(key='k', time='ts', windows={'hour': aion.Tumbling('1 hour')}, lateness='1 hour',\n"
+        "later = aion.Spec(key='k', time='ts', windows={'hour': aion.Tumbling('1 hour')}, bound='1 hour',\n"
         "                  aggregates={'n': A.count(), 'top': A.max('v')})\n"
         "other = aion.Spec(key='v', time='ts', windows=aion.Tumbling('1 minute'), aggregates={'n': A.count()})\n"
     )
@@ -226,7 +226,7 @@ def test_diff_knows_the_tables_that_a_query_writes_to(
     (tmp_path / "job_of_table.py").write_text(
         "import aion\n"
         "from aion import aggregates as A\n"
-        "more = aion.Spec(key='k', time='ts', windows={'minute': aion.Tumbling('1 minute')}, lateness='1 hour',\n"
+        "more = aion.Spec(key='k', time='ts', windows={'minute': aion.Tumbling('1 minute')}, bound='1 hour',\n"
         "                 aggregates={'n': A.count(), 'top': A.max('v')})\n"
     )
     monkeypatch.chdir(tmp_path)

@@ -55,9 +55,7 @@ def test_a_function_goes_on_behind_what_it_has_read_and_runs_once(spark: SparkSe
         events,
         time="ts",
         windows=aion.Tumbling("10 seconds"),
-        apply=seen,
-        schema="n bigint, total bigint",
-        blocking=False,
+        apply=aion.Apply(seen, "n bigint, total bigint", blocking=False),
         policy=policy,
     )
     got = Sink(tmp_path).run(result)

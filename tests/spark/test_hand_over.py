@@ -48,8 +48,7 @@ def panes(df: Any, definition: dict[str, Any], **policy: Any) -> Any:
     return aion.windowed(
         df.withWatermark("ts", "0 seconds"),
         time="ts",
-        apply=digest,
-        schema="n bigint, values string, payload bigint",
+        apply=aion.Apply(digest, "n bigint, values string, payload bigint"),
         policy={**POLICY, **policy},
         **definition,
     )

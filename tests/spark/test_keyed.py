@@ -114,7 +114,7 @@ def query(stream: FileStream) -> Any:
 CUT = {
     "shift": aion.Session("5 seconds", max_duration="12 seconds"),
     "lease": aion.Session(gap_column="gap"),
-    "recent": aion.PerRecord("3 seconds", emit_on="arrival"),
+    "recent": aion.PerRecord("3 seconds", on_arrival="emit"),
 }
 
 

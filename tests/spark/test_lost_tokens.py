@@ -32,7 +32,7 @@ def windows(stream: FileStream, *, only: str | None = None) -> DataFrame:
         events = events.where(F.col("k") == only)
     return aion.windowed(
         events.withWatermark("ts", "1 second"), key="k", time="ts", windows=aion.Tumbling("10 seconds"),
-        aggregates={"n": A.count()}, lateness="1 hour", policy={"trigger": {"kind": "every_batch"}},
+        aggregates={"n": A.count()}, bound="1 hour", policy={"trigger": {"kind": "every_batch"}},
     )  # fmt: skip
 
 

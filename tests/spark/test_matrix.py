@@ -50,7 +50,7 @@ CONTENTS: dict[str, dict[str, Any]] = {
     "partials": {"aggregates": {"n": A.count(), "mean": A.mean("v"), "last": A.last("v")}},
     "holistic": {"aggregates": {"n": A.count(), "values": A.collect_list("v"), "middle": A.median("v")}},
     "sketch": {"aggregates": {"n": A.count(), "distinct": A.approx_count_distinct("v")}},
-    "apply": {"apply": counted, "schema": "n bigint"},
+    "apply": {"apply": aion.Apply(counted, "n bigint")},
 }
 KEY_COLUMNS: dict[str, list[str]] = {"text": ["k"], "six": ["k", "k1", "k2", "k3", "k4", "k5"], "none": []}
 OPTIONS = ["as it is", "final", "early", "completeness", "levels", "files"]

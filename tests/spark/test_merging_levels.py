@@ -20,8 +20,9 @@ from tests.spark.test_windowed import BOUND, batches, locally, naive
 
 MIXED = {"n": A.count(), "total": A.sum("v"), "middle": A.median("v"), "distinct": A.count_distinct("v")}
 KEPT: dict[str, Any] = {
-    "apply": lambda key, window, events: {"s": sum(v or 0.0 for b in events for v in b.column("v").to_pylist())},
-    "schema": "s double",
+    "apply": aion.Apply(
+        lambda key, window, events: {"s": sum(v or 0.0 for b in events for v in b.column("v").to_pylist())}, "s double"
+    ),
 }
 
 
@@ -43,15 +44,13 @@ def test_any_number_of_levels_gives_the_same_panes(
         stream.put(rows)
     results = {}
     for levels in trees:
-        policy = {**BOUND, "blocks": {"target": "512B"}, "distribution": {"children": 4}}
+        tree = {"children": 4, "merge_levels": levels, "fan_in": 2}
         result = aion.windowed(
             split(stream, spark, 5),
             key="k",
             time="ts",
             windows=[aion.Tumbling("10 seconds"), aion.Sliding("25 seconds", "10 seconds")],
-            policy=policy,
-            merge_levels=levels,
-            fan_in=2,
+            policy={**BOUND, "blocks": {"target": "512B"}, "distribution": tree},
             **how,
         )
         results[levels] = plain(Sink(tmp_path / str(levels)).run(result))
@@ -85,10 +84,8 @@ def test_blocks_larger_than_a_row_of_spark_may_be_arrive_whole(spark: SparkSessi
         key="k",
         time="ts",
         windows=aion.Tumbling("10 seconds"),
-        apply=_digests,
-        schema="digests array<string>",
-        policy=BOUND,
-        merge_levels=1,
+        apply=aion.Apply(_digests, "digests array<string>"),
+        policy={**BOUND, "distribution": {"merge_levels": 1}},
     )
     last = last_panes(Sink(tmp_path).run(result), "k")
     got = {(k, int(start.timestamp()) // 10): sorted(row["digests"]) for (k, _, start), row in last.items()}
@@ -108,17 +105,18 @@ def test_explain_tells_what_windowed_would_do_and_starts_nothing(
         "time": "ts",
         "windows": [aion.Tumbling("10 seconds"), aion.Sliding("25 seconds", "10 seconds")],
         "aggregates": MIXED,
-        "policy": {"distribution": {"children": 8}},
     }
     events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
-    told = aion.explain(events, **definition, merge_levels=2, fan_in=2)
+    tree = {"children": 8, "merge_levels": 2}
+    told = aion.explain(events, **definition, policy={"distribution": {**tree, "fan_in": 2}})
     assert "child -> level 1 -> level 2 -> root: 3 shuffles" in told
     assert "4 nodes in 4 tasks, each of up to 2 of 8 source partitions" in told
     assert "2 shards in 2 tasks" in told
     assert "merged as context-free" in told
-    assert aion.explain(events, **definition, merge_levels=2, fan_in=2, record=tmp_path / "trace") == told
+    traced = {"distribution": {**tree, "fan_in": 2}, "trace": {"folder": tmp_path / "trace"}}
+    assert aion.explain(events, **definition, policy=traced) == told
     assert not (tmp_path / "trace").exists()
-    alone = aion.explain(events, **definition, merge_levels=2, keys_disjoint=True)
+    alone = aion.explain(events, **definition, policy={"distribution": {**tree, "keys_disjoint": True}})
     assert "merged as unique" in alone
     assert "child -> root: 1 shuffle" in alone
     assert not spark.streams.active
@@ -127,12 +125,13 @@ def test_explain_tells_what_windowed_would_do_and_starts_nothing(
 def test_what_makes_no_tree_is_refused(stream: FileStream) -> None:
     events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
     definition: dict[str, Any] = {"time": "ts", "windows": aion.Tumbling("10 seconds"), "aggregates": MIXED}
-    with pytest.raises(ConfigError, match="merge_levels: -1 is not possible; write an integer from 0 to 64"):
-        aion.windowed(events, **definition, merge_levels=-1)
-    with pytest.raises(ConfigError, match="fan_in: 1 is not possible; write an integer from 2 to 1,000,000"):
-        aion.explain(events, **definition, fan_in=1)
-    with pytest.raises(ConfigError, match="keys_disjoint: it requires a key"):
-        aion.windowed(events, **definition, keys_disjoint=True)
+    for wrong, said in (
+        ({"merge_levels": -1}, "merge_levels: -1 is not possible; write an integer from 0 to 64"),
+        ({"fan_in": 1}, "fan_in: 1 is not possible; write an integer from 2 to 1,000,000"),
+        ({"keys_disjoint": 2}, "keys_disjoint: 2 is not possible; write true or false"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            aion.windowed(events, **definition, policy={"distribution": wrong})
 
 
 @pytest.mark.proof
@@ -143,14 +142,14 @@ def test_disjoint_keys_skip_the_levels_and_have_the_same_panes(stream: FileStrea
         "time": "ts",
         "windows": {"slide": aion.Sliding("20 seconds", "10 seconds"), "visit": aion.Session("2 seconds")},
         "aggregates": MIXED,
-        "policy": {**BOUND, "state": {"shards": 1}},
     }
     tables = [stream.put(rows) for rows in batches(11, count=2)]
     events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds").repartition(3, "k")
-    levels: dict[str, Any] = {"keys_disjoint": True, "merge_levels": 2}
+    policy = {**BOUND, "state": {"shards": 1}}
+    levels: dict[str, Any] = {"policy": {**policy, "distribution": {"keys_disjoint": True, "merge_levels": 2}}}
     assert "child -> root: 1 shuffle" in aion.explain(events, **definition, **levels)
     got = sink.run(aion.windowed(events, **definition, **levels))
-    assert plain(got) == plain(naive(locally(tables, **definition)))
+    assert plain(got) == plain(naive(locally(tables, **definition, policy=policy)))
     assert {"on_time", "late", "retracted"} <= {row["kind"] for row in got}
 
 
@@ -161,12 +160,13 @@ def test_levels_may_change_between_two_starts(stream: FileStream, sink: Sink) ->
         "time": "ts",
         "windows": aion.Tumbling("10 seconds"),
         "aggregates": MIXED,
-        "policy": {**BOUND, "state": {"shards": 1}},
     }
+    policy = {**BOUND, "state": {"shards": 1}}
     tables, got = [], []
     for levels, rows in enumerate(batches(9, count=2)):
         tables.append(stream.put(rows))
         events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
-        got = sink.run(aion.windowed(events, **definition, merge_levels=levels))
-    assert plain(got) == plain(naive(locally(tables, **definition)))
+        tree = {"distribution": {"merge_levels": levels}}
+        got = sink.run(aion.windowed(events, **definition, policy={**policy, **tree}))
+    assert plain(got) == plain(naive(locally(tables, **definition, policy=policy)))
     assert {row["kind"] for row in got} >= {"on_time", "late"}

@@ -21,7 +21,7 @@ def sessions(stream: FileStream, **more: Any) -> DataFrame:
         time="ts",
         windows=aion.Session("10 seconds"),
         aggregates={"n": A.count()},
-        lateness="1 hour",
+        bound="1 hour",
         trigger="every_batch",
         **more,
     )

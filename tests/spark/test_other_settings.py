@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,63 @@ def test_names_mean_what_they_mean_for_spark(stream: FileStream, sink: Sink, key
     rows: DataFrame = stream.read(EVENTS_DDL).withColumn("s", F.struct(F.col("k").alias("x")))
     panes = aion.windowed(rows.withWatermark("ts", "1 second"), key=key, **{**COUNT, "time": "TS"})
     assert sorted((row[name], row["n"]) for row in sink.run(panes)) == [("a", 1), ("b", 1)]
+
+
+COLUMNS: dict[str, Callable[[DataFrame], Any]] = {
+    "a column": lambda df: df.k,
+    "by its name": lambda df: F.col("k"),
+    "a field": lambda df: F.col("s.x"),
+    "of the frame": lambda df: df.s.x,
+    "an alias": lambda df: df["k"].alias("who"),
+    "an expression": lambda df: F.lower(F.upper("k")),
+    "several": lambda df: [df.k, F.length("k").alias("long")],
+    "an alias of another column": lambda df: F.col("k").alias("v"),
+}
+
+
+@pytest.mark.parametrize("which", COLUMNS)
+def test_a_key_may_be_a_column(stream: FileStream, sink: Sink, which: str) -> None:
+    stream.put([("a", 1, 1.0), ("b", 2, 1.0), ("a", 25, 1.0)])
+    rows: DataFrame = stream.read(EVENTS_DDL).withColumn("s", F.struct(F.col("k").alias("x")))
+    key = COLUMNS[which](rows)
+    panes = aion.windowed(rows.withWatermark("ts", "1 second"), key=key, **COUNT)
+    names = rows.select(key).columns
+    assert panes.columns[: len(names)] == names
+    assert sorted((row[names[0]], row["n"]) for row in sink.run(panes)) == [("a", 1), ("b", 1)]
+
+
+def test_the_time_is_the_column_with_the_watermark_or_any_other(stream: FileStream, sink: Sink) -> None:
+    stream.put([("a", 1, 1.0), ("b", 2, 1.0), ("a", 25, 1.0)])
+    rows = stream.read(EVENTS_DDL).withColumn("s", F.struct(F.col("ts").alias("at")))
+    marked = rows.withWatermark("ts", "1 second")
+    usual = {name: value for name, value in COUNT.items() if name != "time"}
+    at = F.timestamp_seconds(F.unix_seconds("ts"))
+    said = {
+        "usual": {},
+        "column": {"time": rows.ts},
+        "text": {"time": "s.at"},
+        "field": {"time": F.col("s.at")},
+        "alias": {"time": at.alias("at")},
+        "expression": {"time": at},
+    }
+    panes = [aion.windowed(marked, key="k", name=name, **usual, **time) for name, time in said.items()]
+    ahead = aion.watermark(rows, "ts", "1 second", max_ahead="1000 days")
+    panes.append(aion.windowed(ahead, key="k", name="ahead", **usual))
+    got = sink.run(reduce(DataFrame.union, panes))
+    assert Counter((row["k"], row["n"]) for row in got) == {("a", 1): len(panes), ("b", 1): len(panes)}
+
+
+def test_a_time_that_is_not_clear(spark: SparkSession, stream: FileStream) -> None:
+    usual = {name: value for name, value in COUNT.items() if name != "time"}
+    rows = stream.read(EVENTS_DDL).withColumn("at", F.col("ts"))
+    both = rows.withWatermark("ts", "1 second").withColumn("again", F.col("ts"))
+    with pytest.raises(SchemaError, match="several columns have a watermark: again, ts; name the one"):
+        aion.windowed(both, key="k", **usual)
+    files = aion.read_files(spark, str(stream.folder), schema=EVENTS_DDL, watermark=("ts", "1 second"))
+    assert aion.windowed(files, key="k", **usual).columns[0] == "k"
+    panes = aion.panes(aion.windowed(files, key="k", **usual))
+    with pytest.raises(SchemaError, match="give the window_start or window_end of the windows before"):
+        aion.windowed(panes, windows=aion.Tumbling("1 minute"), aggregates={"n": A.count()}, name="outer")
 
 
 def test_names_mean_the_same_for_files(spark: SparkSession, stream: FileStream, sink: Sink) -> None:

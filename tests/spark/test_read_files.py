@@ -116,16 +116,16 @@ def test_a_bad_file_is_skipped_again_when_its_batch_runs_again(
         return files.to_df("all").union(files.to_df("others").where("k = 'b'")).coalesce(1)
 
     with pytest.raises(Exception, match=r"BadFile: file:.*00000\d\.parquet cannot be read as parquet"):
-        Batches(events("fail"), tmp_path / "failing")
+        Batches(events("error"), tmp_path / "failing")
     kept = sum(table.num_rows for table in good)
-    skipping = Batches(events("skip"), tmp_path / "skipping")
+    skipping = Batches(events("drop"), tmp_path / "skipping")
     counts = {"events": kept, "skipped_files": len(bad)}
     assert skipping.counts == [{"all": counts, "others": counts}]
     for path, content in contents.items():
         path.write_bytes(content)
     (tmp_path / "skipping" / "commits" / "0").unlink()
     (tmp_path / "skipping" / "commits" / ".0.crc").unlink()
-    again = Batches(events("skip", "./input/"), tmp_path / "skipping")
+    again = Batches(events("drop", "./input/"), tmp_path / "skipping")
     assert again.rows[0] == skipping.rows[0] and again.counts[0] == skipping.counts[0]
     assert len(skipping.rows[0]) > kept
 
@@ -224,7 +224,7 @@ GOOD: dict[str, Any] = {"schema": EVENTS_DDL, "watermark": ("ts", "1 minute")}
         ),
         ({"transform": lambda batch: 1}, errors.TransformError, "transform: TypeError: it returned int"),
         ({"transform": lambda batch: 1 / 0}, errors.TransformError, "transform: ZeroDivisionError"),
-        ({"on_bad_file": "ignore"}, errors.ConfigError, "'ignore' is neither 'fail' nor 'skip'"),
+        ({"on_bad_file": "ignore"}, errors.ConfigError, "'ignore' is neither 'error' nor 'drop'"),
         ({"options": {"header": True}}, errors.ConfigError, "options: 'header' is not one of pathGlobFilter"),
         ({"options": {"modifiedBefore": "x"}}, errors.ConfigError, "options: 'modifiedBefore' is not one of"),
         ({"options": {"maxFileAge": "1d"}}, errors.ConfigError, "; use the argument max_file_age="),
@@ -360,10 +360,13 @@ def test_a_query_goes_on_from_its_checkpoint(spark: SparkSession, stream: FileSt
         assert path.stat().st_size > 8 << 20
 
     ddl = f"{EVENTS_DDL}, pad binary, arrived timestamp"
-    windows = {
-        "key": "k", "time": "ts", "windows": aion.Tumbling("20 seconds"), "policy": BOUND, "merge_levels": 1,
-        "apply": lambda key, window, events: {"n": sum(b.num_rows for b in events)}, "schema": "n bigint",
-    }  # fmt: skip
+    windows: dict[str, Any] = {
+        "key": "k",
+        "time": "ts",
+        "windows": aion.Tumbling("20 seconds"),
+        "policy": {**BOUND, "distribution": {"merge_levels": 1}},
+        "apply": aion.Apply(lambda key, window, events: {"n": sum(b.num_rows for b in events)}, "n bigint"),
+    }
 
     def files() -> DataFrame:
         events = aion.read_files(

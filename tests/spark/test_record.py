@@ -31,10 +31,8 @@ def test_a_replay_executes_what_the_query_executed(stream: FileStream, sink: Sin
         events,
         time="ts",
         windows=aion.Tumbling("20 seconds"),
-        apply=how_many,
-        schema="n bigint",
-        policy=policy,
-        record=tmp_path / "trace",
+        apply=aion.Apply(how_many, "n bigint"),
+        policy={**policy, "trace": {"folder": tmp_path / "trace"}},
     )
     got = Counter(row["kind"] for row in sink.run(panes) if row["kind"] != "dropped")
     trace = read_trace(tmp_path / "trace")

@@ -32,7 +32,7 @@ DEFINITION: dict[str, Any] = {
     "time": "ts",
     "windows": {"minutes": aion.Tumbling("1 minute"), "visits": aion.Session("20 seconds"), "threes": aion.Count(3)},
     "aggregates": {"n": A.count(), "total": A.sum("v")},
-    "lateness": "1 hour",
+    "bound": "1 hour",
     "trigger": "every_batch",
 }
 

@@ -16,7 +16,7 @@ from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, take_all
 def windows(stream: FileStream, **definition: Any) -> Any:
     return aion.windowed(
         stream.read(EVENTS_DDL).withWatermark("ts", "1 second"),
-        key="k", time="ts", windows=aion.Tumbling("10 seconds"), aggregates={"n": A.count()}, lateness="1 hour",
+        key="k", time="ts", windows=aion.Tumbling("10 seconds"), aggregates={"n": A.count()}, bound="1 hour",
         **definition,
     )  # fmt: skip
 

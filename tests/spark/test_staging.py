@@ -58,9 +58,7 @@ def averages(
         events,
         time="ts",
         windows={"mean": aion.Tumbling(shape.window)},
-        apply=mean,
-        schema=SCHEMA,
-        blocking=blocking,
+        apply=aion.Apply(mean, SCHEMA, blocking=blocking),
         name="average",
         policy={"lateness": {"initial_bound": shape.bound, "coverage": None}, "state": {"shards": 1}, **policy},
     )
@@ -135,8 +133,7 @@ class Open:
             events,
             time="ts",
             windows=aion.Tumbling("10 minutes"),
-            apply=total,
-            schema="total double",
+            apply=aion.Apply(total, "total double"),
             policy={
                 "state": {"shards": 1},
                 "blocks": {"target": "64KiB"},
@@ -233,8 +230,7 @@ def test_with_a_punctuated_watermark_the_first_late_event_announces_the_executio
         key="k",
         time="ts",
         windows=aion.Tumbling("10 seconds"),
-        apply=ids,
-        schema="n bigint",
+        apply=aion.Apply(ids, "n bigint"),
         policy={
             "state": {"shards": 1},
             "blocks": {"target": "512B"},

@@ -16,7 +16,7 @@ from tests.counters import Counter, FrameCounter
 from tests.object_store import ObjectStore
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes
 
-DEFINITION: dict[str, Any] = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "lateness": "1 hour"}
+DEFINITION: dict[str, Any] = {"key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "bound": "1 hour"}
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_partitions_may_change_between_two_starts(
     for number, (n, levels) in enumerate([(2, 0), (5, 0), (1, 1)]):
         partitions(n)
         stream.put(keys(20, 10) + keys(1, 100 + number))
-        rows = sink.run(counts(stream, merge_levels=levels))
+        rows = sink.run(counts(stream, policy={"distribution": {"merge_levels": levels}}))
     assert {row["n"] for row in last_panes(rows, "k").values() if row["window_start"].timestamp() == 0} == {3}
 
 

@@ -245,8 +245,8 @@ def test_windows_of_lines_with_a_filter_and_a_transform(spark: SparkSession, tmp
     ("change", "message"),
     [
         (
-            {"on_bad_file": "skip"},
-            "on_bad_file: Spark reads json line by line, and skips no file as a whole; leave it out",
+            {"on_bad_file": "drop"},
+            "on_bad_file: Spark reads json line by line, and drops no file as a whole; leave it out",
         ),
         ({"tasks": 4}, "tasks: Spark itself decides how many tasks read json; leave it out"),
         ({"options": {"singleVariantColumn": "v"}}, "options: 'singleVariantColumn' is not one of pathGlobFilter"),

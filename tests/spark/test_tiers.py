@@ -113,9 +113,9 @@ def test_a_window_far_larger_than_the_budget_comes_to_a_function_bit_by_bit(
             events,
             time="ts",
             windows=aion.Tumbling("1000 seconds"),
-            apply=checksum,
-            schema="rows bigint, crc bigint, batches bigint, alive bigint, grown bigint",
-            blocking=False,
+            apply=aion.Apply(
+                checksum, "rows bigint, crc bigint, batches bigint, alive bigint, grown bigint", blocking=False
+            ),
             policy={
                 "memory": {"budget": budget, "bucket_limit": 2 * MIB},
                 "blocks": {"target": BLOCK_BYTES},
@@ -173,8 +173,7 @@ def test_what_is_prestaged_is_hit_and_without_prestaging_all_is_missed(
                 key="k",
                 time="ts",
                 windows=aion.Tumbling("10 seconds"),
-                apply=ids,
-                schema="ids array<double>",
+                apply=aion.Apply(ids, "ids array<double>"),
                 policy={
                     "state": {"shards": 1},
                     "prestage": {"mode": mode},

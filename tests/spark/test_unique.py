@@ -30,7 +30,7 @@ def total(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, 
 
 CONTENTS: dict[str, dict[str, Any]] = {
     "aggregates": {"aggregates": {"n": A.count(), "total": A.sum("v")}},
-    "apply": {"apply": total, "schema": "n long, total double"},
+    "apply": {"apply": aion.Apply(total, "n long, total double")},
 }
 
 

@@ -99,15 +99,15 @@ def events(stream: FileStream) -> DataFrame:
 @pytest.mark.parametrize("name", LOSSY)
 def test_what_drops_late_rows_is_refused(stream: FileStream, name: str) -> None:
     what, _, _ = name.partition(", ")
-    said = rf"windowed: {what} comes first .* give lossy_upstream=True"
+    said = rf"windowed: {what} comes first .* give on_lossy_upstream='accept'"
     for between in (lambda df: df, lambda df: df.where("k <> 'x'").withColumn("w", F.lit(1))):
         df = between(LOSSY[name](events(stream)))
         with pytest.raises(WatermarkError, match=said):
             aion.windowed(df, **WINDOWS)
         with pytest.raises(WatermarkError, match=said.replace("windowed", "explain")):
             aion.explain(df, **WINDOWS)
-    aion.windowed(LOSSY[name](events(stream)), **WINDOWS, lossy_upstream=True)
-    text = " ".join(aion.explain(LOSSY[name](events(stream)), **WINDOWS, lossy_upstream=True).split())
+    aion.windowed(LOSSY[name](events(stream)), **WINDOWS, on_lossy_upstream="accept")
+    text = " ".join(aion.explain(LOSSY[name](events(stream)), **WINDOWS, on_lossy_upstream="accept").split())
     assert f"{what} drops rows that are later than the watermark, before they get here" in text
 
 
@@ -137,7 +137,7 @@ def test_stateful_processors_refuse_it_too(stream: FileStream) -> None:
         grouped.transformWithStateInPandas(Through(), DDL, "Append", "None")
     # With event time, the processor drops late rows itself, as on stock Spark.
     grouped.transformWithStateInPandas(Through(), DDL, "Append", "EventTime")
-    aion.group_by(df, "k", lossy_upstream=True).transformWithStateInPandas(Through(), DDL, "Append", "None")
+    aion.group_by(df, "k", on_lossy_upstream="accept").transformWithStateInPandas(Through(), DDL, "Append", "None")
 
 
 def test_a_second_watermark_behind_windows_is_an_error(stream: FileStream, sink: Sink) -> None:

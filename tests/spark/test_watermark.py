@@ -37,7 +37,7 @@ def rows_of(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str
 
 CONTENTS: dict[str, dict[str, Any]] = {
     "aggregates": {"aggregates": {"n": A.count()}},
-    "apply": {"apply": rows_of, "schema": "n long"},
+    "apply": {"apply": aion.Apply(rows_of, "n long")},
     "unique": {"aggregates": {"n": A.count()}, "unique": "v"},
 }
 WINDOWS = {"tumbling": aion.Tumbling("1 minute"), "mixed": [aion.Tumbling("1 minute"), aion.PerRecord("30 seconds")]}
@@ -87,9 +87,12 @@ def test_a_column_that_only_has_the_watermark_is_not_among_the_events(stream: Fi
     definition: dict[str, Any] = {"key": "k", "time": "at", "windows": aion.Tumbling("1 minute"), "policy": POLICY}
     usual, asked = (
         aion.windowed(
-            df.withWatermark("ts", "0 seconds"), **definition, **asked, apply=names_of, schema="names string", name=name
+            df.withWatermark("ts", "0 seconds"),
+            **definition,
+            apply=aion.Apply(names_of, "names string", columns=columns),
+            name=name,
         )
-        for name, asked in {"usual": {}, "asked": {"columns": ["v", "ts"]}}.items()
+        for name, columns in {"usual": None, "asked": ["v", "ts"]}.items()
     )
     rows = sink.run(usual.union(asked))
     assert sorted(row["names"] for row in rows if row["kind"] == "on_time") == ["k,ts,v,at", "k,v,at"]
@@ -115,8 +118,6 @@ def test_wrong_arguments(stream: FileStream, spark: SparkSession) -> None:
         (ConfigError, "complete_until: 'soon' is neither a time nor a column", df, {"complete_until": "soon"}),
         (ConfigError, "complete_until: 5 is neither a time nor a column", df, {"complete_until": 5}),
         (SchemaError, "complete_until: column 'k' is of type string", df, {"complete_until": "k"}),
-        (ConfigError, "every: Spark moves a watermark only between two batches", df, {"every": 1000}),
-        (ConfigError, "partition: Spark has one watermark for all events", df, {"partition": "k"}),
         (WatermarkError, "a streaming DataFrame is needed", None, {}),
         (WatermarkError, "read_files returns has a watermark of its own", files, {"max_ahead": "1 s"}),
         (WatermarkError, "has a watermark already", files.to_df(), {"max_ahead": "1 s"}),

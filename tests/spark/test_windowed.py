@@ -74,8 +74,10 @@ def naive(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             "key": ["k", "v"],
             "windows": aion.Tumbling("20 seconds", offset="5 seconds"),
-            "apply": lambda key, window, events: {"n": sum(b.num_rows for b in events), "from": window.start},
-            "schema": "n bigint, from bigint",
+            "apply": aion.Apply(
+                lambda key, window, events: {"n": sum(b.num_rows for b in events), "from": window.start},
+                "n bigint, from bigint",
+            ),
         },
     ],
     ids=["one key", "no key, two windows", "several keys, apply"],
@@ -161,7 +163,7 @@ def test_backends_give_the_same_panes(stream: FileStream, spark: SparkSession, t
     how: dict[str, Any] = (
         {"aggregates": ALL}
         if keeps == "partials"
-        else {"apply": lambda k, w, e: {"s": sum(b.num_rows for b in e)}, "schema": "s int"}
+        else {"apply": aion.Apply(lambda k, w, e: {"s": sum(b.num_rows for b in e)}, "s int")}
     )
     results = {}
     for backend in ("tiered", "memory", "rocksdb"):
@@ -253,7 +255,11 @@ def test_a_function_that_raises_names_key_and_window_and_commits_nothing(stream:
         events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
         return sink.run(
             aion.windowed(
-                events, key="k", time="ts", windows=aion.Tumbling("10 seconds"), apply=function, schema="n int"
+                events,
+                key="k",
+                time="ts",
+                windows=aion.Tumbling("10 seconds"),
+                apply=aion.Apply(function, "n int"),
             )
         )
 
@@ -345,10 +351,12 @@ def test_values_of_every_type_reach_the_function_and_come_back(spark: SparkSessi
             events,
             time="ts",
             windows=aion.Tumbling("10 seconds"),
-            apply=lambda key, window, events: [
-                {f"r_{name}": value for name, value in r.items()} for b in events for r in b.to_pylist()
-            ],
-            schema=", ".join(f"r_{part}" for part in ddl.split(", ")),
+            apply=aion.Apply(
+                lambda key, window, events: [
+                    {f"r_{name}": value for name, value in r.items()} for b in events for r in b.to_pylist()
+                ],
+                ", ".join(f"r_{part}" for part in ddl.split(", ")),
+            ),
         )
     )
     values, nulls = sorted(got, key=lambda r: r["r_ts"])

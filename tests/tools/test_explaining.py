@@ -159,7 +159,7 @@ def test_what_decides_where_sessions_end_and_when_windows_come_out() -> None:
     windows = {
         "visit": Session("30 minutes", max_duration="8 hours"),
         "lease": Session(gap_column="timeout"),
-        "recent": PerRecord("5 minutes", emit_on="arrival"),
+        "recent": PerRecord("5 minutes", on_arrival="emit"),
         "plain": PerRecord("5 minutes"),
     }
     schema = SCHEMA.append(pa.field("timeout", pa.duration("us")))

@@ -34,7 +34,7 @@ SCHEMA = pa.schema([("user", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("
 WINDOWS = {
     "visit": aion.Session("5 seconds"),
     "minute": aion.Tumbling("1 minute"),
-    "pairs": aion.Count(2, lateness="3 hours"),
+    "pairs": aion.Count(2, bound="3 hours"),
     "recent": aion.PerRecord("3 seconds"),
     "trips": aion.Punctuated("mark"),
 }

@@ -146,9 +146,9 @@ def test_a_machine_that_cannot_be(tmp_path: Path, wrong: dict[str, Any], words: 
 def recorded(folder: Path, windows: aion.Tumbling | aion.Calendar, without_time: float) -> Trace:
     """A trace of events that come up to two minutes late. A share of them, ``without_time``, has no event time."""
     rng = random.Random(3)
-    policy = {"lateness": {"coverage": None, "initial_bound": "1 hour"}}
+    policy = {"lateness": {"coverage": None, "initial_bound": "1 hour"}, "trace": {"folder": folder}}
     with aion.LocalOperator(
-        windows=windows, time="ts", key="k", aggregates={"n": A.count()}, record=str(folder), policy=policy
+        windows=windows, time="ts", key="k", aggregates={"n": A.count()}, policy=policy
     ) as operator:
         for begin in range(1_700_000_000_000_000, 1_700_000_000_000_000 + 8 * MINUTE_US, MINUTE_US):
             times = [begin - rng.randrange(2 * MINUTE_US) if rng.random() >= without_time else None for _ in range(100)]

@@ -48,7 +48,7 @@ def how_many(key: Any, window: Any, events: Any) -> dict[str, int]:
     return {"n": sum(batch.num_rows for batch in events)}
 
 
-KEPT: dict[str, Any] = {"apply": how_many, "schema": "n long"}
+KEPT: dict[str, Any] = {"apply": aion.Apply(how_many, "n long")}
 KINDS: dict[str, dict[str, Any]] = {
     "kept": KEPT,
     "kept by key": {**KEPT, "key": "k"},
@@ -59,7 +59,7 @@ WINDOWS: dict[str, Any] = {
     "sliding": aion.Sliding("20 seconds", "5 seconds"),
     "early": aion.Tumbling("10 seconds", early="3 seconds"),
     "timed apart": [
-        aion.Tumbling("10 seconds", lateness="15 seconds"),
+        aion.Tumbling("10 seconds", bound="15 seconds"),
         aion.Sliding("20 seconds", "5 seconds", trigger={"kind": "interval", "interval": timedelta(seconds=12)}),
         aion.Calendar("1 day", "Asia/Tokyo", early="9 seconds"),
     ],
@@ -88,7 +88,8 @@ def recorded(
 ) -> dict[str, Any]:
     """Runs the real thing; its counters."""
     definition = {"windows": windows, "time": "ts", "emit": emit, **KINDS[kind]}
-    with aion.LocalOperator(policy=policy, record=folder, **definition) as operator:
+    traced = load_policy(policy, {"trace.folder": folder})
+    with aion.LocalOperator(policy=traced, **definition) as operator:
         for watermark, events in stream:
             operator.process(events)
             operator.advance(watermark)
@@ -228,7 +229,9 @@ def test_a_line_is_found_whatever_a_few_slow_ones_say(
 
 def test_blocks_are_handed_over_as_they_were(tmp_path: Path) -> None:
     """As many at once as came, after as long as it took to make them; and a batch begins when its first call does."""
-    with aion.LocalOperator(windows=WINDOWS["tumbling"], time="ts", policy=POLICY, record=tmp_path, **KEPT) as operator:
+    with aion.LocalOperator(
+        windows=WINDOWS["tumbling"], time="ts", policy={**POLICY, "trace": {"folder": tmp_path}}, **KEPT
+    ) as operator:
         for watermark, events in batches(3, 6, 1500):
             time.sleep(0.02)
             operator.process(events)
@@ -295,7 +298,11 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         read_trace(tmp_path / "x.parquet")
     with pytest.raises(ConfigError, match="events of each key"):
         aion.LocalOperator(
-            windows=aion.Session("5 seconds"), time="ts", key="k", aggregates={"n": A.count()}, record=tmp_path
+            windows=aion.Session("5 seconds"),
+            time="ts",
+            key="k",
+            aggregates={"n": A.count()},
+            policy={"trace": {"folder": tmp_path}},
         )
 
 

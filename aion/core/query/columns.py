@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -10,6 +12,11 @@ from aion.base.identity import can_identify
 from aion.base.schema import instead_of_nested
 from aion.core.windows import Calendar, Definition
 from aion.errors import SchemaError
+
+Column: TypeAlias = Any
+"""A name, or a Column of Spark, which is not imported here."""
+Columns: TypeAlias = Any
+"""One of these, or several."""
 
 # Columns that every result has besides the user's own.
 WINDOW_COLUMNS = ("window", "window_start", "window_end")
@@ -57,8 +64,44 @@ def result_schema(
     )
 
 
-def key_names(key: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the names of the key columns. Raises SchemaError if ``key`` is no name or list of different names."""
+class ColumnName(str):
+    """The text that Spark shows for a Column. It is the name of a plain column; only Spark knows that of an expression.
+
+    ``column``: the Column itself.
+    """
+
+    __slots__ = ("column",)
+    column: Any
+
+    def __new__(cls, column: Any) -> ColumnName:
+        shown = str(column).removeprefix("Column<'").removesuffix("'>")
+        if re.fullmatch("`(?:[^`]|``)+`", shown):  # Spark Connect, or a name as in SQL
+            shown = shown[1:-1].replace("``", "`")
+        made = super().__new__(cls, shown)
+        made.column = column
+        return made
+
+
+def column_name(given: Column, what: str, example: str) -> str:
+    """Returns the name of a column that is given by its name or as a Column of Spark. ``what``: the argument.
+
+    Raises SchemaError.
+    """
+    if isinstance(given, str):
+        return given
+    if type(given).__name__ == "Column" and type(given).__module__.startswith("pyspark.sql."):
+        return ColumnName(given)
+    raise SchemaError(f"{what}: {given!r} is neither the name of a column nor a Column; give e.g. {what}={example}")
+
+
+def key_names(key: Columns | None) -> tuple[str, ...]:
+    """Returns the names of the key columns. Raises SchemaError if ``key`` is neither a name or a Column nor a list of
+    different ones.
+    """
+    if not isinstance(key, str | None) and type(key).__name__ == "Column":
+        key = column_name(key, "key", "'user'")
+    elif isinstance(key, list | tuple):
+        key = [column_name(name, "key", "'user'") if type(name).__name__ == "Column" else name for name in key]
     return column_names(() if key is None else key, "key", "'user'")
 
 

@@ -5,11 +5,11 @@ All times here are int64 microseconds. All timestamp columns are ``timestamp[us]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ from aion.core.query.columns import (
     result_schema,
 )
 from aion.core.query.deciding import deciding, says
+from aion.core.query.functions import ApplyFunction
 from aion.core.query.history import History
 from aion.core.query.words import words
 from aion.core.slicing.edges import EdgeSet
@@ -67,14 +68,6 @@ SENT = "sent"
 _SENT = timedelta(hours=1)  # how long the slices are of the events that children send
 
 
-class Window(NamedTuple):
-    """The interval that an ``apply`` function is called for: µs since the epoch, end exclusive."""
-
-    start: int
-    end: int
-    name: str
-
-
 class Updates(NamedTuple):
     """How events replace earlier ones (:mod:`aion.core.query.updates`).
 
@@ -84,12 +77,6 @@ class Updates(NamedTuple):
 
     identity: tuple[str, ...]
     layout: Layout | None
-
-
-Key = tuple[Any, ...]
-# A mapping, an iterable of mappings, or a RecordBatch or Table.
-ApplyResult: TypeAlias = Any
-ApplyFunction = Callable[[Key, Window, Iterator[pa.RecordBatch]], ApplyResult]
 
 
 @dataclass(frozen=True)
@@ -430,15 +417,10 @@ def output_fields(
     The columns of aggregates have type null, because their types depend on the input's columns.
     """
     if (aggregates is None) == (apply is None):
-        raise ConfigError("give either aggregates={...} or apply=function with schema='...', and not both")
+        raise ConfigError("give either aggregates={...} or apply=aion.Apply(function, schema), and not both")
     if aggregates is None:
-        if not callable(apply):
-            raise ConfigError(f"apply: {apply!r} cannot be called; give a function of (key, window, events)")
-        if outputs is None:
-            raise ConfigError("apply= needs the schema of what it returns, e.g. schema='median double'")
+        assert outputs is not None
         return list(parse_schema(outputs))
-    if outputs is not None:
-        raise ConfigError("schema= belongs to apply=; aggregates know their types")
     if not aggregates:
         raise ConfigError("aggregates: none given; e.g. aggregates={'n': aion.aggregates.count()}")
     if not isinstance(aggregates, Mapping):

@@ -62,7 +62,7 @@ class Panes(Rows):
     rows_first = True
 
     def __init__(self, df: DataFrame, caller: str) -> None:
-        super().__init__(df, caller, lossy_upstream=True)
+        super().__init__(df, caller, is_lossy=True)
         self._caller = caller
         self._parts = Parts.of((field.name, field.metadata) for field in df.schema)
         between = upstream.before_windows(df)
@@ -124,6 +124,14 @@ class Panes(Rows):
             return [f"the final panes of {name!r} are the events."]
         return [f"the panes of {name!r} are the events. All are kept, and the newest of each key and window counts."]
 
+    def timed(self, spec: Spec) -> Spec:
+        if spec.time is None:
+            raise SchemaError(
+                "time: panes of windows have no watermark; give the window_start or window_end of the windows before, "
+                "e.g. time='window_end'"
+            )
+        return spec
+
     def plan(self, spec: Spec) -> Plan:
         plan = replace(super().plan(spec), of_panes=True)
         if spec.name == self.windows.name:
@@ -155,12 +163,12 @@ class Panes(Rows):
     def policy(self, spec: Spec, policy: Policy) -> Policy:
         """Returns the policy with a fixed bound that is as long as these panes may still come."""
         needed_us = self.windows.kept_us
-        if {column: part for part, column in self._known.columns.items()}[spec.time] == START:
+        if {column: part for part, column in self._known.columns.items()}[spec.time_column] == START:
             needed_us += self.windows.longest_us or 0
         needed = format_duration(needed_us)
-        asked = [("lateness", policy.lateness.initial_bound_us)] if spec.lateness is not None else []
+        asked = [("bound", policy.lateness.initial_bound_us)] if spec.bound is not None else []
         asked += [
-            (f"windows: {name!r}: lateness", window.timing.bound_us)
+            (f"windows: {name!r}: bound", window.timing.bound_us)
             for name, window in spec.definitions.items()
             if window.timing.bound_us is not None
         ]
@@ -201,4 +209,4 @@ def source_of(caller: str, df: Any, spec: Spec) -> Source:
         return df
     if is_chained(df):
         return Panes(df, caller)
-    return Rows(df, caller, lossy_upstream=spec.lossy_upstream)
+    return Rows(df, caller, is_lossy=spec.on_lossy_upstream == "accept")

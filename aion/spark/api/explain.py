@@ -99,7 +99,7 @@ def _rules(window: Definition) -> Iterator[str]:
                 yield f"An event is dropped if its {column} is null, zero or negative."
             if most_us is not None:
                 yield f"No session is longer than {format_duration(most_us)}."
-        case PerRecord(emit_on="arrival"):
+        case PerRecord(on_arrival="emit"):
             yield "Its panes come in the batch in which an event of theirs arrives."
 
 

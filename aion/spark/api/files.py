@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -79,7 +79,7 @@ def read_files(
     max_files_per_trigger: int | None = None,
     latest_first: bool = False,
     max_file_age: str | None = None,
-    on_bad_file: str = "fail",
+    on_bad_file: str = "error",
     options: Mapping[str, object] | None = None,
     tasks: int | None = None,
 ) -> Files:
@@ -102,8 +102,8 @@ def read_files(
     (``header``, ``timestampFormat``, ``mode``).
 
     The next two are not for CSV and JSON. ``tasks``: how many tasks read a batch. Default: the number of Spark's cores.
-    ``on_bad_file``: what happens if a file is damaged or has columns of other types. ``fail``, the default: the query
-    fails with BadFile, which names the file. ``skip``: the file is left out and counted, also when the batch runs
+    ``on_bad_file``: what happens if a file is damaged or has columns of other types. ``error``, the default: the query
+    fails with BadFile, which names the file. ``drop``: the file is left out and counted, also when the batch runs
     again. Then one task reads all of a file, and reads it twice: it decides before it uses an event.
 
     Raises ConfigError, SchemaError, TransformError.
@@ -119,11 +119,11 @@ def read_files(
     files.check(declared)
     column, delay = watermark_of(watermark)
     check_count("tasks", tasks)
-    if on_bad_file not in ("fail", "skip"):
-        raise ConfigError(f"on_bad_file: {on_bad_file!r} is neither 'fail' nor 'skip'")
-    if files.is_text and on_bad_file == "skip":
+    if on_bad_file not in ("error", "drop"):
+        raise ConfigError(f"on_bad_file: {on_bad_file!r} is neither 'error' nor 'drop'")
+    if files.is_text and on_bad_file == "drop":
         raise ConfigError(
-            f"on_bad_file: Spark reads {files.name} line by line, and skips no file as a whole; leave it out. A line "
+            f"on_bad_file: Spark reads {files.name} line by line, and drops no file as a whole; leave it out. A line "
             "that cannot be read is null; options={'mode': ...} changes that, and ignoreCorruptFiles leaves out damage"
         )
     if files.is_text and tasks is not None:
@@ -153,7 +153,7 @@ def read_files(
         _where=where,
         _where_columns=columns_used(where, declared),
         _transform=transform,
-        _skips=on_bad_file == "skip",
+        _skips=on_bad_file == "drop",
         _options=source,
         _tasks=int(tasks or parallelism(spark)),
     )
@@ -209,6 +209,9 @@ class Files:
         alike = [each for each in self.schema.names if each.lower() == name.lower()]
         is_other = name not in alike and len(alike) == 1 and not is_case_sensitive(self.session)
         return alike[0] if is_other else name
+
+    def timed(self, spec: Spec) -> Spec:
+        return spec if spec.time is not None else replace(spec, time=self._watermark[0])
 
     def policy(self, spec: Spec, policy: Policy) -> Policy:
         return policy

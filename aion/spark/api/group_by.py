@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Never
 
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
@@ -41,7 +41,7 @@ from aion.spark.tasks.shards import hash_column, shard_column, shard_ids
 from aion.spark.tasks.stateful_child import SCHEMA as CHILD
 from aion.spark.tasks.stateful_child import SHARD, Announces, StatefulChild
 from aion.spark.tasks.stateful_config import Columns, StatefulConfig
-from aion.spec import check_name
+from aion.spec import check_keywords, check_lossy, check_name
 
 log = logging.getLogger(__name__)
 METHODS: Mapping[str, Callable[..., DataFrame]] = {
@@ -55,17 +55,20 @@ def group_by(
     df: DataFrame,
     *columns: str | Column,
     policy: PolicySource | None = None,
-    lossy_upstream: bool = False,
+    on_lossy_upstream: Literal["error", "accept"] = "error",
     name: str = "stateful",
+    **gone: Never,
 ) -> Grouped:
     """Groups a DataFrame by columns, for a stateful processor whose state is in Aion's store.
 
     ``df``: a DataFrame, streaming or not. ``columns``: names or expressions, as for ``DataFrame.groupBy``. ``policy``:
-    a preset, a path or a mapping; it overrides the session's. ``lossy_upstream=True``: operators of the query before
-    this one may drop late rows, which is an error otherwise. ``name`` identifies this operator within a query. Keep it
-    the same over restarts. Raises ConfigError.
+    a preset, a path or a mapping; it overrides the session's. ``on_lossy_upstream``: an operator before this one may
+    drop late rows, which is an ``"error"``, or you ``"accept"`` it. ``name`` identifies this operator within a query.
+    Keep it the same over restarts. Raises ConfigError, and TypeError for another keyword.
     """
-    return Grouped(df, columns, policy, name, lossy_upstream=lossy_upstream)
+    check_keywords("group_by", gone, ("policy", "on_lossy_upstream", "name"))
+    check_lossy(on_lossy_upstream)
+    return Grouped(df, columns, policy, name, is_lossy=on_lossy_upstream == "accept")
 
 
 class Grouped:
@@ -82,7 +85,7 @@ class Grouped:
         policy: PolicySource | None,
         name: str,
         *,
-        lossy_upstream: bool,
+        is_lossy: bool,
     ) -> None:
         if not isinstance(df, DataFrame):
             raise TypeError(f"group_by: {df!r} is not a DataFrame; .to_df() of a stream of aion.read_files makes one")
@@ -92,12 +95,12 @@ class Grouped:
         if not columns:
             raise ConfigError("group_by: it needs at least one column; state is kept for each key")
         self._df, self._columns, self._policy, self._name = df, columns, policy, name
-        self._lossy_upstream = lossy_upstream
+        self._is_lossy = is_lossy
 
     @classmethod
     def of_spark(cls, grouped: GroupedData, name: str) -> Grouped:
         """Returns what Spark has grouped. Late rows may be lost before that, as on stock Spark."""
-        return cls(*_frame_and_columns(grouped), None, name, lossy_upstream=True)
+        return cls(*_frame_and_columns(grouped), None, name, is_lossy=True)
 
     def transformWithStateInPandas(
         self,
@@ -161,7 +164,7 @@ class Grouped:
                 f"{method}: idle_after and complete_until of aion.watermark are for aion.windowed, and a processor "
                 "would take their rows for events; use withWatermark"
             )
-        if not self._lossy_upstream and time_mode.lower() != "eventtime":  # with event time, it drops late rows itself
+        if not self._is_lossy and time_mode.lower() != "eventtime":  # with event time, it drops late rows itself
             upstream.check("group_by", self._df)
         spark = self._df.sparkSession
         policy = resolved_policy(spark, self._policy, {})

@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from aion.core.query.columns import key_names
+from aion.core.query.columns import ColumnName, key_names
 from aion.errors import SchemaError
 from aion.spark.session.types import arrow_schema, quoted
 from aion.spec import Spec
@@ -46,8 +46,10 @@ class Names:
         """
         key = tuple(self._key(name, spec) for name in key_names(spec.key))
         spec = replace(spec, key=key) if spec.key is not None and key != key_names(spec.key) else spec
+        if isinstance(spec.time, ColumnName):
+            spec = replace(spec, time=self._time(spec.time))
         names = [name for name in spec.used_columns if name != "*"]
-        every = spec.apply is not None and spec.columns is None
+        every = spec.apply is not None and spec.apply.columns is None
         for name in (*names, *(self._refused if every else ())):
             if name in self._refused:
                 raise self._refused[name]
@@ -91,14 +93,23 @@ class Names:
             self._meant[found.name] = column, found
         return str(found.name)
 
+    def _time(self, name: ColumnName) -> str:
+        """Returns the name of the time. A field of a column has the one that it has as a text, too."""
+        column, found = self._find(name)
+        if str(name) == found.name or ("." in name and self._df.select(column).columns == [name.split(".")[-1]]):
+            return str(name)
+        self._meant[found.name] = column, found
+        return str(found.name)
+
     def _find(self, name: str) -> tuple[Column, StructField]:
         """Raises KeyError if there is no such column, and SchemaError if there are several."""
         if name not in self._meant:
             for field in self._fields:
                 if field.name == name:
                     return self._df[quoted(name)], field
+            column = name.column if isinstance(name, ColumnName) else F.col(name)
             try:
-                self._meant[name] = F.col(name), self._df.select(F.col(name)).schema[0]
+                self._meant[str(name)] = column, self._df.select(column).schema[0]
             except PySparkException as error:
                 if error.getCondition() == "AMBIGUOUS_REFERENCE":
                     raise SchemaError(f"{name!r} may be several columns: {error.getMessage()}") from error

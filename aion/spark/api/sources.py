@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -38,6 +39,12 @@ class Source(Protocol):
     def rows_first(self) -> bool:
         """Returns whether the events of a batch belong before its watermark."""
 
+    def timed(self, spec: Spec) -> Spec:
+        """Returns a specification with the column of event times, which is that of the watermark if none is named.
+
+        Raises SchemaError if it is not clear which.
+        """
+
     def plan(self, spec: Spec) -> Plan:
         """Returns the plan for these events. Raises SchemaError, WindowError, ConfigError."""
 
@@ -71,14 +78,14 @@ class Source(Protocol):
 class Rows:
     """A streaming DataFrame with an event in each row. Raises WatermarkError or SchemaError if it cannot be used.
 
-    ``caller``: who needs it. ``lossy_upstream``: late rows may be lost before they are in it.
+    ``caller``: who needs it. ``is_lossy``: late rows may be lost before they are in it.
     """
 
     rows_first = False
 
-    def __init__(self, df: DataFrame, caller: str, *, lossy_upstream: bool) -> None:
+    def __init__(self, df: DataFrame, caller: str, *, is_lossy: bool) -> None:
         _check_stream(df)
-        if not lossy_upstream:
+        if not is_lossy:
             upstream.check(caller, df)
         self._rules = Rules.of(df.schema)
         if self._rules is not None:
@@ -87,6 +94,17 @@ class Rows:
         self.session = df.sparkSession
         self._names = Names(df, hidden=(HELPER, FLAG))
         self.schema = self._names.schema
+
+    def timed(self, spec: Spec) -> Spec:
+        if spec.time is not None:
+            return spec
+        marked = sorted(self.marked) if self._rules is None else [self._rules.time]
+        if len(marked) != 1:
+            raise SchemaError(
+                f"time: several columns have a watermark: {', '.join(marked)}; name the one with the event times, e.g. "
+                f"time={marked[0]!r}"
+            )
+        return replace(spec, time=marked[0])
 
     def plan(self, spec: Spec) -> Plan:
         spec, self.schema = self._names.resolved(spec)

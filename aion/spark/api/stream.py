@@ -19,10 +19,12 @@ from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.operator.actions import PaneKind
 from aion.core.query.columns import DROPPED_COLUMNS, NOT_OF_DROPPED, OLD
+from aion.core.query.functions import Apply
 from aion.core.query.plan import Plan
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
 from aion.errors import SchemaError
 from aion.execute.assembly import block_settings, check_overlap, hand_over_bytes
+from aion.execute.trace import recordable, trace_folder
 from aion.installation import require_extra
 from aion.spark.api.chained import described, source_of
 from aion.spark.api.explain import explain_plan
@@ -60,10 +62,10 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
 
         panes = aion.windowed(
             events.withWatermark("ts", "20 seconds"),
-            key="segment", time="ts",
+            key="segment",
             windows=aion.Tumbling("1 minute"),
             aggregates={"cars": A.count(), "speed": A.mean("speed")},
-            lateness="2 hours",
+            bound="2 hours",
         )
 
     ``df``: a streaming DataFrame with a watermark (``withWatermark``), on the event time column or on any other column;
@@ -78,6 +80,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     WatermarkError, SchemaError, WindowError, PolicyError, ConfigError, MissingExtra.
     """
     source = source_of("windowed", df, spec)
+    spec = source.timed(spec)
     spark = source.session
     query = _resolve(source, spec)
     plan, resolved, tree = query.plan, query.policy, query.tree
@@ -97,11 +100,11 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
         ids=tree.shards,
         key_types=tuple(str(hashed_as(type_)) for type_ in work.key_types),
         retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
-        watermark_delay_us=source.delay_us(spec.time),
+        watermark_delay_us=source.delay_us(spec.time_column),
         rows_first=source.rows_first,
         on_removed=spec.on_removed,
         task_failures=task_failures(spark),
-        record=None if spec.record is None else str(Path(spec.record).resolve()),
+        trace_folder=None if resolved.trace.folder is None else trace_folder(resolved.trace.folder, spec.name),
     )
     policy = spark.conf.get("spark.aion.policy", "standard") if spec.policy is None else spec.policy
     learns = "" if resolved.lateness.coverage is None else ", until enough is known of their lateness"
@@ -125,6 +128,7 @@ def explain(df: DataFrame | Files, spec: Spec) -> str:
     how keys are hashed.
     """
     source = source_of("explain", df, spec)
+    spec = source.timed(spec)
     query = _resolve(source, spec)
     levels = query.policy.distribution.merge_levels
     reading = source.reading(query.plan)
@@ -152,11 +156,8 @@ class _Query:
 
 
 def _resolve(source: Source, spec: Spec) -> _Query:
-    if isinstance(spec.schema, StructType):
-        spec = replace(spec, schema=arrow_schema(spec.schema))
-    if spec.apply is not None and spec.columns is None and (beside := source.marked - {spec.time}):
-        # Spark needs it up to here, so a user cannot drop it. It would be kept with each event.
-        spec = replace(spec, columns=[name for name in source.schema.names if name not in beside])
+    if spec.apply is not None:
+        spec = replace(spec, apply=_applied(spec.apply, source, spec.time_column))
     plan = source.plan(spec)
     _check_case(source.session, plan)
     resolved = source.policy(spec, resolved_policy(source.session, spec.policy, spec.policy_overrides))
@@ -164,9 +165,23 @@ def _resolve(source: Source, spec: Spec) -> _Query:
     if resolved.metrics.port is not None:
         require_extra("metrics", "metrics.port")
     decisions = merging_strategies(
-        plan.windows, keys_disjoint=spec.keys_disjoint, splittable=plan.sent.layout is not None
+        plan.windows,
+        keys_disjoint=resolved.distribution.keys_disjoint and bool(plan.key),
+        splittable=plan.sent.layout is not None,
     )
+    if resolved.trace.folder is not None:
+        recordable(plan.windows)
     return _Query(plan, resolved, _tree(source.session, resolved, list(decisions.values())), decisions)
+
+
+def _applied(apply: Apply, source: Source, time: str) -> Apply:
+    """Returns the function of a user with Arrow's types, and without the columns that it does not need."""
+    if isinstance(apply.schema, StructType):
+        apply = replace(apply, schema=arrow_schema(apply.schema))
+    if apply.columns is None and (beside := source.marked - {time}):
+        # Spark needs it up to here, so a user cannot drop it. It would be kept with each event.
+        apply = replace(apply, columns=[name for name in source.schema.names if name not in beside])
+    return apply
 
 
 def _check_case(spark: SparkSession, plan: Plan) -> None:

@@ -47,8 +47,6 @@ def watermark(
     max_ahead: str | timedelta | None = None,
     idle_after: str | timedelta | None = None,
     complete_until: str | datetime | None = None,
-    every: object = None,
-    partition: object = None,
 ) -> DataFrame:
     """Sets a watermark as ``df.withWatermark(time, delay)`` does, and says what else moves it, and what does not.
 
@@ -66,10 +64,8 @@ def watermark(
     batch. A row with such a promise and without an event time is no event.
 
     A batch that is run again decides the same. Give the result to :func:`aion.windowed`, which needs the columns that
-    this adds. ``every`` and ``partition`` are refused: Spark cannot do it. Raises SchemaError, WatermarkError,
-    ConfigError.
+    this adds. Raises SchemaError, WatermarkError, ConfigError.
     """
-    _refuse(every, partition)
     _check(df, time)
     rules = Rules.read(df, time, max_ahead, idle_after, complete_until)
     if rules is None:
@@ -186,19 +182,6 @@ def check_behind(df: DataFrame, rules: Rules) -> None:
                 "complete_until move the watermark; do it before aion.watermark. Only columns may be selected or added "
                 "behind it"
             )
-
-
-def _refuse(every: object, partition: object) -> None:
-    if every is not None:
-        raise ConfigError(
-            "every: Spark moves a watermark only between two batches, whatever they contain; leave it out, and limit "
-            "the events of a batch at the source, e.g. by maxOffsetsPerTrigger of Kafka (docs/how-to/watermark.md)"
-        )
-    if partition is not None:
-        raise ConfigError(
-            "partition: Spark has one watermark for all events of a query, and keeps none for each device; leave it "
-            "out, and set lateness= to how long the slowest one may be behind (docs/how-to/watermark.md)"
-        )
 
 
 def _check(df: DataFrame, time: str) -> None:

@@ -59,7 +59,7 @@ def check(caller: str, df: DataFrame) -> None:
         raise WatermarkError(
             f"{caller}: {names} comes first in this query, behind withWatermark, and there Spark drops each row that "
             "is later than the watermark, so late events would never reach Aion. If it needs no watermark, set the "
-            "watermark behind it; or give lossy_upstream=True if these events may be lost "
+            "watermark behind it; or give on_lossy_upstream='accept' if these events may be lost "
             "(docs/how-to/watermark.md#what-may-stand-before-aion)"
         )
 

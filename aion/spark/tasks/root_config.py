@@ -40,5 +40,5 @@ class RootConfig(TaskConfig):
     """Whether the rows of a batch come before its watermark moves."""
     on_removed: str = FINISH
     """What becomes of the windows of a definition that the query does not have any more: they finish, or go."""
-    record: str | None = None
+    trace_folder: str | None = None
     """The folder for a trace of the input. None: no trace."""

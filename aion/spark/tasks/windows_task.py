@@ -81,7 +81,7 @@ class WindowsTenants(Tenants):
         self.definition = plan.definition
         self.store = {"windows": plan.windows.values(), "blocking": plan.blocking}
         together = policy.lateness.per == "query" and self._shards > 1
-        self.asks = {"others": together, "moved": config.record is not None}
+        self.asks = {"others": together, "moved": config.trace_folder is not None}
         self.rows_first = config.rows_first
         record_rules(plan, config.name)
         self._codec = CodecPool(policy.io.codec_threads)
@@ -104,8 +104,8 @@ class WindowsTenants(Tenants):
             delay_us=config.watermark_delay_us,
             ends=self._context is not None and shows_all(self._context, batch.number),
         )
-        if config.record is not None:
-            recorder = Recorder(Path(config.record), Definition.of(plan, commits=True), batch.shard)
+        if config.trace_folder is not None:
+            recorder = Recorder(Path(config.trace_folder), Definition.of(plan, commits=True), batch.shard)
             recorder.begin(batch.number, windows.operator.watermark.at_us)
             windows.record(recorder)
             staged, written = attempt.moved

@@ -28,7 +28,7 @@ DEFINITIONS = [
     aion.Session(us(5)),
     aion.Count(3, 2),
     aion.PerRecord(us(4)),
-    aion.PerRecord(us(4), emit_on="arrival"),
+    aion.PerRecord(us(4), on_arrival="emit"),
     aion.Punctuated("mark"),
     aion.Session(us(5), max_duration=us(12)),
     aion.Session(gap_column="gap"),
@@ -62,7 +62,7 @@ def make(definition: Any, bound_us: int, snapshot: dict[str, Any] | None = None)
         [pa.string()],
         bound=Fixed(bound_us),
         trigger=EveryBatchTrigger(),
-        on_arrival=isinstance(definition, aion.PerRecord) and definition.emit_on == "arrival",
+        on_arrival=isinstance(definition, aion.PerRecord) and definition.on_arrival == "emit",
         bins=SliceGrid([definition]).bins,
         snapshot=snapshot,
     )

@@ -152,7 +152,7 @@ def test_rows_of_a_batch_are_judged_alone_whatever_is_in_memory() -> None:
 def test_windows_that_end_come_once_for_all_pages() -> None:
     """An order has all windows of its kind, so that blocks are read once, and panes have one number."""
     with sizes(rows=4, at_once=8):
-        shard = Shard(aion.PerRecord(us(4), emit_on="arrival"), 100)
+        shard = Shard(aion.PerRecord(us(4), on_arrival="emit"), 100)
         shard.do([(f"k{i}", 0, 0) for i in range(500)])
         shard.windows.write()
         orders = shard.do([(f"k{i}", 2, 0) for i in range(500)])

@@ -23,7 +23,7 @@ DEFINITIONS = [
     aion.Count(3, 2),
     aion.Count(1),
     aion.PerRecord(us(4)),
-    aion.PerRecord(us(4), emit_on="arrival"),
+    aion.PerRecord(us(4), on_arrival="emit"),
     aion.Punctuated("mark"),
     aion.Session(us(5), max_duration=us(12)),
     aion.Session(us(2), max_duration=us(3)),
@@ -63,7 +63,7 @@ def values(key: Any, window: Any, batches: Any) -> dict[str, Any]:
 KINDS = {
     "partials": {"aggregates": {"n": A.count(), "total": A.sum("value")}},
     "lists": {"aggregates": {"values": A.collect_list("value")}},
-    "events": {"apply": values, "schema": "values array<bigint>"},
+    "events": {"apply": aion.Apply(values, "values array<bigint>")},
 }
 
 
@@ -150,7 +150,7 @@ def test_both_kinds_of_sessions_count_the_same_events_as_late(script: list[Step]
 @given(script=steps, bound=st.sampled_from([0, 7, 1000]))
 def test_no_record_waits_for_its_window(script: list[Step], bound: int, trigger: dict[str, Any]) -> None:
     """Each batch brings the windows of its own events, or drops them. Only a late change of a pane waits."""
-    definition = aion.PerRecord(us(4), emit_on="arrival")
+    definition = aion.PerRecord(us(4), on_arrival="emit")
     so_far: list[Event] = []
     emitted: set[tuple[int, int]] = set()
     watermark = -1000

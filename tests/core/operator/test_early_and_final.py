@@ -347,7 +347,7 @@ def test_a_call_says_how_long_windows_are_kept_and_when_they_run_again() -> None
     """It outranks the policy, and a definition outranks it."""
     windows = {
         "call": aion.Tumbling("10 seconds"),
-        "own": aion.Tumbling("10 seconds", lateness="1 minute", trigger="every_batch"),
+        "own": aion.Tumbling("10 seconds", bound="1 minute", trigger="every_batch"),
     }
     settings = {
         "lateness": {"initial_bound": "1 day", "coverage": 0.9},
@@ -355,7 +355,7 @@ def test_a_call_says_how_long_windows_are_kept_and_when_they_run_again() -> None
     }
     spec = aion.Spec(
         windows=windows, time="ts", aggregates={"n": A.count()}, policy=settings,
-        lateness="5 seconds", trigger={"kind": "count", "count": 2},
+        bound="5 seconds", trigger={"kind": "count", "count": 2},
     )  # fmt: skip
     with aion.LocalOperator(spec) as operator:
         operator.process(at(1))
@@ -369,7 +369,7 @@ def test_a_call_says_how_long_windows_are_kept_and_when_they_run_again() -> None
         assert [r["window"] for r in operator.process(at(4), 15 * SECOND).to_pylist() if r["kind"] == "dropped"] == [
             "call"
         ]
-    with aion.LocalOperator(spec, lateness=0, trigger="every_batch") as operator:
+    with aion.LocalOperator(spec, bound=0, trigger="every_batch") as operator:
         operator.process(at(1), 10 * SECOND)
         assert operator.policy.lateness.initial_bound_us == 0 and operator.policy.lateness.coverage is None
         assert operator.policy.trigger.kind == "every_batch"
@@ -377,8 +377,8 @@ def test_a_call_says_how_long_windows_are_kept_and_when_they_run_again() -> None
 
 def test_a_definition_has_its_own_bound_and_trigger() -> None:
     windows = {
-        "short": aion.Tumbling("10 seconds", lateness="5 seconds"),
-        "long": aion.Tumbling("10 seconds", lateness=0, offset="5 seconds"),
+        "short": aion.Tumbling("10 seconds", bound="5 seconds"),
+        "long": aion.Tumbling("10 seconds", bound=0, offset="5 seconds"),
         "other": aion.Sliding("10 seconds", "5 seconds", trigger={"kind": "count", "count": 2}),
     }
     with counted(windows) as operator:
@@ -404,7 +404,7 @@ def test_a_definition_has_its_own_bound_and_trigger() -> None:
 
 def test_keyed_windows_have_their_own_bound_and_trigger() -> None:
     windows = {
-        "now": aion.Session("5 seconds", lateness=0),
+        "now": aion.Session("5 seconds", bound=0),
         "waits": aion.Session("6 seconds", trigger={"kind": "count", "count": 2}),
     }
     with counted(windows) as operator:
@@ -424,7 +424,7 @@ def test_keyed_windows_have_their_own_bound_and_trigger() -> None:
         (lambda: aion.Tumbling("1 day", early="0 seconds"), WindowError, "Tumbling: early of '0 seconds'"),
         (lambda: aion.Session(us(5), early="soon"), WindowError, "soon"),
         (lambda: aion.PerRecord(us(5), early="1 second"), WindowError, "leave early out"),
-        (lambda: aion.Count(5, lateness="-1 second"), WindowError, "Count: lateness of '-1 second' is negative"),
+        (lambda: aion.Count(5, bound="-1 second"), WindowError, "Count: bound of '-1 second' is negative"),
         (lambda: aion.Sliding(us(5), us(1), trigger=5), WindowError, "trigger of 5 is neither a kind nor a mapping"),
         (lambda: counted(aion.Tumbling(us(5), trigger="often")), PolicyError, "trigger.kind: 'often' is not possible"),
         (
@@ -444,7 +444,7 @@ def test_keyed_windows_have_their_own_bound_and_trigger() -> None:
         ),
         (lambda: counted(aion.Tumbling(us(5)), trigger=5), PolicyError, "keyword trigger: trigger: 5 is not a section"),
         (
-            lambda: counted(aion.Tumbling(us(5)), lateness=5),
+            lambda: counted(aion.Tumbling(us(5)), bound=5),
             PolicyError,
             "lateness.initial_bound: 5 is not possible; write a duration in us, ms, s, m, h, d or w",
         ),

@@ -149,7 +149,14 @@ def test_panes_are_the_same_in_the_end(window: Any, monkeypatch: pytest.MonkeyPa
     assert executions[0]["late"] < executions[1]["late"] and executions[0]["early"] < executions[1]["early"]
 
 
-@pytest.mark.parametrize("how", [{"aggregates": {"n": A.count()}}, {"apply": counted, "schema": "n bigint"}], ids=list)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"aggregates": {"n": A.count()}},
+        {"apply": aion.Apply(counted, "n bigint")},
+    ],
+    ids=list,
+)
 @pytest.mark.parametrize("key", ["k", None])
 def test_a_final_pane_that_waited_has_no_event_that_was_dropped(
     key: str | None, how: Any, monkeypatch: pytest.MonkeyPatch

@@ -171,7 +171,7 @@ def test_panes_are_the_same_in_the_end(key: str | None, monkeypatch: pytest.Monk
         }
         last: dict[Any, int] = {}
         spec: dict[str, Any] = {"windows": aion.Tumbling(us(10)), "time": "t", "key": key}
-        with aion.LocalOperator(**spec, apply=total, schema="n bigint", policy=policy) as operator:
+        with aion.LocalOperator(**spec, apply=aion.Apply(total, "n bigint"), policy=policy) as operator:
             for number, times in enumerate(batches):
                 rows = operator.process(events(*times), 5 * number).to_pylist()
                 last |= {(r.get("k"), r["window_start"]): r["n"] for r in rows if r["kind"] != "dropped"}
@@ -190,7 +190,7 @@ def test_a_definition_has_its_own_patience(monkeypatch: pytest.MonkeyPatch) -> N
         "never": aion.Tumbling(us(10), trigger={**EVERY_BATCH, "patience": 0}),
     }
     policy = {"lateness": {"initial_bound": "80 microseconds", "coverage": None}, "trigger": {"patience": 2}}
-    with aion.LocalOperator(windows=windows, time="t", apply=total, schema="n bigint", policy=policy) as operator:
+    with aion.LocalOperator(windows=windows, time="t", apply=aion.Apply(total, "n bigint"), policy=policy) as operator:
         operator.process(events(1, 2))
         operator.process(events(11), 10)
         operator.process(events(12), 11)
@@ -206,7 +206,7 @@ def test_nothing_waits_where_nothing_is_staged(backend: str, monkeypatch: pytest
         "lateness": {"initial_bound": "80 microseconds", "coverage": None},
         "trigger": EVERY_BATCH,
     }
-    spec: dict[str, Any] = {"windows": aion.Tumbling(us(10)), "time": "t", "apply": total, "schema": "n bigint"}
+    spec: dict[str, Any] = {"windows": aion.Tumbling(us(10)), "time": "t", "apply": aion.Apply(total, "n bigint")}
     with aion.LocalOperator(**spec, policy=policy) as operator:
         operator.process(events(1, 2))
         operator.process(events(11), 10)

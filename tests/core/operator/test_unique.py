@@ -38,7 +38,7 @@ def count(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, 
 
 CONTENTS: dict[str, dict[str, Any]] = {
     "aggregates": {"aggregates": {"n": A.count(), "total": A.sum("value")}},
-    "apply": {"apply": count, "schema": "n long, total long"},
+    "apply": {"apply": aion.Apply(count, "n long, total long")},
 }
 event = st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.integers(0, 3))
 steps = st.lists(st.lists(event, max_size=6) | st.integers(-10, 45), max_size=8)

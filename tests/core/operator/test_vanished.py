@@ -45,7 +45,7 @@ def told(rows: pa.Table) -> list[tuple[Any, ...]]:
 def test_it_is_retracted_once(memory: str) -> None:
     policy = {**POLICY, "apply": {"memory": memory}}
     with aion.LocalOperator(
-        windows=WINDOWS["tumbling"], key="k", time="ts", apply=few, schema="n int", policy=policy
+        windows=WINDOWS["tumbling"], key="k", time="ts", apply=aion.Apply(few, "n int"), policy=policy
     ) as operator:
         operator.process(table(("a", 1), ("b", 1), ("c", 1)))
         assert [kind for _, _, kind, *_ in told(operator.advance(20 * SECOND))] == ["on_time"] * 3
@@ -60,7 +60,7 @@ def test_it_is_retracted_once(memory: str) -> None:
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_all_kinds_of_windows(kind: str, key: str | None) -> None:
     with aion.LocalOperator(
-        windows=WINDOWS[kind], key=key, time="ts", apply=few, schema="n int", policy=POLICY
+        windows=WINDOWS[kind], key=key, time="ts", apply=aion.Apply(few, "n int"), policy=POLICY
     ) as operator:
         operator.process(table(("a", 11), ("a", 12)))
         first = operator.advance(100 * SECOND).to_pylist()

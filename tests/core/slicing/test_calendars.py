@@ -298,7 +298,9 @@ def test_explain_says_where_slices_end() -> None:
 
 def test_a_trace_knows_its_calendar(tmp_path: Path) -> None:
     windows = {"day": SOME[0], "hours": aion.Tumbling("6 hours")}
-    with aion.LocalOperator(windows=windows, time="ts", aggregates={"n": A.count()}, record=tmp_path / "t") as operator:
+    with aion.LocalOperator(
+        windows=windows, time="ts", aggregates={"n": A.count()}, policy={"trace": {"folder": tmp_path / "t"}}
+    ) as operator:
         operator.process(pa.table([[datetime(2026, 7, 1, tzinfo=UTC)], ["a"]], schema=SCHEMA))
         operator.advance(us(2026, 7, 3))
         operator.process(pa.table([[datetime(2026, 7, 1, 5, tzinfo=UTC)], ["a"]], schema=SCHEMA))

@@ -62,8 +62,8 @@ def test_definitions_are_told_apart_by_their_words_and_specs() -> None:
 
 
 def test_when_windows_come_out_is_no_part_of_what_is_stored() -> None:
-    assert PerRecord("5 s", emit_on="arrival").spec() == PerRecord("5 s").spec()
-    assert PerRecord("5 s", emit_on="arrival") != PerRecord("5 s")
+    assert PerRecord("5 s", on_arrival="emit").spec() == PerRecord("5 s").spec()
+    assert PerRecord("5 s", on_arrival="emit") != PerRecord("5 s")
 
 
 def test_a_session_ends_the_gap_after_its_last_event() -> None:
@@ -90,7 +90,7 @@ def test_a_session_ends_the_gap_after_its_last_event() -> None:
             lambda: Session("5 s", max_duration="5 s"),
             "max_duration of 5 seconds is not longer than the gap of 5 seconds",
         ),
-        (lambda: PerRecord("5 s", emit_on="now"), "'now'"),  # type: ignore[arg-type]
+        (lambda: PerRecord("5 s", on_arrival="now"), "'now'"),  # type: ignore[arg-type]
         (lambda: Count(0), "0"),
         (lambda: Count(-3), "-3"),
         (lambda: Count(2**63), str(2**63)),

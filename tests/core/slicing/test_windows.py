@@ -97,7 +97,7 @@ def test_windows_are_called_by_their_own_words() -> None:
         (lambda: Tumbling(np.int64(5)), "size of 5 has no unit"),  # type: ignore[arg-type]
         (lambda: Tumbling("1m", offset=5), "offset of 5 has no unit"),  # type: ignore[arg-type]
         (lambda: Tumbling("1m", early=5), "early of 5 has no unit"),  # type: ignore[arg-type]
-        (lambda: Tumbling("1m", lateness=5.0), "lateness of 5.0 has no unit"),  # type: ignore[arg-type]
+        (lambda: Tumbling("1m", bound=5.0), "bound of 5.0 has no unit"),  # type: ignore[arg-type]
         (lambda: Tumbling("1m", offset="later"), "'later'"),
         (lambda: Sliding("1m", 0), "0"),
         (lambda: Sliding("0.4 us", "1m"), "'0.4 us'"),

@@ -38,7 +38,7 @@ def session(spark: SparkSession) -> Iterator[Callable[[str], None]]:
 def windows(stream: FileStream) -> Any:
     return aion.windowed(
         stream.read(EVENTS_DDL).withWatermark("ts", "1 second"),
-        key="k", time="ts", windows=aion.Tumbling("10 seconds"), aggregates={"n": A.count()}, lateness="1 hour",
+        key="k", time="ts", windows=aion.Tumbling("10 seconds"), aggregates={"n": A.count()}, bound="1 hour",
         policy={"trigger": {"kind": "every_batch"}},
     )  # fmt: skip
 
