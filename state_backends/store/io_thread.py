@@ -12,7 +12,6 @@ More than one thread is possible only for the paper's ablation (figure 8, "no-sq
 from __future__ import annotations
 
 import contextlib
-import heapq
 import itertools
 import logging
 import threading
@@ -24,13 +23,10 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from state_backends.format.errors import ServerUnreachable
-from state_backends.store.io import BACKGROUND, LIMITED, Io, Pending, Priority, Steps
+from state_backends.store.io import Io, Pending, Priority, Steps
+from state_backends.store.io_queue import IoQueue
 from state_backends.store.waiting import Waits
-from state_backends.thresholds import threshold
 
-MOST_ASIDE = threshold(4, 1)
-"""The most prestages, or all background requests together, that wait for the network at a time."""
-ON_THE_NETWORK = frozenset({Priority.PRESTAGE, Priority.MAINTENANCE})
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -41,7 +37,7 @@ class IoRequest(Generic[T]):
     Its result, or the exception that it raised, is in ``future``.
     """
 
-    __slots__ = ("_io", "future", "number", "priority", "queued_at", "running", "steps")
+    __slots__ = ("_io", "future", "number", "priority", "queued_at", "steps")
 
     def __init__(self, io: IoThread, priority: Priority, number: int, steps: Steps[T], queued_at: float) -> None:
         self._io = io
@@ -49,7 +45,6 @@ class IoRequest(Generic[T]):
         self.number = number
         self.steps = steps
         self.queued_at: float | None = queued_at
-        self.running = False
         self.future: Future[T] = Future()
 
     def raise_to(self, priority: Priority) -> None:
@@ -114,19 +109,14 @@ class IoThread:
         rate_limit: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._heap: list[tuple[Priority, int, IoRequest[Any]]] = []
+        self._queue: IoQueue[IoRequest[Any]] = IoQueue(rate_limit)
         self._numbers = itertools.count()
         lock = threading.RLock()
         self._wake, self._room = threading.Condition(lock), threading.Condition(lock)
         self._closed = False
         self._death: str | None = None
-        self._running: dict[int, IoRequest[Any]] = {}  # by thread: the request whose step is under way
-        self._aside: set[IoRequest[Any]] = set()  # they wait for another thread, and count as running
-        self._held: list[tuple[Priority, int, IoRequest[Any]]] = []  # until one of those goes on
         self._clock = clock
         self._capacity = capacity
-        self._rate = rate_limit
-        self._background_from = 0.0
         self._cancelled: list[Steps[Any]] = []  # to be closed
         self.stats = IoStats()
         self._threads = [
@@ -155,20 +145,17 @@ class IoThread:
             if self._closed and threading.current_thread() not in self._threads:
                 raise RuntimeError("the I/O thread is closed")
             request = IoRequest(self, priority, next(self._numbers), steps, self._clock())
-            heapq.heappush(self._heap, (priority, request.number, request))
+            self._queue.add(request)
             self.stats.by_priority[priority.name.lower()].requests += 1
-            self.stats.queued += 1
+            self.stats.queued = self._queue.size
             self._wake.notify()
         return request
 
     def waiting(self) -> dict[str, int]:
         """Returns how many requests wait for their next step, by priority."""
-        counts = {p.name.lower(): 0 for p in Priority}
         with self._wake:
-            for priority, _, request in (*self._heap, *self._held):
-                if priority == request.priority and not request.running and not request.future.done():
-                    counts[priority.name.lower()] += 1
-        return counts
+            waiting = self._queue.waiting()
+        return {priority.name.lower(): waiting[priority] for priority in Priority}
 
     now = staticmethod(time.monotonic)
 
@@ -187,18 +174,16 @@ class IoThread:
         """Finishes all queued requests, then ends the thread."""
         with self._wake:
             self._closed = True
-            self._release_held()
+            self._queue.holds = False
+            self._queue.release()
+            self._wake.notify_all()
         for thread in self._threads:
             thread.join()
 
     def _raise(self, request: IoRequest[Any], priority: Priority) -> None:
         with self._wake:
-            if priority < request.priority and not request.future.done():
-                # The old entry stays in the heap. It is skipped because its priority is no longer the request's.
-                request.priority = priority
-                if not request.running:
-                    heapq.heappush(self._heap, (priority, request.number, request))
-                    self._wake.notify()
+            self._queue.raise_to(request, priority)
+            self._wake.notify()
 
     def _run(self) -> None:
         """Runs the loop. If it ends for any reason, its requests fail, so that nobody waits for ever."""
@@ -212,13 +197,11 @@ class IoThread:
         log.critical("the I/O thread died; every request fails from now on", exc_info=error)
         with self._wake:
             self._death = self._death or f"the I/O thread of the state server died ({type(error).__name__}: {error})"
-            waiting = {request.number: request for _, _, request in (*self._heap, *self._held)}
-            waiting |= {request.number: request for request in (*self._running.values(), *self._aside)}
-            self._heap.clear()
+            waiting = self._queue.clear()
             self.stats.queued = 0
             self._wake.notify_all()
             self._room.notify_all()
-        for request in waiting.values():
+        for request in waiting:
             with contextlib.suppress(BaseException):  # a callback failed, or the request is over already
                 request.future.set_exception(ServerUnreachable(self._death))
 
@@ -228,7 +211,6 @@ class IoThread:
                 request = self._next()
                 cancelled, self._cancelled = self._cancelled, []
                 if request is not None:
-                    self._running[threading.get_ident()] = request
                     self._begin(request)
                 elif not cancelled:
                     return
@@ -237,10 +219,8 @@ class IoThread:
                 _close(steps)
             if request is not None:
                 self._step(request)
-                del self._running[threading.get_ident()]
 
     def _begin(self, request: IoRequest[Any]) -> None:
-        request.running = True
         if request.queued_at is not None:
             waited = self._clock() - request.queued_at
             request.queued_at = None
@@ -254,41 +234,22 @@ class IoThread:
         Returns None if there are cancelled requests to clean up, or if the thread is closed and nothing is queued.
         """
         while True:
-            while self._heap:
-                priority, _, request = self._heap[0]
-                if request.running or request.future.done() or priority != request.priority:
-                    heapq.heappop(self._heap)
-                    if request.future.cancelled() and not request.running and priority == request.priority:
-                        self._finished(request)
-                    continue
-                delay = self._background_from - self._clock() if priority in BACKGROUND else 0.0
-                if delay > 0 and not self._closed:
-                    if self._cancelled:
-                        return None
-                    self._wake.wait(delay)
-                    continue
-                heapq.heappop(self._heap)
-                if self._is_held(priority):
-                    self._held.append((priority, request.number, request))
-                    continue
-                return request
-            over = self._closed and all(request.future.done() for request in self._aside)
+            head = self._queue.head()
+            for request in self._queue.gone():
+                self._left(request)
+            if head is not None:
+                _, not_before_s = head
+                delay_s = not_before_s - self._clock()
+                if delay_s <= 0 or self._closed:
+                    return self._queue.take()
+                if self._cancelled:
+                    return None
+                self._wake.wait(delay_s)
+                continue
+            over = self._closed and all(request.future.done() for request in self._queue.aside)
             if over or self._cancelled or self._death is not None:
                 return None
             self._wake.wait()
-
-    def _is_held(self, priority: Priority) -> bool:
-        """Whether enough requests of this priority, or a higher one, wait for the network already. Hold the lock."""
-        if priority not in ON_THE_NETWORK or self._closed:
-            return False
-        return sum(Priority.PRESTAGE <= request.priority <= priority for request in self._aside) >= MOST_ASIDE
-
-    def _release_held(self) -> None:
-        """Queues the requests again that were held. Hold the lock."""
-        for entry in self._held:
-            heapq.heappush(self._heap, entry)
-        self._held.clear()
-        self._wake.notify_all()
 
     def _step(self, request: IoRequest[Any]) -> None:
         begin = self._clock()
@@ -308,16 +269,15 @@ class IoThread:
             stats.bytes += moved
             self.stats.busy_s += took
             self.stats.longest_step_s = max(self.stats.longest_step_s, took)
-            if self._rate and request.priority in LIMITED:
-                self._background_from = max(self._background_from, begin) + moved / self._rate
+            self._queue.moved(request, moved, begin)
             aside = isinstance(moved, Waits) and not done
-            request.running = aside
             if done:
-                self._finished(request)
+                self._queue.leave(request)
+                self._left(request)
             elif aside:
-                self._aside.add(request)
+                self._queue.set_aside(request)
             else:
-                heapq.heappush(self._heap, (request.priority, request.number, request))
+                self._queue.put_back(request)
                 self._wake.notify()
         if aside:
             cast(Waits, moved).until.add_done_callback(lambda _: self._resume(request))
@@ -329,15 +289,14 @@ class IoThread:
     def _resume(self, request: IoRequest[Any]) -> None:
         """Queues a request again that was set aside. Any thread may call it."""
         with self._wake:
-            self._aside.discard(request)
-            request.running = False
-            heapq.heappush(self._heap, (request.priority, request.number, request))
-            self._release_held()
+            self._queue.resume(request)
+            self._wake.notify_all()
 
-    def _finished(self, request: IoRequest[Any]) -> None:
+    def _left(self, request: IoRequest[Any]) -> None:
+        """A request has left the queue. Hold the lock."""
         if request.future.cancelled():
             self._cancelled.append(request.steps)
-        self.stats.queued -= 1
+        self.stats.queued = self._queue.size
         self._room.notify_all()
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from aion.errors import ServerUnreachable, StorageError
-from state_backends.store.io_thread import MOST_ASIDE, IoThread, Priority, Steps
+from state_backends.store.io_queue import MOST_ASIDE
+from state_backends.store.io_thread import IoThread, Priority, Steps
 from state_backends.store.waiting import waiting_for
 from tests.io_thread.rig import PATIENCE, Gate, note, result
 
@@ -42,6 +43,7 @@ def test_an_answer_that_is_there_takes_no_turn(io: IoThread) -> None:
     assert log == ["read asks", "read has it", "other"]
 
 
+@pytest.mark.usual_sizes
 def test_a_request_that_waits_may_be_raised_and_goes_on_at_its_new_priority(io: IoThread) -> None:
     log: list[str] = []
     answer: Future[None] = Future()

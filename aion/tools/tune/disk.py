@@ -5,13 +5,13 @@ Pure: the clock is a number. It goes on when somebody waits or works, or when th
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from state_backends.store.io import BACKGROUND, LIMITED, Pending, Priority, Steps
+from state_backends.store.io import Pending, Priority, Steps
+from state_backends.store.io_queue import IoQueue
 
 T = TypeVar("T")
 _FETCHES = frozenset({Priority.READ, Priority.PRESTAGE})
@@ -122,22 +122,19 @@ class SimulatedDisk:
         self.waited_s = 0.0
         """How long callers have waited for requests, or for room in the queue."""
         self.bytes = dict.fromkeys(Priority, 0)
-        self._rate, self._capacity = rate_limit, capacity
-        self._background_from_s = 0.0
+        self._capacity = capacity
         self._free_s = 0.0
-        self._heap: list[tuple[Priority, int, SimulatedIo[Any]]] = []
+        self._queue: IoQueue[SimulatedIo[Any]] = IoQueue(rate_limit)
         self._chosen: SimulatedIo[Any] | None = None  # has the step under way, or the next one
         self._begin_s = 0.0  # of its step
         self._moved: int | None = None  # in it; None: it did not run yet
         self._spent_s = 0.0
         self._numbers = 0
-        self._queued = 0
 
     def submit(self, priority: Priority, steps: Steps[T]) -> SimulatedIo[T]:
         request = SimulatedIo(self, priority, self._numbers, steps, self.now_s)
         self._numbers += 1
-        self._queued += 1
-        heapq.heappush(self._heap, (priority, request.number, request))
+        self._queue.add(request)
         # An idle disk takes the request at once, without knowing what comes next. But the step runs only when time goes
         # by, because the caller may be in the middle of something.
         if self._chosen is None:
@@ -145,11 +142,7 @@ class SimulatedDisk:
         return request
 
     def raise_to(self, request: SimulatedIo[Any], priority: Priority) -> None:
-        if priority < request.priority and not request.over():
-            # The old entry stays in the heap. It has the old priority, so it is skipped.
-            request.priority = priority
-            if self._chosen is not request:
-                heapq.heappush(self._heap, (priority, request.number, request))
+        self._queue.raise_to(request, priority)
 
     def pass_to(self, to_s: float) -> None:
         """Lets time go by. The disk works on its queue meanwhile."""
@@ -172,9 +165,9 @@ class SimulatedDisk:
         self.waited_s += self.now_s - begin_s
 
     def wait_for_room(self) -> None:
-        if self._queued >= self._capacity:
+        if self._queue.size >= self._capacity:
             begin_s = self.now_s
-            while self._queued >= self._capacity:
+            while self._queue.size >= self._capacity:
                 self._must_step()
             self.waited_s += self.now_s - begin_s
 
@@ -183,7 +176,7 @@ class SimulatedDisk:
         self._spent_s += seconds
 
     def busy(self) -> bool:
-        return self._queued > 0
+        return self._queue.size > 0
 
     def now(self) -> float:
         return self.now_s
@@ -199,7 +192,8 @@ class SimulatedDisk:
         """Whether the step under way, or the next one, fetches a block."""
         if self._chosen is not None:
             return self._chosen.priority in _FETCHES
-        return bool(self._heap) and self._heap[0][0] in _FETCHES
+        head = self._head()
+        return head is not None and head[0].priority in _FETCHES
 
     def _must_step(self) -> None:
         if not self._step(math.inf):
@@ -219,22 +213,20 @@ class SimulatedDisk:
         return True
 
     def _choose(self, until_s: float) -> bool:
-        while self._heap:
-            priority, _, request = self._heap[0]
-            if request.over() or priority != request.priority:
-                heapq.heappop(self._heap)
-                if priority == request.priority:
-                    self._leave(request)
-                continue
-            begin_s = max(self._free_s, request.submitted_s)
-            if self._rate is not None and priority in BACKGROUND:
-                begin_s = max(begin_s, self._background_from_s)
-            if begin_s > until_s:
-                return False
-            heapq.heappop(self._heap)
-            self._chosen, self._begin_s, self._moved = request, begin_s, None
-            return True
-        return False
+        head = self._head()
+        if head is None:
+            return False
+        begin_s = max(self._free_s, head[0].submitted_s, head[1])
+        if begin_s > until_s:
+            return False
+        self._chosen, self._begin_s, self._moved = self._queue.take(), begin_s, None
+        return True
+
+    def _head(self) -> tuple[SimulatedIo[Any], float] | None:
+        head = self._queue.head()
+        for request in self._queue.gone():
+            request.steps.close()
+        return head
 
     def _run(self, request: SimulatedIo[Any]) -> None:
         self.now_s = max(self.now_s, self._begin_s)
@@ -254,8 +246,7 @@ class SimulatedDisk:
             return
         self.bytes[request.priority] += moved
         self._free_s = self._begin_s + self._spent_s + (moved.seconds if isinstance(moved, Moved) else 0.0)
-        if self._rate is not None and request.priority in LIMITED:
-            self._background_from_s = max(self._background_from_s, self._begin_s) + moved / self._rate
+        self._queue.moved(request, moved, self._begin_s)
 
     def _end(self, request: SimulatedIo[Any], moved: int) -> None:
         self.now_s = max(self.now_s, self._free_s)
@@ -265,11 +256,10 @@ class SimulatedDisk:
             self._begin_s, self._moved = self._free_s, None
         else:
             self._chosen = None
-            heapq.heappush(self._heap, (request.priority, request.number, request))
+            self._queue.put_back(request)
 
     def _leave(self, request: SimulatedIo[Any]) -> None:
         """The request has no further step. A cancelled one cleans up."""
-        if self._chosen is request:
-            self._chosen = None
-        self._queued -= 1
+        self._chosen = None
+        self._queue.leave(request)
         request.steps.close()
