@@ -37,7 +37,7 @@ def _until_its_end(policy: Policy, limit_bytes: int) -> Story:
     if state.dir is not None and "://" in state.dir and state.kept_copies_bytes:
         kept = f" Each host keeps copies of files from there, up to {format_bytes(state.kept_copies_bytes)}."
     if state.dir is not None and "://" in state.dir and state.local_copies_bytes:
-        kept += f" Copies of large events take up to {format_bytes(state.local_copies_bytes)} of a host's disk."
+        kept += f" Copies of open shards take up to {format_bytes(state.local_copies_bytes)} of a host's disk."
     target = format_bytes(policy.blocks.target_bytes)
     words = _backend_words(policy, limit_bytes)
     start, end = format_instant(_START_US), format_instant(_END_US)

@@ -89,10 +89,10 @@ class StatePolicy(Section):
     Set it where queries restart often, or where the network to dir is slow.
     """
     local_copies_bytes: OptionalSize = None
-    """If dir is a URI: how much disk of a host copies of large events may take while their shards are open there. The
-    oldest go first, and are read from dir again when they are needed. null: all that was written here stays.
+    """If dir is a URI: how much disk of a host copies of its files may take while their shards are open there. What is
+    due last goes first, and is read from dir again when it is needed. null: all that was written or read here stays.
 
-    Set it if a function gets large events (apply=), and a host has less disk than they take.
+    Set it if a host has less disk than its shards take.
     """
 
 

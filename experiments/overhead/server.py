@@ -9,7 +9,7 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class Forgetful(Shard):
     Everything else is as usual: blocks that do not fit into memory go to disk, and an attempt can be rolled back.
     """
 
-    def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
+    def commit(self, attempt: str, snapshot: dict[str, Any], due: Sequence[int] = ()) -> str:
         self._working(attempt).end()
         before = self._current
         self._current = Manifest(

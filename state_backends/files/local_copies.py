@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from uuid import uuid4
 
+from state_backends.files.disk_budget import DiskBudget
 from state_backends.files.faults import disk_errors
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.names import PART, SstFile
 from state_backends.files.parallel import in_parallel, wait_for
 from state_backends.files.partial import PartialCopy, is_large, mark_of
+from state_backends.files.punching import can_punch
 from state_backends.files.remote import Remote, chunks_of, keep
 from state_backends.files.remote_file import RemoteFile
 from state_backends.files.requests import CountedFiles
 from state_backends.files.storage import make_folder
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import CorruptState
+from state_backends.format.sst_table import Span, TableIndex
+
+log = logging.getLogger(__name__)
+_able: dict[int, bool] = {}  # by the number of a file system: whether holes can be made there
 
 
 class LocalCopies:
@@ -35,24 +43,35 @@ class LocalCopies:
         local: Path,
         kept: KeptCopies,
         in_background: Callable[[Callable[[], None]], None],
+        budget: DiskBudget,
     ) -> None:
         self._remote, self._folder, self._local, self._kept = remote, folder, local, kept
         self._in_background = in_background
+        self._budget = budget
         self._partial: dict[str, PartialCopy] = {}  # by name: copies that may lack a part
+        self._keeping = threading.Lock()
+        self._punched: set[str] = set()  # names of copies that were whole, and got holes
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool) -> None:
         """See :meth:`state_backends.files.storage.Storage.fetch`."""
         make_folder(self._local)
         self.close()
+        self._punched.clear()
+        self._budget.forget_rows(self._local)
         self._kept.opens(self._place)
         wanted = {f.name for f in files}
         for path in sorted(self._local.iterdir()):  # a copy before its mark
             if path.name not in wanted or mark_of(path).exists():
                 path.unlink(missing_ok=True)
         missing = [f for f in files if not Path(f.path).exists()]
+        for file in set(files).difference(missing):
+            self._budget.has(Path(file.path), file.size_bytes)
         if partly and _has_links(self._local):
-            self._fetch_partly([f for f in missing if is_large(f)])
-            missing = [f for f in missing if not is_large(f) and not self._take_small(f)]
+            room = self._budget.room()
+            fits = room is None or sum(file.size_bytes for file in missing) <= room
+            large = [file for file in missing if is_large(file, fits=fits)]
+            self._fetch_partly(large)
+            missing = [f for f in missing if f not in large and not self._take_small(f)]
         else:
             self._kept.remove(self._place, [f.name for f in missing])
         in_parallel(self._remote.pool, self._download, missing)
@@ -68,15 +87,72 @@ class LocalCopies:
 
         def keep() -> None:
             for name in names:
-                self._kept.put(self._place, self._local / name)
+                with self._keeping:  # a file that is kept gets no holes meanwhile
+                    if name not in self._punched:
+                        self._kept.put(self._place, self._local / name)
 
         if names and self._kept.limit_bytes:
             self._in_background(keep)
+
+    def published(self, names: Iterable[str]) -> None:
+        """These files of the shard are on the remote file system now. The copies are whole."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                self._budget.has(self._local / name, (self._local / name).stat().st_size)
+
+    def excess(self) -> int:
+        """Returns how many bytes of these copies have to go, so that the host keeps to its budget."""
+        return self._budget.excess(self._local)
+
+    def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
+        """See :meth:`state_backends.files.storage.Storage.shrink`."""
+        copy = self.partial(file.name)
+        if copy is None and self._can_punch():
+            copy = self._punchable(file, links)
+        if copy is None or copy.index is None:
+            return 0
+        return copy.shrink(spared(copy.index), most_bytes)
+
+    def _punchable(self, file: SstFile, links: int) -> PartialCopy | None:
+        """Makes a whole copy one that may get holes. None: another process has it, too, and takes it for whole."""
+        path = Path(file.path)
+        copy = self._copy_of(file, self._source(file))
+        with self._keeping:
+            self._punched.add(file.name)
+            self._kept.remove(self._place, [file.name])
+            # Nobody can take it any more. Other names than this one and those of RocksDB are of those who took it.
+            is_ours = False
+            try:
+                if path.stat().st_nlink == links + 1:
+                    copy.take_whole()
+                    is_ours = True
+            finally:
+                if not is_ours:
+                    self._punched.discard(file.name)
+        if not is_ours:
+            return None
+        self._partial[file.name] = copy
+        return copy
+
+    def _can_punch(self) -> bool:
+        """Whether holes give disk back here. Says once if they do not."""
+        device = self._local.stat().st_dev
+        if device not in _able:
+            _able[device] = _has_links(self._local) and can_punch(self._local)
+            if not _able[device]:
+                log.info(
+                    "state.local_copies does not hold for the files of RocksDB: the file system of %s makes no holes "
+                    "in files, or has no hard links",
+                    self._local,
+                )
+        return _able[device]
 
     def forget(self, names: Iterable[str]) -> None:
         """The shard does not need these files any more. Removes their copies, if the disk lets it."""
         names = list(names)
         self._close(names)
+        self._punched.difference_update(names)
+        self._budget.forget(self._local / name for name in names)
         self._kept.remove(self._place, names)
         for name in names:
             path = self._local / name
@@ -113,6 +189,7 @@ class LocalCopies:
         source = self._source(file)
         source.open()
         copy = self._partial[file.name] = self._copy_of(file, source)
+        self._budget.has(Path(file.path), 0)
         copy.create()
         return copy
 
@@ -129,17 +206,23 @@ class LocalCopies:
             self._kept.remove(self._place, [file.name])
             return None
         self._partial[file.name] = copy
+        self._budget.has(Path(file.path), file.size_bytes)
         copy.check_kept()
         return copy
 
     def _copy_of(self, file: SstFile, source: RemoteFile) -> PartialCopy:
         def checked(right: bool) -> None:
             if right:
+                self._punched.discard(file.name)
                 self.keep([file.name])
             else:
                 self._kept.remove(self._place, [file.name])
 
-        return PartialCopy(file, source.read_at, self._remote.ranges, self._remote.ahead, source.close, checked)
+        def grew(size_bytes: int) -> None:
+            self._budget.grew(Path(file.path), size_bytes)
+
+        remote = self._remote
+        return PartialCopy(file, source.read_at, remote.ranges, remote.ahead, source.close, checked, grew)
 
     def _take_small(self, file: SstFile) -> bool:
         """Takes a copy that this host has kept, if it has the right checksum."""
@@ -148,6 +231,7 @@ class LocalCopies:
         path = Path(file.path)
         with disk_errors("reading a copy of remote state", path.parent):
             if crc32(path.read_bytes()) == file.crc:
+                self._budget.has(path, file.size_bytes)
                 return True
             path.unlink()
         self._kept.remove(self._place, [file.name])
@@ -174,6 +258,7 @@ class LocalCopies:
                 f"{crc:08x}, but its manifest says {file.size_bytes} bytes with {file.crc:08x}"
             )
         part.rename(path)
+        self._budget.has(path, size)
 
     def _source(self, file: SstFile) -> RemoteFile:
         return RemoteFile(file, self._at(file.name), self._uri(file.name))

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pyarrow.fs as pafs
 
-from state_backends.files.body_copies import BodyCopies
+from state_backends.files.disk_budget import DiskBudget
 from state_backends.files.faults import disk_errors
 from state_backends.files.handed_remote import HandedPlace
 from state_backends.files.kept_copies import KeptCopies
@@ -35,11 +35,11 @@ class Location(Protocol):
 
     live: Path
 
-    def keep_copies(self, limit_bytes: int, bodies_bytes: int | None = None) -> None:
+    def keep_copies(self, limit_bytes: int, local_bytes: int | None = None) -> None:
         """Lets copies of remote files stay on this host when a shard is closed, up to this number of bytes for all.
 
-        ``bodies_bytes``: the most that copies of handed-over bodies may take while their shards are open; None: no
-        limit. The largest limits that anybody asks for hold.
+        ``local_bytes``: the most that copies may take while their shards are open; None: no limit. The largest limits
+        that anybody asks for hold.
         """
 
     def storage(self, names: Sequence[str], cache: Path, lineage: str, requests: Requests | None = None) -> Storage:
@@ -67,7 +67,7 @@ class LocalLocation:
         self.folder = folder
         self.live = folder / ".live"
 
-    def keep_copies(self, limit_bytes: int, bodies_bytes: int | None = None) -> None:
+    def keep_copies(self, limit_bytes: int, local_bytes: int | None = None) -> None:
         """Does nothing: there are no copies."""
 
     def storage(
@@ -97,18 +97,18 @@ class RemoteLocation:
         self.remote = remote
         self._folder = folder
         self._kept = KeptCopies(folder)
-        self._bodies = BodyCopies()
+        self._budget = DiskBudget()
         self.live = folder / ".live"
 
-    def keep_copies(self, limit_bytes: int, bodies_bytes: int | None = None) -> None:
+    def keep_copies(self, limit_bytes: int, local_bytes: int | None = None) -> None:
         self._kept.limit_bytes = max(self._kept.limit_bytes, limit_bytes)
-        self._bodies.limit(bodies_bytes)
+        self._budget.limit(local_bytes)
 
     def storage(
         self, names: Sequence[str], cache: Path, lineage: str, requests: Requests | None = None
     ) -> RemoteStorage:
         handed = HandedPlace.of(self._folder, names, lineage)
-        return RemoteStorage(self.remote, "/".join(names), cache, handed, requests, self._kept, self._bodies)
+        return RemoteStorage(self.remote, "/".join(names), cache, handed, requests, self._kept, self._budget)
 
     def filesystem(self) -> tuple[Any, str]:
         return self.remote.filesystem()

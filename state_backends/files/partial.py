@@ -5,6 +5,8 @@ block of data, and what follows them. Before it reads another block, :class:`Par
 When all bytes are here, they are compared with the checksum of the manifest. Until then RocksDB's checksums of blocks,
 and those of Aion's blocks in them, find what is damaged; a hole never passes for data. Until then there is also a mark
 beside the copy, so that whoever finds it in its folder does not take it for a whole one.
+
+A copy may lose parts again, so that the host's disk is enough (:meth:`PartialCopy.shrink`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from state_backends.files.faults import disk_errors
 from state_backends.files.names import HOLES, SstFile
+from state_backends.files.punching import punch
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import AionError, CorruptState, StorageError
 from state_backends.format.sst_table import END, Span, TableIndex, index_of, metaindex, parts
@@ -32,6 +35,8 @@ AHEAD_BYTES = threshold(512 << 10, 128)
 """The least that is fetched for a block of a file of blocks: its neighbours are of the same slice or the next."""
 MOST_BYTES = threshold(4 << 20, 512)
 """The most that one request asks for."""
+DISK_BLOCK_BYTES = threshold(4096, 64)
+"""Holes begin and end at multiples of it: a file system gives back whole blocks of the disk."""
 _INDEX_ENTRY_BYTES = 64  # about, with some to spare: of a block of data in the index,
 _KEY_BYTES = 2  # and of a key in the filter
 _ABOUT_BYTES = 2048  # of the other parts of a table that are not data
@@ -43,9 +48,9 @@ ReadAt = Callable[[int, int], bytes]
 """Reads this many bytes from this offset on. Raises StorageError."""
 
 
-def is_large(file: SstFile) -> bool:
-    """Whether it is worth fetching parts of a file."""
-    return file.size_bytes >= LEAST_BYTES
+def is_large(file: SstFile, *, fits: bool = True) -> bool:
+    """Whether it is worth fetching parts of a file. ``fits``: the host has the disk for all of it."""
+    return file.size_bytes >= (LEAST_BYTES if fits else 4 * PIECE_BYTES)
 
 
 class _Request:
@@ -64,7 +69,7 @@ class PartialCopy:
 
     ``read_at`` reads from the remote file, and ``end`` is called when it is not read any more. ``pool`` serves those
     who wait, and ``ahead`` those who do not. ``checked`` is called when all of the file is here, with the answer
-    whether it has the right checksum.
+    whether it has the right checksum. ``grew`` is called with the bytes that have come, or, below zero, have gone.
     """
 
     def __init__(
@@ -75,13 +80,14 @@ class PartialCopy:
         ahead: ThreadPoolExecutor | None = None,
         end: Callable[[], None] = lambda: None,
         checked: Callable[[bool], None] = lambda right: None,
+        grew: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
         self.file = file
         self._end: Callable[[], None] | None = end
         self.is_whole = False
         self.index: TableIndex | None = None
         """Known when the file can be ingested. None again when it is whole: it may be large."""
-        self._checked = checked
+        self._checked, self._grew = checked, grew
         self._was_kept = False
         self._path = Path(file.path)
         self._mark = mark_of(self._path)
@@ -112,6 +118,20 @@ class PartialCopy:
             self._mark.touch(0o600)
         self._was_kept = True
         self._here = bytearray(b"\1" * len(self._here))
+
+    def take_whole(self) -> None:
+        """All of the file is here, and is right. It is about to get holes. Raises DiskError, CorruptState.
+
+        Its mark is made first: if this process dies meanwhile, nobody takes the file for a whole one.
+        """
+        with disk_errors("keeping a copy of remote state", self._path.parent):
+            self._mark.touch(0o600)
+        self._here = bytearray(b"\1" * len(self._here))
+        try:
+            self.open_index()
+        except AionError:
+            self._mark.unlink(missing_ok=True)
+            raise
 
     def check_kept(self) -> None:
         """Begins to compare a file that was here with its checksum. Does not wait."""
@@ -191,6 +211,61 @@ class PartialCopy:
     def missing(self, span: Span) -> bool:
         return not self.is_whole and any(not self._here[piece] for piece in self._pieces(span))
 
+    def shrink(self, spared: Iterable[Span], most_bytes: int, path: Path | None = None) -> int:
+        """Makes holes in the blocks of data, from the first on, until this many bytes are gone. Returns how many went.
+
+        The first and the last block stay, because RocksDB reads them when it ingests the file, and so do the ranges
+        ``spared``. Does nothing while a part of the file is coming, or is compared. Only the I/O thread may call it,
+        while nobody reads the file through RocksDB. ``path``: another name of the file. Raises DiskError.
+        """
+        # A request for a part that is to go must not write it before it goes. So the lock is held until the holes are
+        # made, which takes no reading or writing of data.
+        with self._lock:
+            index, checking = self.index, self._checking
+            if index is None or self._coming or self._was_kept or (checking is not None and not checking.done()):
+                return 0
+            pieces = self._pieces(self._punched(index))
+            if not any(self._here[pieces.start : pieces.stop]):
+                return 0
+            stays = {piece for span in spared for piece in self._pieces(span)}
+            freed, going = 0, []
+            for piece in pieces:
+                if freed >= most_bytes:
+                    break
+                if self._here[piece] and piece not in stays:
+                    going.append(piece)
+                    freed += self._counted([piece])
+            for piece in going:
+                self._here[piece] = 0
+            with disk_errors("giving back the disk of a copy of remote state", self._path.parent):
+                fd = os.open(path or self._path, os.O_WRONLY)
+                try:
+                    for run in _runs(going, len(going)):
+                        span = self._span_of(run, index)
+                        punch(fd, span.begin, span.end)
+                finally:
+                    os.close(fd)
+        self._grew(-freed)
+        return freed
+
+    def _punched(self, index: TableIndex) -> Span:
+        """The range in which holes may be made."""
+        begin, end = index.span(0).end, index.span(len(index) - 1).begin
+        begin = -(-begin // DISK_BLOCK_BYTES) * DISK_BLOCK_BYTES
+        return Span(begin, max(begin, end // DISK_BLOCK_BYTES * DISK_BLOCK_BYTES))
+
+    def _span_of(self, run: list[int], index: TableIndex) -> Span:
+        """The range of neighbouring pieces, without what of them must stay."""
+        begin, end = self._punched(index)
+        return Span(max(run[0] * PIECE_BYTES, begin), min((run[-1] + 1) * PIECE_BYTES, end))
+
+    def _counted(self, run: list[int]) -> int:
+        """How many bytes of the disk neighbouring pieces take when they come, and give back when they go."""
+        span = Span(run[0] * PIECE_BYTES, min((run[-1] + 1) * PIECE_BYTES, self.file.size_bytes))
+        if (index := self.index) is not None:
+            span = self._span_of(run, index)
+        return max(span.end - span.begin, 0)
+
     def spans(self) -> Iterator[Span]:
         """Yields the whole file in ranges that take one request each."""
         for begin in range(0, self.file.size_bytes, MOST_BYTES):
@@ -224,6 +299,7 @@ class PartialCopy:
                     for piece in run:
                         self._here[piece] = 1
                     complete = all(self._here)
+                self._grew(self._counted(run))
                 if complete:
                     self._check()
         finally:

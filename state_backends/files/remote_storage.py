@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 
 from state_backends.files.bodies import Footer, Places, footer_of, read_footer
-from state_backends.files.body_copies import BodyCopies
+from state_backends.files.disk_budget import DiskBudget
 from state_backends.files.handed_remote import HandedPlace, read_body
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.local_copies import LocalCopies
@@ -25,6 +25,7 @@ from state_backends.files.requests import CountedFiles, Requests
 from state_backends.files.storage import check_same, link_or_copy, make_folder, part_of
 from state_backends.format.block import BodyAt
 from state_backends.format.errors import CorruptBlock, CorruptState, StorageError
+from state_backends.format.sst_table import Span, TableIndex
 from state_backends.thresholds import threshold
 
 _CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
@@ -36,8 +37,8 @@ class RemoteStorage:
 
     The names are the same as in a local folder: ``files/<number>-<attempt>.sst``, ``manifests/<token>.json``. A commit
     takes one request for each new file, and one for its manifest. ``handed``: where children leave files for the shard.
-    ``requests`` counts what is asked of the file system. ``kept``: copies that this host keeps for later. ``bodies``:
-    copies of what children handed over.
+    ``requests`` counts what is asked of the file system. ``kept``: copies that this host keeps for later. ``budget``:
+    for copies while their shards are open.
     """
 
     def __init__(
@@ -48,16 +49,16 @@ class RemoteStorage:
         handed: HandedPlace | None = None,
         requests: Requests | None = None,
         kept: KeptCopies | None = None,
-        bodies: BodyCopies | None = None,
+        budget: DiskBudget | None = None,
     ) -> None:
         self._remote = remote.counted_by(requests)
         self._folder = folder
         self.files = cache
         self._handed = handed
-        self._body_copies = bodies or BodyCopies()
+        self._budget = budget or DiskBudget()
         self._adopted: list[str] = []  # paths of files that were copied, and can be deleted
         kept = kept or KeptCopies(cache)
-        self._copies = LocalCopies(self._remote, f"{folder}/files", cache, kept, self._in_background)
+        self._copies = LocalCopies(self._remote, f"{folder}/files", cache, kept, self._in_background, self._budget)
         self._uploads: dict[str, Future[None]] = {}  # by name: files that no version names yet
         self._deleting: set[Future[None]] = set()
         self._failed = Doomed([], [])  # what could not be deleted
@@ -70,6 +71,7 @@ class RemoteStorage:
         wait_for(ahead.values())
         in_parallel(self._remote.pool, self._upload, [name for name, upload in ahead.items() if not _succeeded(upload)])
         self._uploads = {name: upload for name, upload in self._uploads.items() if not upload.done()}
+        self._copies.published(new)
         self._copies.keep(new)
 
     def publish_ahead(self, path: Path, name: str) -> None:
@@ -96,7 +98,7 @@ class RemoteStorage:
             make_folder(self.files)
             link_or_copy(self._handed.local / name, self.files / name)
             (self._handed.local / name).unlink()
-            self._body_copies.add(self.files / name)
+            self._budget.add(self.files / name)
         fs, target = self._at("files", name)
         try:
             self._copy(left, target, self._uri("files", name))
@@ -142,9 +144,18 @@ class RemoteStorage:
     def partial(self, name: str) -> PartialCopy | None:
         return self._copies.partial(name)
 
+    def room(self) -> int | None:
+        return self._budget.room()
+
+    def excess(self) -> int:
+        return self._copies.excess()
+
+    def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
+        return self._copies.shrink(file, spared, most_bytes, links)
+
     def release(self, names: Collection[str]) -> None:
         self._copies.forget(names)
-        self._body_copies.forget(self.files / name for name in names if name.endswith(HANDED))
+        self._budget.forget(self.files / name for name in names if name.endswith(HANDED))
 
     def delete(self, doomed: Doomed) -> Doomed:
         """Deletes in the background. Returns what could not be deleted before. A later opening finds it, too."""
@@ -248,7 +259,8 @@ class RemoteStorage:
         """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""
         self.end_publishing()
         self._copies.close()
-        self._body_copies.forget(list(self.files.glob(f"*{HANDED}")))
+        self._budget.forget(list(self.files.glob(f"*{HANDED}")))
+        self._budget.forget_rows(self.files)
         shutil.rmtree(self.files, ignore_errors=True)
         if self._handed is not None:
             for path in self._handed.local.glob(f"*{HANDED}"):

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
 from state_backends.files.partial import PartialCopy
 from state_backends.format.block import BodyAt
 from state_backends.format.errors import CorruptState
+from state_backends.format.sst_table import Span, TableIndex
 from state_backends.thresholds import threshold
 
 # The target is on another file system, or the file system has no hard links, or the file has too many.
@@ -84,6 +85,20 @@ class Storage(Protocol):
 
     def partial(self, name: str) -> PartialCopy | None:
         """Returns the local copy of a file, if a part of it may be missing. None: it is whole. Any thread may call."""
+
+    def room(self) -> int | None:
+        """Returns how many bytes of local copies this host may still have. None: any number. Any thread may call."""
+
+    def excess(self) -> int:
+        """Returns how many bytes of its local copies this shard has to give back. Any thread may call it."""
+
+    def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
+        """Makes holes in the local copy of a file that a version names, until this many bytes are gone.
+
+        ``spared`` returns the ranges that stay. ``links``: how many other names RocksDB and its shard have given the
+        copy. If it has more, it stays whole: another process uses it. Returns how many bytes went. Only the I/O thread
+        may call it, while nobody reads the file. Raises OSError or StateError; then some may have gone.
+        """
 
     def release(self, names: Collection[str]) -> None:
         """Removes the local copies of these files: the current version does not need them, but older ones may."""
@@ -192,6 +207,15 @@ class LocalStorage:
 
     def partial(self, name: str) -> None:
         """Returns None: all files are whole."""
+
+    def room(self) -> None:
+        """Returns None: these are no copies."""
+
+    def excess(self) -> int:
+        return 0
+
+    def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
+        return 0
 
     def release(self, names: Collection[str]) -> None:
         """Does nothing: this is the only copy."""

@@ -49,16 +49,16 @@ class Folders:
         self._made = 0
 
     def of(
-        self, state_dir: str, identity: Identity, requests: Requests, kept_bytes: int, bodies_bytes: int | None
+        self, state_dir: str, identity: Identity, requests: Requests, kept_bytes: int, local_bytes: int | None
     ) -> ShardFolders:
         """Returns the folders of a new shard. Raises ServerError, StorageError.
 
-        ``requests``: of its operator. ``kept_bytes``, ``bodies_bytes``: see :meth:`Location.keep_copies`.
+        ``requests``: of its operator. ``kept_bytes``, ``local_bytes``: see :meth:`Location.keep_copies`.
         """
         if state_dir not in self._locations:
             self._locations[state_dir] = self._locate(state_dir)
         location = self._locations[state_dir]
-        location.keep_copies(kept_bytes, bodies_bytes)
+        location.keep_copies(kept_bytes, local_bytes)
         parent = location.live.resolve()  # one folder may have several paths
         if parent not in self._live:
             live_folder.sweep(parent)

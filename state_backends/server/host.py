@@ -185,7 +185,7 @@ class Host:
         work = self.attempts.find(request.attempt, request.server)
         with work.locked():
             before = work.shard.snapshot
-            token = work.shard.commit(request.attempt, request.snapshot)
+            token = work.shard.commit(request.attempt, request.snapshot, [*request.prestage, *request.later])
             with self._lock:
                 self._committed.committed(work.key[:2], before, request.snapshot)
         executions = [Execution(*e) for e in request.executions]

@@ -22,7 +22,6 @@ from rocksdict import Cache, IngestExternalFileOptions, Rdict, ReadOptions, Writ
 
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import MERGED, PART, SST, SstFile, is_merged
-from state_backends.files.partial import PartialCopy
 from state_backends.files.storage import link_or_copy, linking, make_folder, sync
 from state_backends.format.block import Block, parse
 from state_backends.format.checksum import crc32
@@ -32,9 +31,11 @@ from state_backends.store.body_files import BodyFiles, NoBodies
 from state_backends.store.file_index import Indexed
 from state_backends.store.io import Steps
 from state_backends.store.sst_file import NewFile, block_key, checksum, index_key, read_index, rocksdb_options
+from state_backends.store.trimming import Trimmer
 from state_backends.store.waiting import waiting_for
 from state_backends.thresholds import threshold
 
+_MOST_LEFT = threshold(16, 2)
 _FILES_AT_ONCE = threshold(64, 2)  # takes about 0.1 s; an urgent read of another shard waits for that
 CACHE_BYTES = 4 << 20
 # A RocksDB that failed may refuse to close, and then it keeps its folder locked. So each gets its own folder.
@@ -70,8 +71,8 @@ class PBucket:
         self.tag = "0"
         self.bodies: BodyFiles | NoBodies = NoBodies()
         """Of the references among the blocks."""
-        self.partial: Callable[[str], PartialCopy | None] = lambda name: None
-        """The local copy of a file, by its name, if a part of it may be missing."""
+        self.trimmer = Trimmer(live)
+        """Knows the local copies that may lack a part."""
         self.made: Callable[[int, Path], None] = lambda file_no, path: None
         """Called with the number and the path of each new file, when it is complete."""
         self.next_file_no = 0
@@ -80,7 +81,6 @@ class PBucket:
         self._closed = False
         self._failed = False
         self._ingested: dict[int, SstFile] = {}
-        self._copies: dict[int, PartialCopy] = {}  # of ingested files, if a part of the local copy was missing
         self._left: set[int] = set()  # files that nobody needs, and that RocksDB cannot drop
         self._writing: set[int] = set()
 
@@ -145,6 +145,7 @@ class PBucket:
             self.place(part, path)
             out.file = SstFile(file_no, str(path), out.size_bytes, out.crc, out.index_crc, len(index))
             self._ingest([out.file])
+            self.trimmer.add(file_no, (line.slice_us for line in index))
 
     @contextlib.contextmanager
     def making(self, mark: str = "") -> Iterator[tuple[int, Path, Path]]:
@@ -186,12 +187,14 @@ class PBucket:
         """
         names = self._names(file_no, blocks)
         keys = [block_key(file_no, *block) for block in blocks]
-        if (copy := self._copies.get(file_no)) is not None and not copy.is_whole:
-            yield from waiting_for(copy.bring(Span(copy.around(keys[0]).begin, copy.around(keys[-1]).end)))
-        found = (yield from self._neighbours(keys, size_bytes)) if len(keys) > 1 else []
-        if not found:
-            found = [self._value(keys[0], names[0])]
-            yield len(found[0])
+        yield from self.trimmer.make_room()
+        with self.trimmer.reading(file_no):
+            if (copy := self.trimmer.partial(file_no)) is not None:
+                yield from waiting_for(copy.bring(Span(copy.around(keys[0]).begin, copy.around(keys[-1]).end)))
+            found = (yield from self._neighbours(keys, size_bytes)) if len(keys) > 1 else []
+            if not found:
+                found = [self._value(keys[0], names[0])]
+                yield len(found[0])
         parsed = [parse(found[0], names[0])]
         with contextlib.suppress(CorruptBlock):  # who reads that one reports it
             parsed += [parse(value, name) for value, name in zip(found[1:], names[1:], strict=False)]
@@ -234,12 +237,18 @@ class PBucket:
         return value
 
     def complete(self, files: Sequence[SstFile]) -> Steps[None]:
-        """Steps that fetch what the local copies lack, of the newest file first. Errors are left to who reads."""
+        """Steps that fetch what the local copies lack, of the newest file first, as far as the host has room.
+
+        Errors are left to who reads.
+        """
+        copies = self.trimmer.copies
         for file in sorted(files, key=lambda file: file.file_no, reverse=True):
-            copy = self.partial(file.name)
+            copy = copies.partial(file.name)
             if copy is None or copy.is_whole:
                 continue
             for span in copy.spans():
+                if (room := copies.room()) is not None and room < span.end - span.begin:
+                    return
                 try:
                     while futures := copy.bring(span, ahead=True):
                         yield from waiting_for(futures)
@@ -249,9 +258,13 @@ class PBucket:
                 yield span.end - span.begin
         yield 0
 
+    def trim(self) -> Steps[None]:
+        """Steps that keep the local copies within the host's budget for them."""
+        return self.trimmer.trim()
+
     def whole(self, files: Sequence[SstFile]) -> Steps[None]:
         """Steps that fetch all that the local copies lack. Raises StorageError."""
-        copies = [copy for file in files if (copy := self.partial(file.name)) is not None]
+        copies = [copy for file in files if (copy := self.trimmer.copies.partial(file.name)) is not None]
         yield from waiting_for([future for copy in copies for future in copy.bring(Span(0, copy.file.size_bytes))])
 
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
@@ -277,13 +290,14 @@ class PBucket:
                 if index is None or crc32(index) != file.index_crc:
                     # If a file was replaced by a copy of another one, their keys collide, and this index may be
                     # missing because of a third file. The checksums of the files show which one is bad.
-                    here = (f for f in files if self.partial(f.name) is None)
+                    here = (f for f in files if self.trimmer.copies.partial(f.name) is None)
                     bad = next((f for f in here if checksum(Path(f.path)) != f.crc), file)
                     raise CorruptState(f"file {bad.name}: its index of blocks is not the one in the manifest")
                 try:
                     indexes.append(read_index(index))
                 except CorruptState as error:
                     raise CorruptState(f"file {file.name}: {error}") from None
+                self.trimmer.add(file.file_no, (line.slice_us for line in indexes[-1]))
                 self.next_file_no = max(self.next_file_no, file.file_no + 1)
         return indexes
 
@@ -299,8 +313,7 @@ class PBucket:
             self._open()  # which makes the folder
             for file in files:
                 yield from linked(self.live, file)
-                if (copy := self.partial(file.name)) is not None:
-                    self._copies[file.file_no] = copy
+                self.trimmer.add_partial(file)
             self._ingest(files)
             found: list[bytes | None] = self._open().get([index_key(file.file_no) for file in files])
             return found
@@ -316,11 +329,18 @@ class PBucket:
     def drop(self, *file_nos: int) -> Steps[None]:
         """Steps that make RocksDB forget files. Retention deletes the published ones."""
         dropped = [self._ingested.pop(no) for no in sorted(file_nos) if no in self._ingested]
-        for no in file_nos:
-            # RocksDB would read such a file while it drops it, and fail at a hole. It goes with the folder.
-            if (copy := self._copies.pop(no, None)) is not None and not copy.is_whole:
-                self._left.add(no)
-        for first, last in self._runs([file.file_no for file in dropped if file.file_no not in self._left]):
+        # RocksDB would read such a file while it drops it, and fail at a hole. It goes with the folder.
+        self._left.update(no for no in file_nos if self.trimmer.drop(no))
+        with self.trimmer.reading(*file_nos):
+            yield from self._drop([file.file_no for file in dropped if file.file_no not in self._left])
+        if self._db is not None and len(self._left) > max(_MOST_LEFT, len(self._ingested)) and not self.trimmer.is_read:
+            self._failed = True  # so that the next write makes a new RocksDB, without them
+        if not self.durable:
+            for file in dropped:
+                self.delete(file)
+
+    def _drop(self, file_nos: Sequence[int]) -> Steps[None]:
+        for first, last in self._runs(file_nos):
             if self._db is None or self._failed:
                 break  # the next RocksDB is made without these files
             begin, end = index_key(first), index_key(last + 1)
@@ -336,9 +356,6 @@ class PBucket:
                     raise
                 self._failed = True
                 log.warning("RocksDB in %s could not drop files; a new one will be made: %s", self.live, error)
-        if not self.durable:
-            for file in dropped:
-                self.delete(file)
 
     def delete(self, file: SstFile) -> None:
         """Deletes a file that was written here and that no version names. Any thread may call it."""
@@ -354,7 +371,7 @@ class PBucket:
             close_db(self._db)
             self._db = None
         self._ingested.clear()
-        self._copies.clear()
+        self.trimmer.clear()
         self.bodies.close()
         shutil.rmtree(self.live, ignore_errors=True)
 

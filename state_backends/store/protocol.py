@@ -183,6 +183,9 @@ class BlockStore(Protocol):
     def handed(self, skip: Collection[int] = ()) -> set[str]:
         """Returns the files of children with bodies of live blocks that are not replaced, nor in slices of ``skip``."""
 
+    def trim(self) -> None:
+        """Starts keeping the local copies of files within the host's budget for them, in the background."""
+
     def compact(self, among: Collection[int] | None = None, *, held_bytes: int = 0, disk_bytes: int = 0) -> None:
         """Puts a finished merge to use, and starts another one in the background if that is worth it.
 

@@ -87,6 +87,7 @@ class TieredStore:
         self._merger = Merger(self.blocks, p_bucket, io, limits)
         self._keeps_all = keeps_all
         self._completing: Pending[None] | None = None  # fetches what the local copies of restored files lack
+        self._trimming: Pending[None] | None = None  # makes room on the disk for local copies
         self._eviction = Eviction(
             self.blocks,
             self._writer,
@@ -240,6 +241,11 @@ class TieredStore:
         if self._keeps_all:
             self._prestager.load_all()
 
+    def trim(self) -> None:
+        """See :meth:`state_backends.store.protocol.BlockStore.trim`."""
+        if self._trimming is None or self._trimming.over():
+            self._trimming = self._io.submit(Priority.MAINTENANCE, self._files.trim())
+
     def handed(self, skip: Collection[int] = ()) -> set[str]:
         with self.blocks.lock:
             return self.blocks.handed(skip)
@@ -260,8 +266,9 @@ class TieredStore:
 
     def close(self) -> None:
         self._merger.stop()
-        if self._completing is not None:
-            self._completing.cancel()
+        for request in (self._completing, self._trimming):
+            if request is not None:
+                request.cancel()
         with self.blocks.lock:
             self.blocks.closed = True
             under_way: list[Pending[Any]] = [*self._writer.requests(), *self._prestager.requests()]

@@ -189,15 +189,16 @@ class Shard:
         keyed = self._keyed
         return keyed is not None and keyed.expect(keys)
 
-    def commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
+    def commit(self, attempt: str, snapshot: dict[str, Any], due: Sequence[int] = ()) -> str:
         """Makes a new version of what the attempt did, whole or not at all; returns its token.
 
-        Raises RequestError if ``snapshot["next_seq"]`` is the number of a block that exists already.
+        ``due``: slices that the next attempts will probably read, the soonest first. Raises RequestError if
+        ``snapshot["next_seq"]`` is the number of a block that exists already.
         """
         with self._noticing_damage():
-            return self._commit(attempt, snapshot)
+            return self._commit(attempt, snapshot, due)
 
-    def _commit(self, attempt: str, snapshot: dict[str, Any]) -> str:
+    def _commit(self, attempt: str, snapshot: dict[str, Any], due: Sequence[int]) -> str:
         work = self._working(attempt)
         if snapshot["next_seq"] <= work.last_seq:
             raise RequestError(f"commit: snapshot.next_seq must be above block {work.last_seq}, which exists already")
@@ -246,7 +247,7 @@ class Shard:
         self._at_work = None
         self._written = []
         self.requested = Batch(batch_of(attempt), self._requests.since_last())
-        self._expire(manifest, past, batch_of(attempt))
+        self._expire(manifest, past, batch_of(attempt), due)
         return manifest.token
 
     def abort(self, attempt: str) -> None:
@@ -424,7 +425,7 @@ class Shard:
         self._ahead = PublishingAhead(self.storage)
         p_bucket.made = self._ahead.made
         p_bucket.bodies = BodyFiles(self._staged, lambda: self.storage)
-        p_bucket.partial = self.storage.partial
+        p_bucket.trimmer.copies = self.storage
         stores = self._make_stores(p_bucket)
         try:
             self.storage.fetch([self._file(f) for f in self._files.values()], partly=partly)
@@ -432,7 +433,9 @@ class Shard:
                 self.storage.publish([], list(self._handed))
                 blocks = [self._file(f) for no, f in self._files.items() if no not in manifest.runs]
                 stores.blocks.restore(blocks, manifest.alive)
-                stores.values.restore([self._file(run) for run in runs_of(manifest)])
+                runs = [self._file(run) for run in runs_of(manifest)]
+                stores.values.restore(runs)
+                p_bucket.trimmer.plan(blocks, runs, ())
                 p_bucket.next_file_no = max(p_bucket.next_file_no, manifest.next_file_no)
         except BaseException:
             stores.close()
@@ -477,9 +480,13 @@ class Shard:
 
     # -- what is kept, and what is merged -----------------------------------------------------------------
 
-    def _expire(self, manifest: Manifest, past: list[Past], batch: int) -> None:
-        """Deletes what nobody can ask for, and starts merging. The version exists already, so nothing is raised."""
-        assert self.store is not None
+    def _expire(self, manifest: Manifest, past: list[Past], batch: int, due: Sequence[int]) -> None:
+        """Deletes what nobody can ask for. Starts merging and making room. The version exists, so it raises nothing."""
+        assert self.store is not None and self._p_bucket is not None
+        if self.storage.excess() > 0:
+            blocks = [self._file(f) for no, f in self._files.items() if no not in manifest.runs]
+            self._p_bucket.trimmer.plan(blocks, [self._file(run) for run in runs_of(manifest)], due)
+            self.store.trim()
         try:
             self._retention.retry(self.storage.delete(self._retention.committed(manifest, past, batch)))
             held, disk = self._retention.held_bytes, self._retention.disk_bytes
@@ -487,8 +494,4 @@ class Shard:
             if self._keyed is not None:
                 self._keyed.compact()
         except (OSError, StateError) as error:
-            log.warning(
-                "old files of shard %d could not be deleted now; the next commit tries again: %s",
-                self.identity.shard,
-                error,
-            )
+            log.warning("old files of shard %d stay until the next commit: %s", self.identity.shard, error)

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pyarrow.fs as pafs
 
 from state_backends.backends import Stores
+from state_backends.files.disk_budget import DiskBudget
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.names import SstFile
 from state_backends.files.remote import Remote
@@ -117,8 +118,10 @@ class Host:
         budget: int = 64 << 10,
         kept: KeptCopies | None = None,
         renews: bool = False,
+        disk: DiskBudget | None = None,
     ) -> None:
         """``renews``: as on a state server, each rebuild gets a new storage for the same folder."""
+        self.disk = disk
         self.folder, self.budget = folder, budget
         self.io = IoThread()
         self.remote = Remote(uri)
@@ -136,9 +139,8 @@ class Host:
         )
 
     def make_storage(self) -> RemoteStorage:
-        return RemoteStorage(
-            self.remote, "query/tolls/shard-00003", self.folder / "copies", requests=self.requests, kept=self.kept
-        )
+        where = "query/tolls/shard-00003", self.folder / "copies"
+        return RemoteStorage(self.remote, *where, requests=self.requests, kept=self.kept, budget=self.disk)
 
     def home(self, identity: Identity) -> Home:
         storage = self.make_storage()

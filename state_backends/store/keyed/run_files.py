@@ -58,7 +58,7 @@ class RunFiles:
         self._db_path = live
         self._ingested: tuple[SstFile, ...] = ()
         self._closed = False
-        self._looked_at: tuple[SstFile, ...] | None = None
+        self._looked_at: tuple[tuple[SstFile, ...], int] | None = None
         self._copies: list[PartialCopy] = []  # of those runs, if a part of them was missing
 
     def write(self, changes: Iterable[tuple[bytes, bytes | None]], mark: str = "") -> Steps[SstFile]:
@@ -150,17 +150,18 @@ class RunFiles:
 
         A RocksDB of its own merges them, and checks their bytes.
         """
-        yield from self._p_bucket.whole(runs)
         path = self._new_path()
         db: Rdict | None = None
         try:
-            with self._errors():
-                db = self._make_db(path)
-                for run in runs:
-                    yield from linked(path, run)
-                ingest(db, path, runs)
-            yield 0
-            return (yield from self.write(self._merged(db, oldest), mark))
+            with self._p_bucket.trimmer.reading(*(run.file_no for run in runs)):
+                yield from self._p_bucket.whole(runs)
+                with self._errors():
+                    db = self._make_db(path)
+                    for run in runs:
+                        yield from linked(path, run)
+                    ingest(db, path, runs)
+                yield 0
+                return (yield from self.write(self._merged(db, oldest), mark))
         finally:
             if db is not None:
                 close_db(db)
@@ -232,10 +233,10 @@ class RunFiles:
 
     def _partial(self) -> list[tuple[PartialCopy, TableIndex]]:
         """The local copies that may lack a part, with their indexes."""
-        runs = self.runs
-        if runs is not self._looked_at:
-            copies = (self._p_bucket.partial(run.name) for run in runs)
-            self._looked_at, self._copies = runs, [copy for copy in copies if copy is not None]
+        runs, trimmer = self.runs, self._p_bucket.trimmer
+        if self._looked_at is None or runs is not self._looked_at[0] or trimmer.shrunk != self._looked_at[1]:
+            copies = (trimmer.copies.partial(run.name) for run in runs)
+            self._looked_at, self._copies = (runs, trimmer.shrunk), [copy for copy in copies if copy is not None]
         if not self._copies:
             return []
         return [(copy, index) for copy in self._copies if (index := copy.index) is not None]
@@ -293,7 +294,7 @@ class RunFiles:
     def _damaged(self) -> SstFile | None:
         """The first run whose bytes are not those that were written. Reads all runs."""
         with contextlib.suppress(OSError):
-            here = (run for run in self.runs if self._p_bucket.partial(run.name) is None)
+            here = (run for run in self.runs if self._p_bucket.trimmer.copies.partial(run.name) is None)
             return next((run for run in here if checksum(Path(run.path)) != run.crc), None)
         return None
 
