@@ -106,6 +106,8 @@ def _sweep(settings: Settings, out: Path, show: Show, until_s: float) -> list[di
         show(f"{len(todo) - len(missing)} of {len(todo)} cells are done already", progress)
     if others := [cell.name for cell in {*missing, *needed} if is_of_another_commit(out, cell)]:
         show(f"of another commit, so they run again: {', '.join(sorted(others))}", progress)
+    if missing and settings.source == "kafka":
+        _topics("check", settings, missing[0], data_folder(settings, missing[0], out))
     dead: dict[Any, int] = {}  # the fewest past windows with which a contender died
 
     def died(cell: Cell) -> None:
@@ -207,7 +209,7 @@ def data_folder(settings: Settings, cell: Cell, out: Path) -> Path:
     return out / "data" / f"{cell.workload}-{cell.past_windows:02d}-{shape.digest(cell.workload)}"
 
 
-def _topics(what: Literal["fill", "drop"], settings: Settings, cell: Cell, data: Path) -> None:
+def _topics(what: Literal["check", "fill", "drop"], settings: Settings, cell: Cell, data: Path) -> None:
     assert settings.kafka is not None
     workload, shape = load(cell.workload), settings.cell_shape(cell)
     topics.apart(what, workload, shape, data, settings.kafka, settings.batches_of(cell), my_environment())

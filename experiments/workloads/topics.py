@@ -180,7 +180,7 @@ def _jvm(spark: SparkSession) -> Any:
 
 
 def apart(
-    what: Literal["fill", "drop"],
+    what: Literal["check", "fill", "drop"],
     workload: Workload,
     shape: Shape,
     folder: Path,
@@ -188,7 +188,10 @@ def apart(
     batches: int,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """:func:`fill` or :func:`drop` in a process of its own. Raises ConfigError, or RuntimeError with its output."""
+    """:func:`need_connector`, :func:`fill` or :func:`drop` in a process of its own.
+
+    Raises ConfigError, or RuntimeError with its output.
+    """
     names = prefix(workload, shape, batches)
     numbers = str(batches), str(len(shape.heartbeats(batches)))
     command = [sys.executable, "-m", __name__, what, workload.name, str(folder), servers, *numbers, names]
@@ -207,7 +210,9 @@ def main(what: str, name: str, folder: str, servers: str, batches: str, heartbea
     spark = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     try:
-        if what == "fill":
+        if what == "check":
+            need_connector(spark)
+        elif what == "fill":
             fill(spark, load(name), Path(folder), servers, int(batches), int(heartbeats), names)
         else:
             drop(spark, load(name), servers, names)
