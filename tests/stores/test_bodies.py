@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
@@ -9,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from state_backends.files.bodies import Places
+from state_backends.files.bodies import Places, staged_name
 from state_backends.files.handed import HandedFile
 from state_backends.format.block import Block, BodyAt
 from state_backends.store import body_files
@@ -108,3 +112,70 @@ def test_a_request_that_is_cancelled_leaves_its_neighbours_to_themselves(make: A
         assert isinstance(next(reading), Waits)
         source.answer(1)
     assert bytes(run(reading).body) == body(1)
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@given(data=st.data())
+def test_any_order_of_steps_gives_the_same_bodies(is_local: bool, data: st.DataObject) -> None:
+    """The test is the I/O thread: it chooses which request takes a step, and which answer comes.
+
+    Sizes are tiny. Requests are cancelled at any step. A staged body stays as it was for who has mapped it.
+    """
+    with tempfile.TemporaryDirectory(prefix="aion-test-") as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_files, "PIECE_BYTES", data.draw(st.sampled_from([1, 700, PIECE, 1 << 20])))
+        patch.setattr(body_files, "GAP_BYTES", data.draw(st.sampled_from([0, 64, 8000])))
+        patch.setattr(body_files, "MOST_TOGETHER_BYTES", data.draw(st.sampled_from([1, 7000, 1 << 20])))
+        patch.setattr(body_files, "are_resident", lambda path, ranges: [False] * len(ranges))
+        folder, staged = Path(name) / "here", Path(name) / "staged"
+        count = data.draw(st.integers(1, 5))
+        sizes = [data.draw(st.sampled_from([0, 900, 3000])) for _ in range(count)]
+        with closing(HandedFile(folder, NAME)) as file:
+            references = [file.add(make_block(n, n, size)) for n, size in enumerate(sizes)]
+            file.end()
+            file.seal()
+        expected = [bytes(make_block(n, n, size).body) for n, size in enumerate(sizes)]
+        source = Source(folder, is_local=is_local)
+        bodies = BodyFiles(staged, lambda: source)
+        under_way: dict[int, tuple[bool, Steps[Any]]] = {}
+        for n, reference in enumerate(references):
+            bodies.expect(reference)
+            stages = data.draw(st.booleans())
+            under_way[n] = stages, bodies.stage(reference) if stages else bodies.read(reference)
+        waits: dict[int, Future[Any]] = {}
+        mapped: dict[int, mmap.mmap] = {}
+        while under_way:
+            runnable = [n for n in under_way if n not in waits or waits[n].done()]
+            unanswered = [at for at, (_, _, future) in enumerate(source.asked) if not future.done()]
+            what = data.draw(
+                st.sampled_from([*(["step"] * 4 if runnable else []), *["answer"] * bool(unanswered), "cancel"])
+            )
+            if what == "answer":
+                source.answer(data.draw(st.sampled_from(unanswered)))
+                continue
+            n = data.draw(st.sampled_from(runnable if what == "step" else sorted(under_way)))
+            stages, steps = under_way[n]
+            if what == "cancel":
+                steps.close()
+            else:
+                try:
+                    step = next(steps)
+                    waits.pop(n, None)
+                    if isinstance(step, Waits):
+                        waits[n] = step.until
+                    continue
+                except StopIteration as stop:
+                    if stages:
+                        assert stop.value is True
+                        at = references[n].at
+                        assert at is not None
+                        with (staged / staged_name(at)).open("rb") as whole:
+                            mapped[n] = mmap.mmap(whole.fileno(), 0, prot=mmap.PROT_READ)
+                        if data.draw(st.booleans()):
+                            bodies.unstage(at)
+                    else:
+                        assert bytes(stop.value.body) == expected[n]
+            del under_way[n]
+            bodies.forget(references[n])
+        assert not list(staged.glob("*.part")), "a body is there whole, or not at all"
+        bodies.close()
+        assert not staged.exists() and {n: body[:] for n, body in mapped.items()} == {n: expected[n] for n in mapped}

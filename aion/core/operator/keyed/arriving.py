@@ -141,14 +141,16 @@ class ArrivingWindows(WindowsInMemory):
         if self.shape.by_event:
             most = there + all_rows
         else:  # they are at least as many as either the keys that came or what is there
-            most = max(there, len(np.unique(rows["hash"])) * all_rows // len(rows))
+            hashes = np.sort(rows["hash"])  # np.unique is ten times slower
+            keys = 1 + int(np.count_nonzero(hashes[1:] != hashes[:-1]))
+            most = max(there, keys * all_rows // len(rows))
         self._resize(max(self.kept.wanted(most), self.kept.pages))
 
     def _join(self, piece: Table, now_us: int | None, late: list[tuple[Ints, Ints]], some: Ints) -> Orders:
         """Some rows join the windows in memory. ``late``: gets the ends of their windows, and how many came late."""
         if len(some):
             rows = piece if len(some) == len(piece) else piece.take(some)
-            self._joined.append(np.unique(self.kept.of(rows["hash"])))
+            self._joined.append(self.kept.each_of(rows["hash"]))
             self.reach_us = max(self.reach_us, self.shape.reaches(rows))
             added = self.shape.add(self.index, rows, now_us)
             self.index, self._known = added.grown, None

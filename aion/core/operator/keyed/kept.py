@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,6 @@ from aion.core.operator.keyed.shapes import Flags, completed
 from aion.core.operator.keyed.table import Ints, Table
 from aion.core.operator.keyed.values import Change, MemoryValues, Values
 from aion.core.packing import table, untable
-from aion.core.slicing.tree import ranges
 from state_backends.thresholds import threshold
 
 ROWS = threshold(32, 1)
@@ -207,6 +206,10 @@ class KeptPages:
         """The page of each of these hashes of keys."""
         return _place(hashes, self.pages)
 
+    def each_of(self, hashes: Ints) -> Ints:
+        """The pages of these hashes of keys, each once."""
+        return _distinct(self.of(hashes))
+
     def parts(self, pages: Ints) -> list[Part]:
         """Parts of some items, by the pages that they need. ``pages``: of each item, a row that came or a page itself.
 
@@ -217,16 +220,18 @@ class KeptPages:
         here = self._are_here(distinct)
         if len(self._held) + int(weights[~here].sum()) <= PAGES_AT_ONCE:
             return [Part(distinct[~here], np.arange(len(pages)))]
-        order = np.argsort(pages, kind="stable")
-        edges = np.searchsorted(pages[order], distinct)
-        lengths = np.diff(np.append(edges, len(order)))
-
-        def part(which: Any) -> Part:
-            return Part(distinct[which], order[ranges(edges[which], lengths[which])])
-
-        found = [part(here)._replace(pages=distinct[:0])] if self._held else []
         away = np.flatnonzero(~here)
-        return found + [part(away[some]) for some in at_once(weights[away], PAGES_AT_ONCE)]
+        stretches = [away[some] for some in at_once(weights[away], PAGES_AT_ONCE)]
+        # Numpy sorts small integers by radix, so the items are sorted by part, and not by page.
+        part_of = np.zeros(int(distinct[-1]) + 1, np.min_scalar_type(len(stretches)))
+        for number, which in enumerate(stretches, start=1):
+            part_of[distinct[which]] = number
+        part_of_item = part_of[pages]
+        order = np.argsort(part_of_item, kind="stable")
+        ends = np.cumsum(np.bincount(part_of_item, minlength=len(stretches) + 1))
+        found = [Part(distinct[:0], order[: ends[0]])] if self._held else []
+        parts = zip(stretches, pairwise(ends.tolist()), strict=True)
+        return found + [Part(distinct[which], order[begin:end]) for which, (begin, end) in parts]
 
     def _are_here(self, pages: Ints) -> Flags:
         """A mask of the pages that are in memory."""
@@ -404,8 +409,12 @@ def _distinct(pages: Ints) -> Ints:
 
 def _weighed(pages: Ints) -> tuple[Ints, Ints]:
     """The different numbers, sorted, and how much each weighs. See :meth:`KeptPages.parts`."""
-    distinct = _distinct(pages)
-    counts = np.bincount(np.searchsorted(distinct, pages), minlength=len(distinct))
+    if int(pages.max(initial=0)) > _MASKED * len(pages):
+        distinct, counts = np.unique(pages, return_counts=True)
+    else:
+        of_page = np.bincount(pages)
+        distinct = np.flatnonzero(of_page)
+        counts = of_page[distinct]
     return distinct, np.maximum(counts // ROWS, 1)
 
 
