@@ -14,15 +14,15 @@ from aion.config.sections import TriggerPolicy
 from aion.core.compaction import BlockCompaction
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import BlockSettings
+from aion.core.keyed.kinds import shape_of
+from aion.core.keyed.shard import KeyedPart, KeyedShard
+from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.completeness import Completeness
-from aion.core.operator.keyed.kinds import shape_of
-from aion.core.operator.keyed.shard import KeyedPart, KeyedShard
-from aion.core.operator.keyed.windows import KeyedWindows
-from aion.core.operator.late_work import LateWork
+from aion.core.life.late_work import LateWork
+from aion.core.life.rules import Own, Rules
 from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
 from aion.core.operator.overview import trigger_from_json
-from aion.core.operator.rules import Own, Rules
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.staleness import Forecast, StalenessTrigger

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from aion.aggregates.values import Ints, combined
 from aion.base.row_hash import hash_rows
-from aion.core.operator.actions import Execute
+from aion.core.life.actions import Execute
 from aion.core.operator.completeness import PaneFacts, rate
 from aion.core.operator.operator import Operator
 from aion.core.query.columns import COMPLETENESS_COLUMNS

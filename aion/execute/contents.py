@@ -15,7 +15,7 @@ from aion.base.numbers import sums_by
 from aion.core.compaction import Compact
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.key_ranges import Keys, key_names, row_hashes
-from aion.core.operator.actions import EmitDropped, EmitUntimed, Execute, SliceFacts
+from aion.core.life.actions import EmitDropped, EmitUntimed, Execute, SliceFacts
 from aion.core.query.plan import Plan
 from aion.core.slicing.tree import Aggregation
 from aion.execute.applying import Decoded, Seen, apply_window, decode_all, newest_panes

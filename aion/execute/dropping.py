@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from aion.core.ingest.encoding import decode
-from aion.core.operator.actions import EmitDropped, EmitUntimed, PaneKind
+from aion.core.life.actions import EmitDropped, EmitUntimed, PaneKind
 from aion.core.query.plan import Plan
 from aion.core.slicing.tree import ranges
 from aion.execute.applying import dropped_events

@@ -19,7 +19,8 @@ from aion.base.identity import SECRET_BYTES
 from aion.base.numbers import LATEST_US, NEVER, within
 from aion.core.compaction import BlockFact, Compact
 from aion.core.ingest.key_ranges import Keys
-from aion.core.operator.actions import (
+from aion.core.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
+from aion.core.life.actions import (
     Action,
     Append,
     Arrived,
@@ -34,7 +35,6 @@ from aion.core.operator.actions import (
     SliceFacts,
     WatermarkAdvanced,
 )
-from aion.core.operator.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
 from aion.core.operator.operator import Operator
 from aion.core.operator.unique import Unique
 from aion.core.query.columns import PANE_SEQ
@@ -122,7 +122,7 @@ class Executor:
     def end_batch(self, *, last: bool = False, follows: bool = False) -> Iterator[pa.RecordBatch]:
         """The late executions that the trigger asks for. With ``last``, all windows with pending events.
 
-        ``follows``: see :class:`aion.core.operator.actions.BatchEnded`.
+        ``follows``: see :class:`aion.core.life.actions.BatchEnded`.
         """
         yield from self._carry_out(self.operator.handle(BatchEnded(last, follows)), ())
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.key_ranges import Keys, row_hashes
-from aion.core.operator.actions import PaneKind
-from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract, gap_name
-from aion.core.operator.keyed.table import Table
+from aion.core.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract, gap_name
+from aion.core.keyed.table import Table
+from aion.core.life.actions import PaneKind
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import is_timed
 from aion.execute.applying import apply_keyed, decode_all, dropped_events

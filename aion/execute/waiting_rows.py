@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from aion.base.stretches import at_once
-from aion.core.operator.keyed.table import Table, stacked
+from aion.core.keyed.table import Table, stacked
 from state_backends.thresholds import threshold
 
 BINS = threshold(64, 2)
@@ -19,7 +19,7 @@ BINS = threshold(64, 2)
 
 
 class SpilledRows:
-    """See :class:`aion.core.operator.keyed.waiting.WaitingRows`. A column ``hash`` has the hash of each row's key.
+    """See :class:`aion.core.keyed.waiting.WaitingRows`. A column ``hash`` has the hash of each row's key.
 
     It holds up to ``limit_bytes``, and about as many again while it writes them to the file in ``folder`` (None: the
     platform's temporary folder). The file has no name, so that even a killed process leaves none behind. Raises OSError

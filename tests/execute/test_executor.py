@@ -9,7 +9,8 @@ import pyarrow as pa
 
 import aion
 from aion.core.compaction import Compact
-from aion.core.operator.actions import (
+from aion.core.keyed.shard import KeyedShard
+from aion.core.life.actions import (
     Append,
     Destage,
     EmitUntimed,
@@ -20,7 +21,6 @@ from aion.core.operator.actions import (
     Purge,
     WindowRef,
 )
-from aion.core.operator.keyed.shard import KeyedShard
 from aion.core.query.plan import make_plan
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor

@@ -1,4 +1,4 @@
-"""Decides what happens to windows: facts come in, orders go out.
+"""Decides what happens to windows: facts come in, orders go out. Pure.
 
-``operator`` decides about the windows that all keys share. ``keyed`` decides about the windows of single keys.
+``operator`` decides about the windows that all keys share, and drives those of single keys (:mod:`aion.core.keyed`).
 """

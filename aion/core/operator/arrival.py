@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from aion.base.numbers import MOST, sum_of, sums_by
 from aion.core.compaction import BlockFact
-from aion.core.operator.actions import EmitUntimed, Ints, SliceFacts
-from aion.core.operator.keyed.shard import Verdict
-from aion.core.operator.lifecycle import Counters
+from aion.core.keyed.shard import Verdict
+from aion.core.life.actions import EmitUntimed, Ints, SliceFacts
+from aion.core.life.lifecycle import Counters
 from aion.core.slicing.grid import (
     AHEAD_SLICE,
     BEYOND_SLICE,

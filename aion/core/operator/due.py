@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from aion.base.numbers import MOST, NEVER
 from aion.core.compaction import BlockCompaction
-from aion.core.operator.actions import Prestage
-from aion.core.operator.keyed.shard import KeyedShard
-from aion.core.operator.keyed.slices import PartSegments
-from aion.core.operator.rules import Rules
-from aion.core.operator.watermark import Watermark
-from aion.core.operator.window_table import WindowTable
+from aion.core.keyed.shard import KeyedShard
+from aion.core.keyed.slices import PartSegments
+from aion.core.life.actions import Prestage
+from aion.core.life.rules import Rules
+from aion.core.life.watermark import Watermark
+from aion.core.life.window_table import WindowTable
 from aion.core.slicing.grid import SliceGrid
 from state_backends.thresholds import threshold
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.base.numbers import NEVER
-from aion.core.operator.window_table import WindowTable
+from aion.core.life.window_table import WindowTable
 
 Ints = npt.NDArray[np.int64]
 

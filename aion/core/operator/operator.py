@@ -2,7 +2,7 @@
 
 Facts come in with their times and sizes in them. Orders go out, and a shell carries them out. There is no clock, no
 thread, no file and no randomness here. One operator manages one shard. Its windows are shared by all keys of the shard;
-:mod:`aion.core.operator.keyed` manages the windows of single keys.
+:mod:`aion.core.keyed` manages the windows of single keys.
 
 Blocks are numbered by ``seq`` in the order of arrival, across all segments of the shard. The watermark never goes back.
 So the blocks that are late for a window are exactly those numbered from the window's ``late_from_seq`` on, and the
@@ -20,9 +20,13 @@ import numpy.typing as npt
 
 from aion.base.numbers import NEVER, within
 from aion.core.compaction import BlockCompaction, BlockFact, CompactionDone
+from aion.core.keyed.in_memory import Orders
+from aion.core.keyed.orders import Arrivals, ExecuteKeyed, Order
+from aion.core.keyed.shard import KeyedShard, Verdict
+from aion.core.keyed.slices import PartSegments, parts_of
 from aion.core.lateness.completeness import Completeness
 from aion.core.lateness.observe import Lateness, NewBounds, observe_late
-from aion.core.operator.actions import (
+from aion.core.life.actions import (
     Action,
     Append,
     Arrived,
@@ -38,20 +42,16 @@ from aion.core.operator.actions import (
     SliceFacts,
     WatermarkAdvanced,
 )
+from aion.core.life.late_work import LEAST_AWAITED_BYTES, LateWork
+from aion.core.life.lifecycle import Counters
+from aion.core.life.rules import Rules
+from aion.core.life.watermark import Watermark
+from aion.core.life.window_table import WindowTable
 from aion.core.operator.arrival import Arrival, Tally, untimed
 from aion.core.operator.due import Due
 from aion.core.operator.gone import Gone
 from aion.core.operator.invariants import check
-from aion.core.operator.keyed.in_memory import Orders
-from aion.core.operator.keyed.orders import Arrivals, ExecuteKeyed, Order
-from aion.core.operator.keyed.shard import KeyedShard, Verdict
-from aion.core.operator.keyed.slices import PartSegments, parts_of
-from aion.core.operator.late_work import LEAST_AWAITED_BYTES, LateWork
-from aion.core.operator.lifecycle import Counters
 from aion.core.operator.pins import calendars_to_json
-from aion.core.operator.rules import Rules
-from aion.core.operator.watermark import Watermark
-from aion.core.operator.window_table import WindowTable
 from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.grid import SliceGrid, has_event_rows, slices_to_json
 from aion.core.trigger.triggers import Trigger

@@ -15,8 +15,8 @@ import numpy as np
 
 from aion.base.numbers import NEVER
 from aion.core.calendars import CalendarEdges, Ints
+from aion.core.life.window_table import WindowTable
 from aion.core.operator.gone import Gone
-from aion.core.operator.window_table import WindowTable
 from aion.core.packing import table, untable
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import SliceGrid

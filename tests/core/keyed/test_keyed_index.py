@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
+from aion.core.keyed.kept import ROWS
+from aion.core.keyed.kinds import shape_of
+from aion.core.keyed.table import Table, hashes_of
+from aion.core.keyed.values import Change, MemoryValues
+from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.observe import Lateness
-from aion.core.operator.keyed.kept import ROWS
-from aion.core.operator.keyed.kinds import shape_of
-from aion.core.operator.keyed.table import Table, hashes_of
-from aion.core.operator.keyed.values import Change, MemoryValues
-from aion.core.operator.keyed.windows import KeyedWindows
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
 from tests.durations import us

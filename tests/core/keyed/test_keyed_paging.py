@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.core.operator.keyed import kept
-from aion.core.operator.keyed.kept import KeptPages
-from aion.core.operator.keyed.table import Table
+from aion.core.keyed import kept
+from aion.core.keyed.kept import KeptPages
+from aion.core.keyed.table import Table
 from tests.core.keyed.test_keyed_index import DEFINITIONS, Shard, panes, told
 from tests.durations import us
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import aion
 from aion.config import load_policy
 from aion.core.compaction import BlockFact
-from aion.core.operator.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
-from aion.core.operator.late_work import LEAST_AWAITED_BYTES
+from aion.core.life.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
+from aion.core.life.late_work import LEAST_AWAITED_BYTES
+from aion.core.life.rules import Rules
 from aion.core.operator.operator import Operator
-from aion.core.operator.rules import Rules
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, Trigger
 from aion.core.windows import Tumbling

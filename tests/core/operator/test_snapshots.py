@@ -20,10 +20,10 @@ from aion.base.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, su
 from aion.config import load_policy
 from aion.core.compaction import BlockFact, Compact, CompactionDone
 from aion.core.ingest.encoding import decode, encode
-from aion.core.operator.actions import Arrived, BatchEnded, Event, Forget, SliceFacts, WatermarkAdvanced
-from aion.core.operator.keyed.orders import Arrivals
-from aion.core.operator.keyed.table import Table
-from aion.core.operator.keyed.values import MemoryValues
+from aion.core.keyed.orders import Arrivals
+from aion.core.keyed.table import Table
+from aion.core.keyed.values import MemoryValues
+from aion.core.life.actions import Arrived, BatchEnded, Event, Forget, SliceFacts, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.packing import table, untable
 from aion.core.query.plan import Plan, make_plan

@@ -26,9 +26,9 @@ import aion
 from aion import aggregates as A
 from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy
+from aion.core.life.window_table import WindowTable
 from aion.core.operator.gone import Gone
 from aion.core.operator.pins import calendars_to_json, pinned_plan
-from aion.core.operator.window_table import WindowTable
 from aion.core.packing import untable
 from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.grid import SliceGrid

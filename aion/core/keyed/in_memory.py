@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from aion.base.numbers import NEVER
-from aion.core.lateness.observe import NewBounds
-from aion.core.operator.keyed.cells import Cells
-from aion.core.operator.keyed.closing import BEFORE_ALL, Closing
-from aion.core.operator.keyed.kept import (
+from aion.core.keyed.cells import Cells
+from aion.core.keyed.closing import BEFORE_ALL, Closing
+from aion.core.keyed.kept import (
     CLOSED,
     EARLY,
     KEPT,
@@ -23,12 +22,13 @@ from aion.core.operator.keyed.kept import (
     KeptPages,
     Part,
 )
-from aion.core.operator.keyed.now import Now, look, orphans
-from aion.core.operator.keyed.orders import ExecuteKeyed, Retract, joined
-from aion.core.operator.keyed.pages import PageFormat
-from aion.core.operator.keyed.shapes import INDEX, Flags, Shape, total
-from aion.core.operator.keyed.table import Ints, Table, stacked
-from aion.core.operator.window_table import WindowTable
+from aion.core.keyed.now import Now, look, orphans
+from aion.core.keyed.orders import ExecuteKeyed, Retract, joined
+from aion.core.keyed.pages import PageFormat
+from aion.core.keyed.shapes import INDEX, Flags, Shape, total
+from aion.core.keyed.table import Ints, Table, stacked
+from aion.core.lateness.observe import NewBounds
+from aion.core.life.window_table import WindowTable
 
 YIELDED = ("start", "end", "number", "pane", "seq", "early", "hash")
 """The columns for each executed window: its interval, the number of its last pane, and the newest block in that pane.

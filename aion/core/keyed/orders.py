@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from aion.core.operator.actions import PaneKind
-from aion.core.operator.keyed.table import Ints, Table, stacked
+from aion.core.keyed.table import Ints, Table, stacked
+from aion.core.life.actions import PaneKind
 
 
 def gap_name(definition: int) -> str:

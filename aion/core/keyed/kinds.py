@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aion.core.operator.keyed.cut_sessions import CutSessions
-from aion.core.operator.keyed.shapes import Counts, Punctuations, Records, Sessions, Shape
+from aion.core.keyed.cut_sessions import CutSessions
+from aion.core.keyed.shapes import Counts, Punctuations, Records, Sessions, Shape
 from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
 
 

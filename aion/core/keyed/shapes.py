@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.base.numbers import MOST, NEVER, sum_of, sums_by
-from aion.core.operator.keyed.table import Ints, Places, Table, codes_of, stacked
+from aion.core.keyed.table import Ints, Places, Table, codes_of, stacked
 from aion.core.slicing.counts import count_windows
 from aion.core.slicing.per_record import record_windows
 from aion.core.slicing.sessions import Intervals, merge_intervals, merge_sessions

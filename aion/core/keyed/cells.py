@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from aion.base.numbers import NEVER, sums_by
+from aion.core.keyed.table import Ints
 from aion.core.lateness.observe import NewBounds
-from aion.core.operator.keyed.table import Ints
-from aion.core.operator.window_table import WindowTable
+from aion.core.life.window_table import WindowTable
 
 
 class Cells:

@@ -51,7 +51,7 @@ class StalenessKept:
     largest: float = 0.0
 
     def note(self, stalest: float, stalest_before: float, all_staleness: float, bound: float | None) -> None:
-        """Counts a window with late events that is gone. See :class:`aion.core.operator.window_table.WindowTable`.
+        """Counts a window with late events that is gone. See :class:`aion.core.life.window_table.WindowTable`.
 
         ``bound``: of the trigger. None: it has none, so no window is kept within it or misses it.
         """

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from aion.base.numbers import NEVER
-from aion.core.operator.keyed.shapes import total
-from aion.core.operator.keyed.windows import KeyedWindows
+from aion.core.keyed.shapes import total
+from aion.core.keyed.windows import KeyedWindows
 
 LISTED = 20
 """How many windows of each definition and shard are listed: those that end first.

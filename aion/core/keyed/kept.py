@@ -25,10 +25,10 @@ import numpy as np
 
 from aion.base.numbers import NEVER, plus, sum_of, sums_by
 from aion.base.stretches import at_once
-from aion.core.operator.keyed.pages import HEAD, PageFormat, Pages
-from aion.core.operator.keyed.shapes import Flags, completed
-from aion.core.operator.keyed.table import Ints, Table
-from aion.core.operator.keyed.values import Change, MemoryValues, Values
+from aion.core.keyed.pages import HEAD, PageFormat, Pages
+from aion.core.keyed.shapes import Flags, completed
+from aion.core.keyed.table import Ints, Table
+from aion.core.keyed.values import Change, MemoryValues, Values
 from aion.core.packing import table, untable
 from aion.core.slicing.tree import ranges
 from state_backends.thresholds import threshold
@@ -130,7 +130,7 @@ class Rest:
                 del self.waiting[cell]
 
     def overlapping(self, starts_us: Ints, ends_us: Ints, bins: Bins) -> Ints:
-        """How many rows overlap each stretch, or a few more: see :func:`aion.core.operator.keyed.windows.overlapping`.
+        """How many rows overlap each stretch, or a few more: see :func:`aion.core.keyed.windows.overlapping`.
 
         Exact if each stretch begins and ends where bins do.
         """

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from aion.base.numbers import sum_of, sums_by
+from aion.core.keyed.closing import BEFORE_ALL
+from aion.core.keyed.in_memory import Orders, WindowsInMemory
+from aion.core.keyed.kept import Bins
+from aion.core.keyed.shapes import INDEX, Flags, Sessions, Shape
+from aion.core.keyed.table import Ints, Table, hashes_of
+from aion.core.keyed.waiting import RowsInMemory, WaitingRows
 from aion.core.lateness.observe import NewBounds, observe_late
-from aion.core.operator.keyed.closing import BEFORE_ALL
-from aion.core.operator.keyed.in_memory import Orders, WindowsInMemory
-from aion.core.operator.keyed.kept import Bins
-from aion.core.operator.keyed.shapes import INDEX, Flags, Sessions, Shape
-from aion.core.operator.keyed.table import Ints, Table, hashes_of
-from aion.core.operator.keyed.waiting import RowsInMemory, WaitingRows
 
 _NOTHING = np.empty(0, np.int64)
 

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aion.base.numbers import NEVER, sum_of
-from aion.core.operator.actions import Forget
-from aion.core.operator.keyed.in_memory import Orders
-from aion.core.operator.keyed.orders import Arrivals, EmitDroppedRows, gap_name
-from aion.core.operator.keyed.shapes import Flags
-from aion.core.operator.keyed.summary import summary
-from aion.core.operator.keyed.table import Ints, Table, hashes_of, stacked
-from aion.core.operator.keyed.values import Values
-from aion.core.operator.keyed.waiting import WaitingRows
-from aion.core.operator.keyed.windows import KeyedWindows, overlapping
-from aion.core.operator.late_work import LateWork
-from aion.core.operator.lifecycle import StalenessKept
+from aion.core.keyed.in_memory import Orders
+from aion.core.keyed.orders import Arrivals, EmitDroppedRows, gap_name
+from aion.core.keyed.shapes import Flags
+from aion.core.keyed.summary import summary
+from aion.core.keyed.table import Ints, Table, hashes_of, stacked
+from aion.core.keyed.values import Values
+from aion.core.keyed.waiting import WaitingRows
+from aion.core.keyed.windows import KeyedWindows, overlapping
+from aion.core.life.actions import Forget
+from aion.core.life.late_work import LateWork
+from aion.core.life.lifecycle import StalenessKept
 
 
 class Taken(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aion.base.numbers import NEVER
-from aion.core.operator.keyed.table import Ints
+from aion.core.keyed.table import Ints
 
 BEFORE_ALL = -(2**62)
 

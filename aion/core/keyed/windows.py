@@ -18,25 +18,25 @@ import numpy as np
 import pyarrow as pa
 
 from aion.base.numbers import NEVER, plus, sum_of, sums_by
-from aion.core.lateness.observe import NewBounds
-from aion.core.operator.actions import PaneKind
-from aion.core.operator.keyed.arriving import ArrivingWindows
-from aion.core.operator.keyed.closing import BEFORE_ALL
-from aion.core.operator.keyed.in_memory import Orders
-from aion.core.operator.keyed.kept import (
+from aion.core.keyed.arriving import ArrivingWindows
+from aion.core.keyed.closing import BEFORE_ALL
+from aion.core.keyed.in_memory import Orders
+from aion.core.keyed.kept import (
     CLOSED,
     EARLY,
     KEPT,
     OPEN,
     Bins,
 )
-from aion.core.operator.keyed.now import Now, look, replaced
-from aion.core.operator.keyed.orders import ExecuteKeyed, Members, Retract
-from aion.core.operator.keyed.shapes import Flags, Shape, Windows, total
-from aion.core.operator.keyed.table import Ints, Table, stacked
-from aion.core.operator.late_work import LateWork
-from aion.core.operator.lifecycle import StalenessKept
-from aion.core.operator.rules import EarlyClock
+from aion.core.keyed.now import Now, look, replaced
+from aion.core.keyed.orders import ExecuteKeyed, Members, Retract
+from aion.core.keyed.shapes import Flags, Shape, Windows, total
+from aion.core.keyed.table import Ints, Table, stacked
+from aion.core.lateness.observe import NewBounds
+from aion.core.life.actions import PaneKind
+from aion.core.life.late_work import LateWork
+from aion.core.life.lifecycle import StalenessKept
+from aion.core.life.rules import EarlyClock
 from aion.core.trigger.triggers import Trigger
 
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)

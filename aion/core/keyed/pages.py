@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from aion.core.operator.keyed.table import Ints, Table
+from aion.core.keyed.table import Ints, Table
 
 HEAD = ("rows", "yielded", "entries", "live", "executed", "open_first", "early_events", "events")
 """What a page says about itself.

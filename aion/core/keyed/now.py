@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from aion.aggregates.groups import number
-from aion.core.operator.keyed.shapes import Flags, Shape, Windows, newest
-from aion.core.operator.keyed.table import Ints, Table, codes_of
+from aion.core.keyed.shapes import Flags, Shape, Windows, newest
+from aion.core.keyed.table import Ints, Table, codes_of
 from aion.core.slicing.tree import ranges
 
 

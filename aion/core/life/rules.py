@@ -14,7 +14,7 @@ import numpy.typing as npt
 from aion.base.numbers import NEVER
 from aion.base.time import EACH_BATCH_US
 from aion.core.lateness.observe import Lateness, NewBounds
-from aion.core.operator.window_table import WindowTable
+from aion.core.life.window_table import WindowTable
 from aion.core.trigger.triggers import Trigger
 from policies.cleanup import Reason
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from aion.base.numbers import NEVER
 from aion.core.compaction import BlockCompaction
-from aion.core.operator.keyed.orders import ExecuteKeyed
-from aion.core.operator.keyed.shard import KeyedPart
-from aion.core.operator.keyed.table import Ints
+from aion.core.keyed.orders import ExecuteKeyed
+from aion.core.keyed.shard import KeyedPart
+from aion.core.keyed.table import Ints
 from aion.core.slicing.grid import EVENT_ROWS_US, LiveSegments, SliceGrid, has_event_rows, slices_from_json
 
 Needed = Callable[[Sequence[int], int], list[bool]]

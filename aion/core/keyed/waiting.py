@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from aion.core.operator.keyed.table import Table, stacked
+from aion.core.keyed.table import Table, stacked
 
 
 class WaitingRows(Protocol):

@@ -7,7 +7,7 @@ waits for at most ``batches`` batches. A batch without data runs all that waits,
 what runs depends only on the version that a batch starts from, and on the batch.
 
 A late window that its own event makes due has no gap in which its blocks could be brought into memory. If it is *far*
-(:class:`~aion.core.operator.window_table.WindowTable`) and large, it waits for the next batch, and they are staged in
+(:class:`~aion.core.life.window_table.WindowTable`) and large, it waits for the next batch, and they are staged in
 the gap before that (paper 3.2). Whether they really are in memory does not count: a batch that runs again after a
 failure has to do the same.
 """
@@ -21,8 +21,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aion.core.operator.actions import PaneKind
-from aion.core.operator.window_table import WindowTable
+from aion.core.life.actions import PaneKind
+from aion.core.life.window_table import WindowTable
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.base.numbers import MOST, NEVER
-from aion.core.operator.actions import Execute, PaneKind, WindowRef
-from aion.core.operator.lifecycle import StalenessKept, Status
+from aion.core.life.actions import Execute, PaneKind, WindowRef
+from aion.core.life.lifecycle import StalenessKept, Status
 from aion.core.packing import table, untable
 from aion.core.trigger.triggers import LateWindows, Trigger
 
@@ -56,7 +56,7 @@ class WindowTable:
     ``stalest_before``: the value at the last look before that interval ended. ``looked``: the value of the current
     interval at the last look. ``reason``: the code of the :class:`policies.cleanup.Reason` that decided the bound.
     ``early_panes``: the number of executions before the window's end. ``owed``: 0, or 1 more than the number of batches
-    for which an execution that is due has waited (:mod:`aion.core.operator.late_work`). ``size_bytes``: encoded bytes
+    for which an execution that is due has waited (:mod:`aion.core.life.late_work`). ``size_bytes``: encoded bytes
     of all events so far. ``far``: 1 if the window is late, and nothing was planned to bring its blocks into memory for
     the next batch.
     """
