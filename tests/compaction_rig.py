@@ -229,6 +229,6 @@ def check_compacted(
 
 
 def uncompacted(plan: Plan, policy: Policy) -> Executor:
-    keyed = make_operator(plan, policy, None).keyed
+    keyed = [make_operator(plan, policy, None).keyed]
     operator = Operator(plan.grid, bound=make_bound(plan, policy, None), trigger=make_trigger(policy), keyed=keyed)
     return Executor(plan, operator, AsTheyCame(), RowContents(plan, CodecPool(0)))

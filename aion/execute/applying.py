@@ -19,7 +19,7 @@ from aion.core.ingest.encoding import decode, is_mapped, is_quick
 from aion.core.ingest.key_ranges import Keys, row_hashes
 from aion.core.keyed.orders import ExecuteKeyed
 from aion.core.life.actions import Execution, PaneKind, WindowRef
-from aion.core.operator.arrival import UNTIMED
+from aion.core.life.arrival import UNTIMED
 from aion.core.query.evolved import converted, schema_before
 from aion.core.query.plan import Key, Plan, Window
 from aion.core.query.updates import DROPPED, visible

@@ -76,18 +76,18 @@ class Executor:
         self.attempt = attempt
         self._contents: Contents = RowContents(plan) if contents is None else contents
         if operator.keyed:
-            operator.keyed.keep_in(attempt)
+            operator.keep_in(attempt)
         secret = token_bytes(SECRET_BYTES) if secret is None else secret
         self._unique = Unique(plan.unique, plan.time, secret) if plan.unique else None
         self.forgotten: list[Forget] = []
         self._purged = False  # in this batch
         self._seeks = self._contents.compacts and bool(plan.key)
         self._keyed = [self._contents.keyed(part, attempt, self._timed) for part in plan.parts]
-        for keyed, windows in zip(self._keyed, operator.keyed.parts, strict=False):
-            windows.wait_in(keyed.waiting)
         self._keyed_of = {
             number: keyed for keyed, part in zip(self._keyed, plan.parts, strict=True) for number in part.keyed
         }
+        for windows in operator.keyed:
+            operator.wait_in(windows.definition, self._keyed_of[windows.definition].waiting())
         # Encoded bytes and seconds of each execution so far. Sizing and idle destaging learn from them. Windows that
         # are computed together count as one.
         self.executions: list[Execution] = []
@@ -128,7 +128,7 @@ class Executor:
 
     def save(self) -> None:
         """At the end of a batch: writes what the operator keeps in the attempt's map."""
-        self.operator.keyed.write()
+        self.operator.write()
         if self._unique is not None and self._purged:
             # What is accepted is in a block, so nothing is accepted where no block is left.
             first = min(map(start_of, self.operator.segments), default=LATEST_US)
@@ -265,8 +265,7 @@ class Executor:
         if not self._contents.compacts:
             return
         # The owners as they are now: the compactions were decided from the same index.
-        sessions = self.operator.keyed.parts[0]
-        owners = sessions.owners if sessions else None
+        owners = self.operator.owners if self.plan.keyed else None
         with (
             nullcontext(self.operator) if self.recorder is None else self.recorder.compactions(self.operator)
         ) as operator:

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 import aion
 from aion.core.compaction import Compact
-from aion.core.keyed.shard import KeyedShard
 from aion.core.life.actions import (
     Append,
     Destage,
@@ -32,7 +31,7 @@ from tests.stores.rig import make_block
 class Given:
     """An operator that orders what it is given, and numbers blocks from 10 on."""
 
-    keyed = KeyedShard()
+    keyed = ()
     next_seq = 10
 
     def __init__(self, actions: Sequence[Any]) -> None:

@@ -41,6 +41,7 @@ LAYERS = (
     "aion.core.trigger",
     "aion.core.lateness",
     "aion.core.life",
+    "aion.core.timed",
     "aion.core.keyed",
     "aion.core.operator",
     "aion.core.ingest",

@@ -17,10 +17,13 @@ from aion.base.numbers import sum_of, sums_by
 from aion.core.keyed.closing import BEFORE_ALL
 from aion.core.keyed.in_memory import Orders, WindowsInMemory
 from aion.core.keyed.kept import Bins
+from aion.core.keyed.orders import Arrivals, EmitDroppedRows
 from aion.core.keyed.shapes import INDEX, Flags, Sessions, Shape
 from aion.core.keyed.table import Ints, Table, hashes_of
 from aion.core.keyed.waiting import RowsInMemory, WaitingRows
 from aion.core.lateness.observe import NewBounds, observe_late
+from aion.core.life.arrival import Arrival
+from aion.core.life.definition import Claim, Stretches, Turn
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -58,6 +61,55 @@ class ArrivingWindows(WindowsInMemory):
         super().write()
         self._joined = []
 
+    def arrive(self, arrival: Arrival, rows: Arrivals | None, turn: Turn) -> Claim:
+        """Decides which rows are taken. ``rows``: see :meth:`Arrivals.hashed`.
+
+        The orders to drop include rows that are taken for later windows but came too late for the one that ends at
+        them.
+        """
+        if rows is None:
+            return Claim()
+        seen = rows.seen_by(self.definition)
+        taken, lost = self.accepted(seen), np.zeros(len(seen), np.bool_)
+        drops: list[EmitDroppedRows] = []
+        for reason, which in self.shape.unusable(seen):
+            drops += self._dropped(rows, seen, which, None, reason)
+            lost |= which
+        taken &= ~lost
+        late, count = (~taken & ~lost) | self.misses_own(seen), 0
+        if late.any():
+            assert turn.at_us is not None, "nothing is late without a watermark"
+            drops += self._dropped(rows, seen, late, turn.at_us, None)
+            too_late = seen.take(~taken & ~lost)
+            # They teach as any other late event does.
+            observe_late(self._bound, self.shape.alone(too_late)[1], too_late["events"], turn.at_us)
+            count = sum_of(too_late["events"])
+        lost |= late
+        blocks, block_of = np.unique(rows.block[lost], return_inverse=True)
+        dropped = dict(zip(blocks.tolist(), sums_by(block_of, seen["events"][lost], len(blocks)).tolist(), strict=True))
+        kept = frozenset(np.unique(rows.block[taken]).tolist())
+        return Claim(kept, None, drops, dropped, count, (seen, rows.block), taken)
+
+    def _dropped(
+        self, rows: Arrivals, seen: Table, which: Flags, now_us: int | None, reason: str | None
+    ) -> Iterator[EmitDroppedRows]:
+        """Orders to emit these rows as dropped. ``now_us``: they came too late. None: they have a ``reason``."""
+        lost, blocks = seen.take(which), rows.block[which]
+        starts, ends = self.shape.alone(lost)
+        for block in np.unique(blocks).tolist():
+            own = blocks == block
+            late_us = None if now_us is None else now_us - ends[own]
+            yield EmitDroppedRows(block, self.definition, lost["row"][own], starts[own], ends[own], late_us, reason)
+
+    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> Stretches:
+        """Adds the rows that were taken to those of the batch."""
+        if claim.rows is not None and claim.rows.any():
+            seen, blocks = claim.taken
+            seq_of = np.full(max(seqs) + 1, -1, np.int64)
+            seq_of[[*seqs]] = [*seqs.values()]
+            self.add(seen.take(claim.rows), seq_of[blocks[claim.rows]])
+        return Stretches.of()
+
     def accepted(self, new: Table) -> Flags:
         """A mask of the rows of an arrival that do not come too late."""
         if self.closed_us == BEFORE_ALL:
@@ -73,10 +125,6 @@ class ArrivingWindows(WindowsInMemory):
     def misses_own(self, new: Table) -> Flags:
         """A mask of the rows that come too late for the window that ends at them. Later windows may still take them."""
         return self.shape.misses_own(new, self.closed_us)
-
-    def observe_dropped(self, ends_us: Ints, events: Ints, now_us: int) -> None:
-        """Learns from events that came too late, as from any other late event."""
-        observe_late(self._bound, ends_us, events, now_us)
 
     def owners(self, rows: Table) -> Ints:
         """The id of the session that each row of a block belongs to, by its key and ``first``. -1: no live session."""
@@ -108,13 +156,13 @@ class ArrivingWindows(WindowsInMemory):
         zeros = np.zeros(len(new), np.int64)
         self.waiting.add(Table(new.keys, {**new.columns, "id": ids, "seq": seqs, "late_events": zeros}))
 
-    def join(self, now_us: int | None) -> int:
+    def join(self, turn: Turn) -> int:
         """The rows of the batch join their windows. Returns how many of their events came late.
 
         Not before all are there: whether an event is late or too late must not depend on the order in which the parts
         of a batch come, because Spark's shuffle changes it when a task runs again.
         """
-        self._at_us = now_us
+        self._at_us = now_us = turn.at_us
         rows, late = len(self.waiting), [(_NOTHING, _NOTHING)]
         for piece in self.waiting.take():
             parts = self.kept.parts(self.kept.of(piece["hash"]))

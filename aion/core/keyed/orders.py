@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from aion.core.keyed.table import Ints, Table, stacked
+from aion.core.keyed.table import Ints, Table, hashes_of, stacked
 from aion.core.life.actions import PaneKind
 
 
@@ -27,6 +27,23 @@ class Arrivals(NamedTuple):
 
     table: Table
     block: Ints
+
+    def hashed(self) -> Arrivals:
+        """The same rows with the column ``hash`` of their keys."""
+        return self._replace(table=self.table.replaced(hash=hashes_of(self.table)))
+
+    def seen_by(self, definition: int) -> Table:
+        """The rows as one definition sees them.
+
+        ``mark`` is the gap that the row's event brings, or 1 for a punctuation of the definition and 0 for all others.
+        """
+        table = self.table
+        gaps = table.columns.get(gap_name(definition))
+        marks = table["mark"] >> definition & 1 if gaps is None else gaps
+        return Table(table.keys, {name: table[name] for name in _SEEN} | {"mark": marks})
+
+
+_SEEN = ("first", "last", "events", "row", "hash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +73,14 @@ class ExecuteKeyed:
     windows: Table
     members: Members | None
     slices: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    @property
+    def stretch_us(self) -> tuple[int, int]:
+        """The stretch that holds all rows, ``[start, end)``."""
+        return int(self.windows["start"].min()), int(self.windows["last"].max()) + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,21 +31,18 @@ from aion.core.keyed.kept import (
 from aion.core.keyed.now import Now, look, replaced
 from aion.core.keyed.orders import ExecuteKeyed, Members, Retract
 from aion.core.keyed.shapes import Flags, Shape, Windows, total
+from aion.core.keyed.summary import LISTED, summary
 from aion.core.keyed.table import Ints, Table, stacked
 from aion.core.lateness.observe import NewBounds
-from aion.core.life.actions import PaneKind
+from aion.core.life.actions import Forget, PaneKind
+from aion.core.life.definition import ALL_ROWS, Distinguished, Stretches, Turn
 from aion.core.life.late_work import LateWork
-from aion.core.life.lifecycle import StalenessKept
+from aion.core.life.lifecycle import Counters, StalenessKept
 from aion.core.life.rules import EarlyClock
+from aion.core.life.segments import overlapping
 from aion.core.trigger.triggers import Trigger
 
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
-
-
-def overlapping(firsts_us: Ints, lasts_us: Ints, starts_us: Ints, ends_us: Ints) -> Ints:
-    """How many of the intervals ``[first, last]``, ends included, overlap each stretch ``[start, end)``."""
-    begun = np.searchsorted(np.sort(firsts_us), ends_us)
-    return np.asarray(begun - np.searchsorted(np.sort(lasts_us), starts_us))
 
 
 class KeyedWindows(ArrivingWindows):
@@ -79,27 +76,30 @@ class KeyedWindows(ArrivingWindows):
         self._final_only = final_only
         self._on_arrival = on_arrival
         self._bins = bins
-        self.staleness = StalenessKept()
-        self.forgotten: list[Table] = []  # windows that were shown, and let go since the last orders
+        self._staleness = StalenessKept()
+        # No open window needs events that end by then. It is restored with the segments.
+        self.open_from_us = -NEVER
+        self._left: tuple[int, int] | None = None
+        self._frees = False
+        self._forgotten: list[Table] = []  # windows that were shown, and let go since the last orders
         # The first and last events of the rows removed up to the last watermark, and of those removed since then.
-        self.gone: tuple[Ints, Ints] = _NOTHING
+        self._gone: tuple[Ints, Ints] = _NOTHING
         self._gone_since: tuple[Ints, Ints] = _NOTHING
         if snapshot is not None:
             self._restore(snapshot)
 
     # -- executions ---------------------------------------------------------------------------------------
 
-    def advance(self, before_us: int | None, to_us: int, late_work: LateWork | None = None) -> Orders:
+    def advance(self, turn: Turn) -> list[Any]:
         """Orders on-time executions, and final ones of windows that are closed now. Removes the closed windows.
 
         Final executions never wait: a closed session that is kept would take events that come too late.
         """
-        late_work = late_work or LateWork()
+        before_us, to_us, late_work = turn.before_us, turn.at_us, turn.late_work
+        assert to_us is not None, "the watermark has moved"
         self._at_us, was_closed_us = to_us, self.closed_us
         self._closing.advance(to_us, self._bound.bound_for_new_window())
         self.settled_us = max(self.settled_us, self.closed_us - self.reach_us)
-        if self._early is not None and self._early.advance(to_us):
-            self._early_owed = max(self._early_owed, 1)
         due = [
             self.kept.due(kind, upto)
             for kind, upto in ((OPEN, to_us), (CLOSED, self.closed_us), (KEPT, self.closed_us))
@@ -107,8 +107,15 @@ class KeyedWindows(ArrivingWindows):
         pages = np.unique(np.concatenate(due))
         orders = self._due(pages, lambda: self._ended(before_us, to_us, was_closed_us, late_work))
         self._forget_cells()
-        self.gone, self._gone_since = self._gone_since, _NOTHING
-        return orders
+        self._gone, self._gone_since = self._gone_since, _NOTHING
+        open_from_us = self.active_from_us(to_us)
+        self._left = (self.open_from_us if self._left is None else self._left[0], open_from_us)
+        self.open_from_us, self._frees = open_from_us, True
+        return [*orders, *self._forget()]
+
+    def close(self, turn: Turn) -> list[Any]:
+        """Nothing waits: see :meth:`advance`."""
+        return []
 
     def _ended(self, before_us: int | None, to_us: int, was_closed_us: int, late_work: LateWork) -> Orders:
         now = self._now()
@@ -143,9 +150,7 @@ class KeyedWindows(ArrivingWindows):
         self._let_go(closed)
         return orders
 
-    def batch_ended(
-        self, now_us: int | None, step_us: int, late_work: LateWork | None = None, *, last: bool = False
-    ) -> Orders:
+    def end_batch(self, turn: Turn, *, last: bool = False, follows: bool = False) -> list[Any]:
         """Orders the late executions that the trigger asks for, and early ones, as far as ``late_work`` allows.
 
         Before that, orders final executions of windows whose last events arrived after they had been closed.
@@ -153,7 +158,10 @@ class KeyedWindows(ArrivingWindows):
         pane has shown since their newest event. Those that ended before their first pane do not wait for the trigger,
         either.
         """
-        late_work = late_work or LateWork()
+        return [*self._at_end(turn, last=last), *self._forget()]
+
+    def _at_end(self, turn: Turn, *, last: bool) -> Orders:
+        now_us, late_work = turn.at_us, turn.late_work
         orders: Orders = []
         self._at_us = now_us
         left = self._elsewhere()
@@ -166,7 +174,7 @@ class KeyedWindows(ArrivingWindows):
             return orders
         if self._on_arrival:
             orders += self._due(left, lambda: self._arrived(now_us))
-        return orders if now_us is None else orders + self._late(now_us, step_us, late_work, last=last)
+        return orders if now_us is None else orders + self._late(now_us, turn.step_us, late_work, last=last)
 
     def _close_arrived(self, now_us: int, pages: Ints, late_work: LateWork) -> Orders:
         """Orders final executions of the windows in memory, and in these pages, that were closed when they arrived.
@@ -217,7 +225,7 @@ class KeyedWindows(ArrivingWindows):
         orders: Orders = []
         if runs.any():
             orders += self._due(self.kept.waiting(cells[runs]), lambda: self._execute_late(now_us, cells[runs]))
-        if self._early is not None and self._early.each_batch:
+        if self._early is not None and self._early.is_due:
             self._early_owed = max(self._early_owed, 1)
         if self._early_owed:
             size = np.array([plus(self.kept.rest.sums["early_events"], sum_of(self._open_news(now_us)[1]))])
@@ -265,7 +273,17 @@ class KeyedWindows(ArrivingWindows):
     def _forget_cells(self) -> None:
         gone = self._cells.forget(self.closed_us)
         if not self._final_only:
-            gone.count_in(self.staleness, lambda _: self._staleness_bound)
+            gone.count_in(self._staleness, lambda _: self._staleness_bound)
+
+    def _forget(self) -> list[Forget]:
+        """Orders to forget the windows that were let go since the last call."""
+        if not self._forgotten:
+            return []
+        gone, self._forgotten = stacked(self._forgotten), []
+        return [Forget(self.definition, gone["start"], gone["end"], gone.keys)]
+
+    def count_in(self, counters: Counters) -> None:
+        self._staleness = counters.staleness
 
     def _execute(self, which: Flags, kind: PaneKind) -> Orders:
         """Orders to run some windows, and to retract those that they replace. Notes both in ``yielded``."""
@@ -349,19 +367,43 @@ class KeyedWindows(ArrivingWindows):
                 np.concatenate((lasts, self.index["last"][~needed])),
             )
             if not kept.all():
-                self.forgotten.append(self.yielded.take(~kept))
+                self._forgotten.append(self.yielded.take(~kept))
             self.yielded, self.index = self.yielded.take(kept), self.index.take(needed)
             self._known = None
 
     # -- what the operator asks -----------------------------------------------------------------------------
 
     def needed_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
-        """For stretches of time that end by ``settled_us``: how many rows of the index overlap each.
-
-        If none does, none ever will.
-        """
+        """How many rows of the index overlap each stretch that ends by ``settled_us``. If none does, none ever will."""
+        needed, settled = np.full(len(starts_us), ALL_ROWS), np.flatnonzero(ends_us <= self.settled_us)
+        starts_us, ends_us = starts_us[settled], ends_us[settled]
         rest = self.kept.rest.overlapping(starts_us, ends_us, self._bins)
-        return rest + overlapping(self.index["first"], self.shape.lasts(self.index), starts_us, ends_us)
+        needed[settled] = rest + overlapping(self.index["first"], self.shape.lasts(self.index), starts_us, ends_us)
+        return needed
+
+    def are_open(self, starts_us: Ints, ends_us: Ints, turn: Turn) -> Flags:
+        """As of the last watermark."""
+        return np.asarray(ends_us > self.open_from_us)
+
+    def first_ends(self, starts_us: Ints, ends_us: Ints, turn: Turn) -> Ints:
+        """Open windows of keys end some time: which first, only pages know that are not in memory."""
+        return np.where(ends_us > self.active_from_us(turn.at_us), NEVER - 1, NEVER)
+
+    def left(self) -> Stretches:
+        left, self._left = self._left, None
+        return Stretches.of() if left is None else Stretches.of((left[0], left[1] + 1))
+
+    def freed(self) -> Stretches:
+        """A watermark may remove rows anywhere."""
+        frees, self._frees = self._frees, False
+        return Stretches.of((-NEVER, NEVER)) if frees else Stretches.of()
+
+    def removed(self) -> Stretches:
+        return Stretches(*self._gone)
+
+    def distinguished(self, start_us: int, end_us: int, turn: Turn) -> Distinguished:
+        """They tell rows apart, not blocks."""
+        return Distinguished(ended=end_us <= self.open_from_us, by_rows=True)
 
     def first_to_end(self, most: int) -> tuple[Table, Windows, Flags, Flags]:
         """Some windows, and among them about the ``most`` that end first. Call it when no page is in memory.
@@ -381,7 +423,15 @@ class KeyedWindows(ArrivingWindows):
         firsts = self.index["first"][now.windows.begins[open_]]
         return int(min(firsts.min(initial=NEVER), self.kept.rest.first_open_us, now_us - self.reach_us))
 
-    def due_by(self, now_us: int | None, watermark_us: int) -> tuple[Ints, Ints]:
+    def due(self, turn: Turn, watermark_us: int) -> list[Stretches]:
+        """One stretch that spans the events of all windows that run then."""
+        firsts, lasts = self._due_by(turn.at_us, watermark_us)
+        return [Stretches.of((int(firsts.min()), int(lasts.max()) + 1))] if len(firsts) else []
+
+    def leave(self, turn: Turn, watermark_us: int) -> None:
+        """Blocks of windows of keys are awaited by nobody."""
+
+    def _due_by(self, now_us: int | None, watermark_us: int) -> tuple[Ints, Ints]:
         """The first and last events of the windows that run when the watermark reaches ``watermark_us``.
 
         If they are in many pages, it is one pair that spans all of them.
@@ -390,8 +440,8 @@ class KeyedWindows(ArrivingWindows):
         closed_us = self._closing.closed_at(watermark_us, self._bound.bound_for_new_window())
         pages = [self.kept.due(OPEN, watermark_us), self.kept.due(CLOSED, closed_us)]
         pages += [self.kept.early()] if shows_early else []
-        due_pages = np.unique(np.concatenate(pages))
-        part, *others = self.kept.parts(due_pages)
+        pages_due = np.unique(np.concatenate(pages))
+        part, *others = self.kept.parts(pages_due)
         if others:
             return np.array([self.kept.rest.first_us]), np.array([watermark_us])
         self._read(part.pages)
@@ -408,16 +458,16 @@ class KeyedWindows(ArrivingWindows):
         rows = np.flatnonzero(due)
         return self.index["first"][now.windows.begins[rows]], self.index["last"][now.windows.ends[rows] - 1]
 
-    def next_due_us(self, now_us: int | None, step_us: int) -> int | None:
-        """The next watermark at which something happens even if no event comes. None if there is none."""
+    def next_due_us(self, turn: Turn) -> int:
         self.write()
+        now_us = turn.at_us
         open_us, closed_us = self.kept.first[OPEN], self.kept.first[CLOSED]
         candidates = [] if open_us is None or open_us == NEVER else [open_us]
         news_us = self.kept.first[EARLY]
         if now_us is None:
             # The first watermark makes early ones run, whatever it is. It is likely past the start of the first window.
             candidates += [] if news_us is None else [news_us]
-            return min(candidates, default=None)
+            return min(candidates, default=NEVER)
         if closed_us is not None:
             closes_us = int(self._closes(np.array([closed_us], np.int64))[0])
             candidates += [max(closes_us, now_us + 1)] if closes_us < NEVER else []
@@ -425,9 +475,9 @@ class KeyedWindows(ArrivingWindows):
             assert self._early is not None, "no other windows have news that may be shown early"
             candidates.append(max(self._early.next_us, now_us + 1))
         rows = np.flatnonzero(self._cells.table["pending"] > 0)
-        waits_us = self._cells.table.dues_us(rows, self._trigger, now_us, step_us)
+        waits_us = self._cells.table.dues_us(rows, self._trigger, now_us, turn.step_us)
         candidates += waits_us[waits_us < NEVER].tolist()
-        return min(candidates, default=None)
+        return min(candidates, default=NEVER)
 
     def _closes(self, ends_us: Ints) -> Ints:
         return self._closing.closes(ends_us, max(self._bound.bound_for_new_window(), 0))
@@ -435,10 +485,13 @@ class KeyedWindows(ArrivingWindows):
     # -- snapshot -----------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
+        """JSON values. What the map holds belongs to them."""
+        self.write()
         return {
             **super().snapshot(),
             "early_us": None if self._early is None else self._early.last_us,
             "early_owed": self._early_owed,
+            "live": summary(*self.first_to_end(LISTED), self.kept.rest.sums, self.last_end_us),
         }
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ The policy decides for all definitions. A definition may decide for itself (:cla
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,6 +82,7 @@ class EarlyClock:
     def __init__(self, every_us: int, last_us: int | None = None) -> None:
         self.every_us = every_us
         self.last_us = last_us
+        self._strikes = False
 
     @property
     def next_us(self) -> int:
@@ -93,12 +94,18 @@ class EarlyClock:
         """Whether windows with news run at the end of each batch, even if the watermark stands still."""
         return self.every_us == EACH_BATCH_US
 
-    def advance(self, to_us: int) -> bool:
-        """Moves the watermark. Returns whether windows run early now."""
-        if to_us < self.next_us:
-            return False
-        self.last_us = to_us
-        return True
+    @property
+    def is_due(self) -> bool:
+        """Whether windows with news run early at the end of this batch."""
+        return self._strikes or self.each_batch
+
+    def advance(self, to_us: int) -> None:
+        """Moves the watermark."""
+        if to_us >= self.next_us:
+            self.last_us, self._strikes = to_us, True
+
+    def end_batch(self) -> None:
+        self._strikes = False
 
 
 class Rules:
@@ -141,12 +148,6 @@ class Rules:
             for number, rules in own.items()
             if rules.early_us is not None and not final_only
         }
-        # The definitions whose open windows run early at the end of this batch.
-        self._early: list[int] = []
-
-    def take_clock(self, definition: int) -> EarlyClock | None:
-        """Gives away the clock of a definition whose windows are of single keys. They ask it themselves."""
-        return self._clocks.pop(definition, None)
 
     # -- of one definition --------------------------------------------------------------------------------
 
@@ -156,6 +157,10 @@ class Rules:
 
     def trigger(self, definition: int) -> Trigger:
         return self._with_triggers.get(definition, self._trigger)
+
+    def clock(self, definition: int) -> EarlyClock | None:
+        """The clock of the definition's early executions. None: it has none."""
+        return self._clocks.get(definition)
 
     def staleness_bound(self, definition: int) -> float | None:
         """The bound of the definition's trigger. None: it has none, or windows run only once."""
@@ -201,13 +206,17 @@ class Rules:
 
     def advance(self, to_us: int) -> None:
         """Moves the watermark, and with it the clocks of early executions."""
-        self._early += [number for number, clock in self._clocks.items() if clock.advance(to_us)]
+        for clock in self._clocks.values():
+            clock.advance(to_us)
 
-    def take_early(self, windows: WindowTable, late: int) -> Ints:
+    def end_batch(self) -> None:
+        """Early executions of the batch were ordered."""
+        for clock in self._clocks.values():
+            clock.end_batch()
+
+    def early(self, windows: WindowTable, late: int) -> Ints:
         """The rows of the open windows with news that run early in this batch. ``late``: the number of late rows."""
-        due = self._early + [number for number, clock in self._clocks.items() if clock.each_batch]
-        self._early = []
-        return self._open_with_news(windows, late, due)
+        return self._open_with_news(windows, late, [n for n, clock in self._clocks.items() if clock.is_due])
 
     def early_by(self, windows: WindowTable, late: int, to_us: int) -> Ints:
         """The same, if the watermark gets there and nothing arrives."""
@@ -244,8 +253,11 @@ class Rules:
 
     # -- snapshot -----------------------------------------------------------------------------------------
 
-    def to_json(self) -> dict[str, Any]:
-        """Their part of the operator's snapshot."""
+    def to_json(self, shared: Container[int]) -> dict[str, Any]:
+        """Their part of the operator's snapshot.
+
+        ``shared``: the definitions whose windows are the same for all keys. The others keep their clocks themselves.
+        """
         return {
             "trigger": self._trigger.to_json(),
             "triggers": {str(number): trigger.to_json() for number, trigger in self._with_triggers.items()},
@@ -256,6 +268,8 @@ class Rules:
                 str(number): rules.early_us for number, rules in self._own.items() if rules.early_us is not None
             },
             "early": {
-                str(number): clock.last_us for number, clock in self._clocks.items() if clock.last_us is not None
+                str(number): clock.last_us
+                for number, clock in self._clocks.items()
+                if clock.last_us is not None and number in shared
             },
         }

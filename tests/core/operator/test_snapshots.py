@@ -73,7 +73,7 @@ class Life:
         self.straight = make_operator(self.plan, self.policy, None)
         self.restarted = make_operator(self.plan, self.policy, None)
         self.values = MemoryValues()
-        self.restarted.keyed.keep_in(self.values)
+        self.restarted.keep_in(self.values)
 
     def tell(self, event: Event) -> None:
         assert self.handle(self.straight, event) == self.handle(self.restarted, event)
@@ -108,7 +108,7 @@ class Life:
         assert all(-(2**63) <= n < 2**63 if isinstance(n, int) else math.isfinite(n) for n in numbers_of(snapshot))
         assert snapshot == self.straight.snapshot()
         again = make_operator(self.plan, self.policy, written(snapshot))
-        again.keyed.keep_in(self.values)
+        again.keep_in(self.values)
         assert again.snapshot() == snapshot
         self.restarted = again
 

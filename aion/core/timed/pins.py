@@ -16,10 +16,10 @@ import numpy as np
 from aion.base.numbers import NEVER
 from aion.core.calendars import CalendarEdges, Ints
 from aion.core.life.window_table import WindowTable
-from aion.core.operator.gone import Gone
 from aion.core.packing import table, untable
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import SliceGrid
+from aion.core.timed.gone import Gone
 from aion.core.windows import Calendar
 
 

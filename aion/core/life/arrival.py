@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from aion.base.numbers import MOST, sum_of, sums_by
 from aion.core.compaction import BlockFact
-from aion.core.keyed.shard import Verdict
 from aion.core.life.actions import EmitUntimed, Ints, SliceFacts
 from aion.core.life.lifecycle import Counters
 from aion.core.slicing.grid import (
@@ -106,53 +105,55 @@ class Arrival:
         self._too_late |= lost
         return tuple(np.unique(self.block[lost[self._of]]).tolist())
 
-    def kept_blocks(self, also: Iterable[int]) -> list[int]:
-        """The blocks that any window takes events from, in order. ``also``: blocks that are kept for other reasons."""
-        taken = self.block[(self._active | self._late)[self._of]]
-        return sorted({*taken.tolist(), *also})
+    def kept_blocks(self) -> frozenset[int]:
+        """The blocks that any window takes events from."""
+        return frozenset(self.block[(self._active | self._late)[self._of]].tolist())
 
     def active_blocks(self) -> frozenset[int]:
         """The blocks from which a window that has not ended takes events."""
         return frozenset(self.block[self._active[self._of]].tolist())
 
-    def count(self, tally: Tally, verdict: Verdict) -> None:
-        """Counts the events that came late, and those that came too late."""
+    def late_events(self) -> int:
+        """How many events came late, those that came too late among them."""
+        return sum_of(self.events[(self._too_late | self._late)[self._of]])
+
+    def lost_events(self) -> dict[int, int]:
+        """By block, how many of its events came too late for some window."""
         lost = self._too_late[self._of]
-        tally.dropped += sum_of(self.events[lost])
-        own, lost_blocks = {*self.block.tolist()}, {*self.block[lost].tolist()}
-        for block, events in verdict.dropped_events.items():
-            if block not in own:
-                tally.dropped_rows += events
-            elif block not in lost_blocks:
-                tally.dropped += events
-        tally.late += sum_of(self.events[lost | self._late[self._of]])
-        tally.came_late(verdict.too_late)
+        blocks, block_of = np.unique(self.block[lost], return_inverse=True)
+        counts = sums_by(block_of, self.events[lost], len(blocks))
+        return dict(zip(blocks.tolist(), counts.tolist(), strict=True))
 
 
 class Tally:
     """Counts events of one batch, which may arrive in parts.
 
-    ``late``: late for windows of all keys. ``dropped``: too late. ``dropped_rows``: too late, counted by the rows of
-    single events that came beside partials of the same events.
+    An event counts once, however many definitions it is late for. What comes late or too late is what is old enough. So
+    the events of one definition are among those of another one, but for a few: a session that goes on may still take
+    some. Rows of single events that come beside partials of the same events are counted apart.
     """
 
     def __init__(self) -> None:
-        self.late = self.dropped = self.dropped_rows = 0
-        self._late_for_keys: dict[int, int] = {}
+        self._dropped = [0, 0]
+        self._late: dict[int, int] = {}
 
-    def came_late(self, events: Mapping[int, int]) -> None:
-        """Adds late events, those that are too late among them, by definition of windows of single keys."""
-        for definition, count in events.items():
-            self._late_for_keys[definition] = self._late_for_keys.get(definition, 0) + count
+    def drop(self, blocks: Sequence[BlockFact], dropped: Iterable[Mapping[int, int]]) -> None:
+        """Adds events that came too late. ``dropped``: what each definition drops of each block of an arrival."""
+        most: dict[int, int] = {}
+        for counts in dropped:
+            for block, events in counts.items():
+                most[block] = max(most.get(block, 0), events)
+        for block, events in most.items():
+            self._dropped[has_event_rows(blocks[block].slice_us)] += events
+
+    def came_late(self, place: int, events: int) -> None:
+        """Adds late events, those that are too late among them. ``place``: of the definition in the operator's list."""
+        self._late[place] = self._late.get(place, 0) + events
 
     def end(self, counters: Counters) -> None:
-        """The batch is over. An event counts once, however many definitions it is late for.
-
-        What comes late or too late is what is old enough. So the events of one definition are among those of another
-        one, but for a few: a session that goes on may still take some.
-        """
-        counters.drop(max(self.dropped, self.dropped_rows))
-        counters.came_late(max(self.late, *self._late_for_keys.values(), 0))
+        """The batch is over."""
+        counters.drop(max(self._dropped))
+        counters.came_late(max(self._late.values(), default=0))
 
 
 def _covered(begins: Ints, ends: Ints, size: int) -> Flags:
