@@ -128,16 +128,16 @@ class Shard:
             if before is not None and step <= before:
                 return []
             self.watermark = step
-            return self._panes(self.windows.advance(self._turn(before)))
+            return self._panes(self.windows.advance(self.turn(before)))
         rows = self._rows(step)
         taken = self.windows.accepted(rows)
         if taken.any():
             self.windows.add(rows.take(taken), np.full(int(taken.sum()), self.seq))
             self.seq += 1
-        self.windows.join(self._turn())
-        return self._panes(self.windows.end_batch(self._turn()))
+        self.windows.join(self.turn())
+        return self._panes(self.windows.end_batch(self.turn()))
 
-    def _turn(self, before: int | None = None) -> Turn:
+    def turn(self, before: int | None = None) -> Turn:
         return Turn(self.watermark, 0, self.seq, LateWork(), before)
 
     @staticmethod
