@@ -24,7 +24,6 @@ LAYERS = (
     "state_backends.files",
     "state_backends.store",
     "state_backends.store.keyed",
-    "state_backends.plugins",
     "state_backends.backends",
     "state_backends.versions",
     "state_backends.server",

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from aion.aggregates.groups import number
 from aion.aggregates.values import combined
-from aion.base.row_hash import hash_rows
+from aion.base.hashing import hash_rows
 from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]

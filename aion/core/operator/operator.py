@@ -45,10 +45,9 @@ from aion.core.life.actions import (
 from aion.core.life.arrival import Arrival, Tally, untimed
 from aion.core.life.definition import Claim, DefinedWindows, Stretches, Turn
 from aion.core.life.late_work import LateWork
-from aion.core.life.lifecycle import Counters
+from aion.core.life.lifecycle import Counters, Watermark
 from aion.core.life.rules import Rules
 from aion.core.life.segments import Segments
-from aion.core.life.watermark import Watermark
 from aion.core.life.window_table import WindowTable
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows, slices_from_json, slices_to_json
 from aion.core.timed.windows import TimeWindows

@@ -5,7 +5,7 @@ Their bounds are known without any event, so they are rows of one table, and a d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from aion.core.life.segments import Segments
 from aion.core.life.window_table import WindowTable
 from aion.core.slicing.aligned import AlignedWindows
 from aion.core.timed.gone import Gone
-from aion.core.timed.invariants import check
 from aion.core.timed.pins import calendars_to_json
 from state_backends.thresholds import threshold
 
@@ -362,3 +361,22 @@ class TimeWindows:
 def _joined(stretches: Iterable[Stretches]) -> Stretches:
     starts_us, ends_us = zip(*stretches, strict=True) if (stretches := [*stretches]) else ((_NOTHING,), (_NOTHING,))
     return Stretches(np.concatenate(starts_us), np.concatenate(ends_us))
+
+
+def check(
+    windows: WindowTable, at_us: int | None, next_seq: int, segments_of: Callable[[Ints], tuple[int, ...]]
+) -> None:
+    """Raises AssertionError that says which window breaks what.
+
+    ``at_us``: the watermark. ``next_seq``: the number of the next block. ``segments_of``: the kept segments of windows.
+    """
+    order = np.lexsort((windows["definition"], windows["end_us"]))
+    assert (order == np.arange(len(windows))).all(), "windows are in the order of their ends"
+    for row, ref in enumerate(windows.refs()):
+        state = {name: column[row] for name, column in windows.columns.items()}
+        assert not windows.over(np.array([row]), at_us)[0] or state["owed"] > 0, f"{ref} outlived its bound"
+        assert state["executed_seq"] <= state["last_seq"] < next_seq, f"{ref}: {state}"
+        assert (state["pending"] > 0) == (state["last_seq"] > state["executed_seq"]), f"{ref}: {state}"
+        late = at_us is not None and ref.end_us <= at_us
+        assert late == (state["late_from_seq"] < NEVER), f"{ref}: {state}"
+        assert segments_of(np.array([row])), f"{ref} has no segment"

@@ -19,8 +19,7 @@ from aion.core.life.actions import (
     PaneKind,
     WindowRef,
 )
-from aion.core.life.lifecycle import TRANSITIONS, Status
-from aion.core.life.watermark import Watermark
+from aion.core.life.lifecycle import TRANSITIONS, Status, Watermark
 from aion.core.slicing.grid import NO_SLICE
 from aion.core.windows import Sliding, Tumbling
 from tests.durations import us
