@@ -350,8 +350,8 @@ def tune(
     else:
         check_experiments("--workload")
         with console.status(f"generating events of {workload}"):
-            generated = import_module("experiments.tune_check.traces")
-            found = generated.trace_of(workload, scale=scale, batches=batches, past_windows=past_windows, seed=seed)
+            trace_of = import_module("experiments").trace_of
+            found = trace_of(workload, scale=scale, batches=batches, past_windows=past_windows, seed=seed)
         source = f"the workload {workload} at scale {scale:g}"
     goal = Goal(size_bytes(memory, what="--memory"), staleness, coverage)
     run(

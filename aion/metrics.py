@@ -28,7 +28,7 @@ class StateMetrics:
     A block that is in memory and on disk counts in both tiers. ``operators``: by operator name, the counters as of the
     last commits, summed over shards: ``events``, ``late_events``, ``dropped``, ``windows``, ``purged_windows``,
     ``executions`` by kind, and ``staleness``: how often its bound was kept, and why not
-    (:class:`aion.core.operator.lifecycle.StalenessKept`). Each shard counts its own windows. ``queries``: by query id
+    (:class:`aion.core.life.lifecycle.StalenessKept`). Each shard counts its own windows. ``queries``: by query id
     and operator, what the commits of this server added to the counters, and the current state
     (:class:`state_backends.store.counting.Committed`). ``metrics_port``: the port of the Prometheus endpoint, or None.
     ``failed_writes``: files that could not be written to disk; their blocks stayed in memory. ``merges``: merges of

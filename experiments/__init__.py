@@ -1,4 +1,8 @@
-"""The experiments that measure Aion. Each is one command of ``aion experiment``."""
+"""The experiments that measure Aion. Each is one command of ``aion experiment``.
+
+The command line of Aion looks them up by the name of this package, if they are there: ``app`` has the commands, and
+``trace_of`` makes the trace of a workload for ``aion tune``.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,10 @@ from experiments.staleness import staleness
 from experiments.stateful import stateful
 from experiments.store import store
 from experiments.tune_check import tune_check
+from experiments.tune_check.traces import trace_of
 from experiments.windows import windows
+
+__all__ = ["app", "trace_of"]
 
 app = typer.Typer(help="Measure Aion: workloads, baselines, figures.", no_args_is_help=True)
 

@@ -1,16 +1,20 @@
-"""Makes what a host needs from a policy: the stores of its shards, I/O, memory budget and memory policies."""
+"""Makes what a host needs from a policy: the stores of its shards, I/O, memory budget and memory policies.
+
+A user's own memory policy is made from the name of its class, which is imported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 from rocksdict import Cache
 
 from policies.destage import DestagePolicy, StandardDestage
 from policies.prestage import JustInTimePrestage, PrestagePolicy
-from state_backends.plugins import build
+from state_backends.format.errors import PolicyError
 from state_backends.store.io import BlockFiles, Io
 from state_backends.store.io_thread import IoThread
 from state_backends.store.keyed.run_files import RunFiles
@@ -18,6 +22,31 @@ from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.m_bucket import MemoryBudget, Stretches
 from state_backends.store.p_bucket import PBucket, cache_bytes
 from state_backends.store.tiered import TieredStore
+
+
+def build(class_path: str, arguments: Mapping[str, Any], *, methods: Sequence[str]) -> Any:
+    """Imports ``package.module:Class`` and calls it with the arguments. The result must have these methods.
+
+    Raises PolicyError if the class cannot be imported, refuses the arguments, or lacks a method. The message names the
+    class, the problem, and what would be right.
+    """
+    module, _, name = class_path.partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # the user's module may raise anything when it is imported
+        advice = "write package.module:Class, and install it for the Python of every executor"
+        raise PolicyError(f"{class_path} cannot be imported ({type(error).__name__}: {error}); {advice}") from error
+    try:
+        made = found(**arguments)
+    except Exception as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
+        raise PolicyError(f"{class_path} cannot be made with {given} ({type(error).__name__}: {error})") from error
+    missing = [method for method in methods if not callable(getattr(made, method, None))]
+    if missing:
+        raise PolicyError(f"{class_path} is no policy of this kind: it lacks {', '.join(missing)}()")
+    return made
 
 
 def memory_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, **options: Any) -> TieredStore:
@@ -82,7 +111,7 @@ class StoreConfig:
     ``prestage``: likewise. ``windows``: (size, slide, offset) in µs of the tumbling and sliding windows. The m-bucket
     of such a window is the slices that it spans. ``kept_copies_bytes``, ``local_copies_bytes``:
     see :meth:`state_backends.files.location.Location.keep_copies`. ``metrics_port``: see
-    :class:`state_backends.server.endpoint.MetricsEndpoint`.
+    :class:`state_backends.server.metrics.MetricsEndpoint`.
     """
 
     backend: str = "tiered"

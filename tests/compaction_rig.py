@@ -15,7 +15,7 @@ import aion
 from aion import aggregates as A
 from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, load_policy
-from aion.core.operator.keyed.values import MemoryValues
+from aion.core.keyed.values import MemoryValues
 from aion.core.operator.operator import Operator
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
@@ -229,6 +229,6 @@ def check_compacted(
 
 
 def uncompacted(plan: Plan, policy: Policy) -> Executor:
-    keyed = make_operator(plan, policy, None).keyed
+    keyed = [make_operator(plan, policy, None).keyed]
     operator = Operator(plan.grid, bound=make_bound(plan, policy, None), trigger=make_trigger(policy), keyed=keyed)
     return Executor(plan, operator, AsTheyCame(), RowContents(plan, CodecPool(0)))

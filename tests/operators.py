@@ -7,7 +7,7 @@ from typing import Any
 
 from aion.core.compaction import BlockFact
 from aion.core.lateness.bound import AdaptiveBound
-from aion.core.operator.actions import (
+from aion.core.life.actions import (
     Action,
     Append,
     Arrived,

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 import aion
 from aion import aggregates as A
-from aion.core.operator import lifecycle
+from aion.core.life import lifecycle
 from aion.core.slicing.grid import SliceGrid
 from aion.core.windows import Periodic
 from state_backends.store import ledger

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 import aion
 from aion.core.ingest.encoding import encode
-from aion.core.operator.actions import Execution, PaneKind, WindowRef
+from aion.core.life.actions import Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.applying import apply_window
 from state_backends.format.block import Block, BlockKind, Compression

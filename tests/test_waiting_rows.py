@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.operator.keyed.table import Table, hashes_of, stacked
-from aion.core.operator.keyed.waiting import RowsInMemory, WaitingRows
-from aion.execute.waiting_rows import BINS, SpilledRows
+from aion.core.keyed.table import Table, hashes_of, stacked
+from aion.core.keyed.waiting import RowsInMemory, WaitingRows
+from aion.execute.keyed import BINS, SpilledRows
 
 rows = st.lists(st.tuples(st.sampled_from(["a", "b", "ccc", "", None]), st.none() | st.integers(0, 3)), max_size=20)
 

@@ -20,7 +20,7 @@ from aion.aggregates.groups import Groups
 from aion.aggregates.lists import one_zero
 from aion.aggregates.partial import Done, Partial, Rows, States
 from aion.aggregates.values import Ints
-from aion.base.row_hash import hash_rows
+from aion.base.hashing import hash_rows
 from aion.errors import needs_extra
 from state_backends.thresholds import threshold
 

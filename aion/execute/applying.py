@@ -17,9 +17,9 @@ from aion.base.numbers import sum_of
 from aion.base.time import format_instant
 from aion.core.ingest.encoding import decode, is_mapped, is_quick
 from aion.core.ingest.key_ranges import Keys, row_hashes
-from aion.core.operator.actions import Execution, PaneKind, WindowRef
-from aion.core.operator.arrival import UNTIMED
-from aion.core.operator.keyed.orders import ExecuteKeyed
+from aion.core.keyed.orders import ExecuteKeyed
+from aion.core.life.actions import Execution, PaneKind, WindowRef
+from aion.core.life.arrival import UNTIMED
 from aion.core.query.evolved import converted, schema_before
 from aion.core.query.functions import Key, Window
 from aion.core.query.plan import Plan

@@ -14,15 +14,14 @@ from aion.config.sections import TriggerPolicy
 from aion.core.compaction import BlockCompaction
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import BlockSettings
+from aion.core.keyed.kinds import shape_of
+from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.completeness import Completeness
-from aion.core.operator.keyed.kinds import shape_of
-from aion.core.operator.keyed.shard import KeyedPart, KeyedShard
-from aion.core.operator.keyed.windows import KeyedWindows
-from aion.core.operator.late_work import LateWork
+from aion.core.life.late_work import LateWork
+from aion.core.life.rules import Own, Rules
 from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
 from aion.core.operator.overview import trigger_from_json
-from aion.core.operator.rules import Own, Rules
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
@@ -71,22 +70,20 @@ def make_operator(
     known = snapshot["keyed"] if snapshot is not None else []
     before = dict(zip(numbers, known, strict=True)) if known else {}
     types = [plan.schema.field(name).type for name in plan.key]
-    parts = [
-        KeyedPart(
-            [
-                KeyedWindows(
-                    number, shape_of(window, shows_open=early is not None), types,
-                    bound=rules.bound(number), trigger=rules.trigger(number),
-                    staleness_bound=rules.staleness_bound(number), early=early,
-                    final_only=plan.final_only,
-                    on_arrival=isinstance(window, PerRecord) and window.on_arrival == EMIT,
-                    bins=part.grid.bins,
-                    snapshot=before.get(number),
-                )
-                for number, window in part.keyed.items()
-                for early in [rules.take_clock(number)]
-            ]
-        )
+    keyed = [
+        [
+            KeyedWindows(
+                number, shape_of(window, shows_open=early is not None), types,
+                bound=rules.bound(number), trigger=rules.trigger(number),
+                staleness_bound=rules.staleness_bound(number), early=early,
+                final_only=plan.final_only,
+                on_arrival=isinstance(window, PerRecord) and window.on_arrival == EMIT,
+                bins=part.grid.bins,
+                snapshot=before.get(number),
+            )
+            for number, window in part.keyed.items()
+            for early in [rules.clock(number)]
+        ]
         for part in plan.parts
     ]  # fmt: skip
     return Operator(
@@ -108,7 +105,7 @@ def make_operator(
                 if isinstance(w, Periodic) and plan.layout is not None
             },
         ),
-        keyed=KeyedShard(parts),
+        keyed=keyed,
         event_grid=None if plan.event_rows is None else plan.event_rows.grid,
         compaction=make_compaction(plan, policy, snapshot),
         completeness=make_completeness(plan, policy, snapshot),

@@ -16,7 +16,7 @@ from aion.base.stretches import at_once
 from aion.core.compaction import Compact
 from aion.core.ingest.builder import encode_rows, parts_of
 from aion.core.ingest.key_ranges import row_hashes
-from aion.core.operator.keyed.table import Ints, Table
+from aion.core.keyed.table import Ints, Table
 from aion.core.query.plan import SLICE, Plan
 from aion.execute.held_rows import ARRAY_BYTES
 from state_backends.format.block import Block, Codec, Compacted, Compression

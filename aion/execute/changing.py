@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from aion.aggregates.values import combined
 from aion.base.identity import Identities, identify
-from aion.core.operator.actions import Forget, PaneKind
-from aion.core.operator.keyed.values import Change, Values
+from aion.core.keyed.values import Change, Values
+from aion.core.life.actions import Forget, PaneKind
 from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.query.evolution import widens_or_is
 from aion.core.query.plan import Plan

@@ -16,7 +16,7 @@ from aion.aggregates.groups import Groups, Numbered, Part, number, pack
 from aion.aggregates.partial import EVENTS, Partial
 from aion.aggregates.values import Ints, Mask, combined
 from aion.base.numbers import sums_by
-from aion.core.operator.actions import Execute
+from aion.core.life.actions import Execute
 from aion.core.query.plan import Plan
 from aion.core.slicing.tree import Aggregation, Rows, SliceTree, ranges, spans, trees_for
 from aion.execute.rows import WindowColumns, pane_rows

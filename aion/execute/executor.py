@@ -1,25 +1,32 @@
 """Carries out the operator's orders: reads blocks, computes windows, and tells the attempt what to do with blocks.
 
+It also replaces blocks by fewer, as compaction orders (docs/inside/window-costs.md), and says of result rows how
+complete they are (docs/inside/lateness.md).
+
 LocalOperator, Spark's root and the replay of ``aion tune`` use the same executor. The attempt knows where blocks are
 (:mod:`state_backends.store.attempt`), the contents what is in them (:mod:`aion.execute.contents`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from secrets import token_bytes
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from aion.aggregates.values import Ints, combined
+from aion.base.hashing import hash_rows
 from aion.base.identity import SECRET_BYTES
 from aion.base.numbers import LATEST_US, NEVER, within
-from aion.core.compaction import BlockFact, Compact
-from aion.core.ingest.key_ranges import Keys
-from aion.core.operator.actions import (
+from aion.core.compaction import BlockFact, Compact, CompactionDone
+from aion.core.ingest.key_ranges import Keys, equal_ranges
+from aion.core.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
+from aion.core.life.actions import (
     Action,
     Append,
     Arrived,
@@ -34,16 +41,15 @@ from aion.core.operator.actions import (
     SliceFacts,
     WatermarkAdvanced,
 )
-from aion.core.operator.keyed.orders import EmitDroppedRows, ExecuteKeyed, Order, Retract
+from aion.core.operator.completeness import PaneFacts, rate
 from aion.core.operator.operator import Operator
 from aion.core.operator.unique import Unique
-from aion.core.query.columns import PANE_SEQ
+from aion.core.query.columns import COMPLETENESS_COLUMNS, PANE_SEQ
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import start_of
 from aion.execute.applying import Seen
+from aion.execute.block_compactor import Owners
 from aion.execute.combining import windows_at_once
-from aion.execute.compactions import carry_out
-from aion.execute.completing import with_completeness
 from aion.execute.contents import Contents, RowContents
 from aion.execute.recorder import Recorder
 from policies.sizing import Execution
@@ -76,18 +82,18 @@ class Executor:
         self.attempt = attempt
         self._contents: Contents = RowContents(plan) if contents is None else contents
         if operator.keyed:
-            operator.keyed.keep_in(attempt)
+            operator.keep_in(attempt)
         secret = token_bytes(SECRET_BYTES) if secret is None else secret
         self._unique = Unique(plan.unique, plan.time, secret) if plan.unique else None
         self.forgotten: list[Forget] = []
         self._purged = False  # in this batch
         self._seeks = self._contents.compacts and bool(plan.key)
         self._keyed = [self._contents.keyed(part, attempt, self._timed) for part in plan.parts]
-        for keyed, windows in zip(self._keyed, operator.keyed.parts, strict=False):
-            windows.wait_in(keyed.waiting)
         self._keyed_of = {
             number: keyed for keyed, part in zip(self._keyed, plan.parts, strict=True) for number in part.keyed
         }
+        for windows in operator.keyed:
+            operator.wait_in(windows.definition, self._keyed_of[windows.definition].waiting())
         # Encoded bytes and seconds of each execution so far. Sizing and idle destaging learn from them. Windows that
         # are computed together count as one.
         self.executions: list[Execution] = []
@@ -122,13 +128,13 @@ class Executor:
     def end_batch(self, *, last: bool = False, follows: bool = False) -> Iterator[pa.RecordBatch]:
         """The late executions that the trigger asks for. With ``last``, all windows with pending events.
 
-        ``follows``: see :class:`aion.core.operator.actions.BatchEnded`.
+        ``follows``: see :class:`aion.core.life.actions.BatchEnded`.
         """
         yield from self._carry_out(self.operator.handle(BatchEnded(last, follows)), ())
 
     def save(self) -> None:
         """At the end of a batch: writes what the operator keeps in the attempt's map."""
-        self.operator.keyed.write()
+        self.operator.write()
         if self._unique is not None and self._purged:
             # What is accepted is in a block, so nothing is accepted where no block is left.
             first = min(map(start_of, self.operator.segments), default=LATEST_US)
@@ -265,8 +271,7 @@ class Executor:
         if not self._contents.compacts:
             return
         # The owners as they are now: the compactions were decided from the same index.
-        sessions = self.operator.keyed.parts[0]
-        owners = sessions.owners if sessions else None
+        owners = self.operator.owners if self.plan.keyed else None
         with (
             nullcontext(self.operator) if self.recorder is None else self.recorder.compactions(self.operator)
         ) as operator:
@@ -286,3 +291,124 @@ def _fact(block: Block) -> BlockFact:
 
 def _all(kind: type[T], actions: Iterable[object]) -> list[T]:
     return [action for action in actions if isinstance(action, kind)]
+
+
+class CompactionOperator(Protocol):
+    """The part of an operator that compaction needs."""
+
+    @property
+    def next_seq(self) -> int: ...
+    def number(self, blocks: int) -> int: ...
+    def handle(self, event: CompactionDone) -> Sequence[object]: ...
+
+
+class Compacting(Protocol):
+    """The part of :class:`aion.execute.contents.Contents` that compaction needs."""
+
+    @property
+    def compaction_bytes(self) -> int: ...
+    def compacted(
+        self,
+        group: Mapping[int, Compact],
+        blocks: Iterator[StoredBlock],
+        part: tuple[int, int] | None,
+        owners: Owners | None,
+    ) -> list[tuple[Compact, Block]]: ...
+
+
+def carry_out(
+    compactions: Sequence[Compact],
+    operator: CompactionOperator,
+    attempt: ShardAttempt,
+    contents: Compacting,
+    owners: Owners | None = None,
+) -> None:
+    """Carries out compactions, and those that the operator orders after them.
+
+    It holds about ``contents.compaction_bytes`` at once.
+
+    New blocks are in place before the old ones go. If it fails half-way, all old blocks are still there, and the new
+    ones are abandoned. ``owners``: see :meth:`aion.execute.block_compactor.BlockCompactor.compact`.
+    """
+    waiting = deque(compactions)
+    while waiting:
+        group = _next_group(waiting, contents.compaction_bytes)
+        below = operator.next_seq
+        try:
+            sizes = _compact(group, below, operator, attempt, contents, owners)
+            attempt.replace({s: (compaction.after, compaction.until) for s, compaction in group.items()}, below)
+        except BaseException:
+            attempt.abandon(below)
+            raise
+        for compaction in group.values():
+            actions = operator.handle(CompactionDone(compaction, sizes[compaction.slice_us]))
+            # The answer is all that is due in this slice now. What was ordered before does not know the new run.
+            waiting = deque(other for other in waiting if other.slice_us != compaction.slice_us)
+            waiting += [action for action in actions if isinstance(action, Compact)]
+
+
+def _next_group(waiting: deque[Compact], limit_bytes: int) -> dict[int, Compact]:
+    """The next compactions of different slices that are small enough together. At least one."""
+    first = waiting.popleft()
+    group, size = {first.slice_us: first}, first.size_bytes
+    while waiting and waiting[0].slice_us not in group and size + waiting[0].size_bytes <= limit_bytes:
+        compaction = waiting.popleft()
+        group[compaction.slice_us] = compaction
+        size += compaction.size_bytes
+    return group
+
+
+def _compact(
+    group: Mapping[int, Compact],
+    below: int,
+    operator: CompactionOperator,
+    attempt: ShardAttempt,
+    contents: Compacting,
+    owners: Owners | None,
+) -> dict[int, int]:
+    """Appends the blocks that replace those of the group. Returns their bytes by slice."""
+    sizes = dict.fromkeys(group, 0)
+    spans = {s: (compaction.after, compaction.until) for s, compaction in group.items()}
+    parts = -(-sum(compaction.size_bytes for compaction in group.values()) // contents.compaction_bytes)
+    # Runs are sorted by key, so each part reads only its own blocks of a run.
+    for low, high in equal_ranges(max(parts, 1)):
+        only = Only(spans, None if parts <= 1 else [(low, high)], below)
+        blocks = attempt.read(list(group), only=only)
+        made = contents.compacted(group, blocks, None if parts <= 1 else (low, high), owners)
+        if not made:  # sessions needed none of these rows
+            continue
+        first = operator.number(len(made))
+        attempt.append([(first + i, compaction.late, block) for i, (compaction, block) in enumerate(made)])
+        for compaction, block in made:
+            sizes[compaction.slice_us] += block.size_bytes
+    return sizes
+
+
+_SEED = 0x636F6D70  # the rows that are learnt from must not depend on how keys are spread over shards
+
+
+def with_completeness(plan: Plan, operator: Operator, order: Execute, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows of an execution, with the columns of :data:`COMPLETENESS_COLUMNS` if the plan has them."""
+    if not plan.completeness or not rows.num_rows:
+        return rows
+    watermark_us = operator.watermark.at_us
+    if operator.completeness is None or watermark_us is None:
+        return rows
+    start_us, end_us = (
+        combined(rows.column(f"window_{edge}")).cast(pa.int64()).to_numpy() for edge in ("start", "end")
+    )
+    definition = plan.numbers_of(rows.column("window"), start_us)
+    events, late_events = (rows.column(name).to_numpy() for name in ("events", "late_events"))
+    facts = PaneFacts(_keys(plan, rows), definition, start_us, end_us, events, late_events)
+    rated = rate(operator.completeness, operator.windows, watermark_us, order.kind, facts)
+    for name, values in zip(COMPLETENESS_COLUMNS, rated, strict=True):
+        known = pa.array(values, mask=np.isnan(values))
+        rows = rows.set_column(rows.schema.get_field_index(name), name, known)
+    return rows
+
+
+def _keys(plan: Plan, rows: pa.RecordBatch) -> Ints:
+    if not plan.key:
+        return np.zeros(rows.num_rows, np.int64)
+    hashes = hash_rows([combined(rows.column(name)) for name in plan.key], _SEED)
+    return (hashes >> np.uint64(1)).astype(np.int64)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aion.aggregates.values import combined
-from aion.base.row_hash import hash_rows
+from aion.base.hashing import hash_rows
 from aion.core.query.functions import Key
 from aion.errors import ApplyError
 from state_backends.thresholds import threshold

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from aion.aggregates.values import as_batch
 from aion.base.stretches import at_once
-from aion.core.operator.keyed.table import Ints, Table
+from aion.core.keyed.table import Ints, Table
 from state_backends.thresholds import threshold
 
 ARRAY_BYTES = threshold(1 << 30, 512)

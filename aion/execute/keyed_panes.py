@@ -12,9 +12,9 @@ from aion.aggregates.groups import Groups
 from aion.aggregates.partial import Partial, States
 from aion.aggregates.values import combined
 from aion.base.stretches import at_once
-from aion.core.operator.actions import PaneKind
-from aion.core.operator.keyed.orders import ExecuteKeyed, Retract
-from aion.core.operator.keyed.table import Ints, Places, Table, coded
+from aion.core.keyed.orders import ExecuteKeyed, Retract
+from aion.core.keyed.table import Ints, Places, Table, coded
+from aion.core.life.actions import PaneKind
 from aion.core.query.plan import Plan
 from aion.core.slicing.tree import SliceTree, spans, trees_for
 from aion.core.windows import Count

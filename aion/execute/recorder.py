@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from aion.core.compaction import CompactionDone
-from aion.core.operator.actions import SliceFacts
+from aion.core.life.actions import SliceFacts
 from aion.core.operator.operator import Operator
 from aion.core.slicing.grid import is_timed
 from aion.execute.trace import SCHEMA, Definition, write_trace

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.base.numbers import NEVER
-from aion.core.operator.actions import WindowRef
+from aion.core.life.actions import WindowRef
 from aion.core.query.plan import Plan
 
 TOO_LATE = "later than the window's bound"

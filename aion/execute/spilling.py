@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from aion.base.row_hash import Hashes, hash_rows
+from aion.base.hashing import Hashes, hash_rows
 from aion.core.query.functions import Key
 from aion.execute.grouping import Group, Piece, group_in_memory, key_codes, keys_of
 from state_backends.thresholds import threshold

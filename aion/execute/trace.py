@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from aion.aggregates import count
 from aion.core.compaction import BlockFact
-from aion.core.operator.actions import SliceFacts
-from aion.core.operator.arrival import UNTIMED
+from aion.core.life.actions import SliceFacts
+from aion.core.life.arrival import UNTIMED
 from aion.core.query.plan import FINAL, Plan, make_plan
 from aion.core.slicing.grid import is_timed
 from aion.core.timing import NO_TIMING

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from aion.aggregates.groups import number
 from aion.aggregates.values import Ints, Mask, combined
-from aion.core.operator.actions import Execution, PaneKind
+from aion.core.life.actions import Execution, PaneKind
 from aion.core.query.plan import Plan
 from aion.core.query.updates import ORDER, RETRACTED, visible
 from aion.execute.grouping import Group, keys_of

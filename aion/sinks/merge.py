@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from aion.core.operator.actions import PaneKind
+from aion.core.life.actions import PaneKind
 from aion.errors import ConfigError
 from aion.sinks.addresses import Address, Secret, secrets_in
 from aion.sinks.bad_values import ERROR, check_choice

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from aion.aggregates.groups import number
 from aion.aggregates.values import combined
-from aion.base.row_hash import hash_rows
-from aion.core.operator.actions import PaneKind
+from aion.base.hashing import hash_rows
+from aion.core.life.actions import PaneKind
 from aion.core.query.columns import DROPPED_COLUMNS, NOT_OF_DROPPED, WINDOW_COLUMNS
 from aion.core.query.pane_parts import END, KIND, NAME, SEQ, START, Parts
 from aion.errors import SchemaError

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aion.config.values import about_bytes
-from aion.core.operator.lifecycle import EXECUTED
+from aion.core.life.lifecycle import EXECUTED
 from aion.tools.inspect import tables
 from policies.durations import short_duration
 from state_backends.server.client import running_servers

@@ -270,7 +270,7 @@ def _sizes(minutes: int, after_days: list[int], kept: str) -> list[int]:
     from aion import aggregates as A
     from aion.config import load_policy
     from aion.core.compaction import BlockFact, Compact, CompactionDone
-    from aion.core.operator.actions import Arrived, BatchEnded, WatermarkAdvanced
+    from aion.core.life.actions import Arrived, BatchEnded, WatermarkAdvanced
     from aion.core.query.plan import make_plan
     from aion.execute.assembly import make_operator
     from state_backends.versions.manifest import Identity, Manifest, dump

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import aion
 from aion import aggregates as A
-from aion.core.operator.actions import Execute, Execution, PaneKind, WindowRef
+from aion.core.life.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.tree import Aggregation
 from aion.execute.combining import Loaded, windows_at_once

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import aion
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
 from aion.core.ingest.encoding import decode, encode
-from aion.core.operator.actions import Execution, PaneKind, WindowRef
+from aion.core.life.actions import Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.applying import apply_window
 from state_backends.format.block import Block, BlockKind, Codec, Compression

@@ -19,8 +19,7 @@ from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import decode
-from aion.core.operator.actions import Execute, Execution, PaneKind, WindowRef
-from aion.core.operator.keyed.shard import KeyedShard
+from aion.core.life.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
@@ -158,7 +157,7 @@ class ListSession:
 class Orders:
     """In the place of an operator: these executions are due when a batch ends."""
 
-    keyed = KeyedShard()
+    keyed = ()
 
     def __init__(self, executions: Sequence[Execution], slices: Sequence[int]) -> None:
         self._order = Execute.of(executions, tuple(slices))

@@ -15,7 +15,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 import aion
 from aion import aggregates as A
-from aion.core.operator.keyed.values import MemoryValues
+from aion.core.keyed.values import MemoryValues
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.run import ShardRun

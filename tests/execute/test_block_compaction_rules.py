@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aion.core.compaction import BlockCompaction, BlockFact, Compact, CompactionDone
 from aion.core.ingest.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
 from aion.core.packing import untable
-from aion.execute.compactions import carry_out
+from aion.execute.executor import carry_out
 from state_backends.store.ledger import Ledger, Place
 from state_backends.store.protocol import Only, StoredBlock
 

@@ -17,7 +17,7 @@ from aion.config import load_policy
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.levels import BlockMerger
-from aion.core.operator.keyed.values import MemoryValues
+from aion.core.keyed.values import MemoryValues
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import CorruptBlock
 from aion.execute.assembly import make_operator

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 import aion
 from aion.core.compaction import Compact
-from aion.core.operator.actions import (
+from aion.core.life.actions import (
     Append,
     Destage,
     EmitUntimed,
@@ -20,7 +20,6 @@ from aion.core.operator.actions import (
     Purge,
     WindowRef,
 )
-from aion.core.operator.keyed.shard import KeyedShard
 from aion.core.query.plan import make_plan
 from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
@@ -32,7 +31,7 @@ from tests.stores.rig import make_block
 class Given:
     """An operator that orders what it is given, and numbers blocks from 10 on."""
 
-    keyed = KeyedShard()
+    keyed = ()
     next_seq = 10
 
     def __init__(self, actions: Sequence[Any]) -> None:

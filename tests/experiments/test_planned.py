@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from aion.core.compaction import BlockFact
-from aion.core.operator.actions import Arrived, BatchEnded, Prestage, WatermarkAdvanced
+from aion.core.life.actions import Arrived, BatchEnded, Prestage, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.staleness import StalenessTrigger

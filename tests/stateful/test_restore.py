@@ -32,7 +32,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from aion.core.operator.keyed.values import MemoryValues
+from aion.core.keyed.values import MemoryValues
 from aion.spark.session.types import arrow_schema
 from aion.stateful.columns import plain_values
 from aion.stateful.encoding import Codec

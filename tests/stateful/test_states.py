@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from aion.core.operator.keyed.values import MemoryValues
+from aion.core.keyed.values import MemoryValues
 from aion.stateful import contents, run
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys

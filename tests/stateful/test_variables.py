@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import DoubleType, FloatType, IntegerType, LongType, StringType, StructField, StructType
 
-from aion.core.operator.keyed.values import MemoryValues
+from aion.core.keyed.values import MemoryValues
 from aion.errors import ForeignState
 from aion.stateful.handle import Handle
 from aion.stateful.layout import MIN_MS, pages_of, record_key

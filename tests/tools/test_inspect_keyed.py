@@ -15,7 +15,7 @@ from aion import aggregates as A
 from aion.base.hashing import ShardOfKeys
 from aion.cli import app
 from aion.config import load_policy
-from aion.core.operator.keyed.summary import LISTED
+from aion.core.keyed.summary import LISTED
 from aion.core.operator.overview import KeyedWindow, keyed_windows
 from aion.core.query.plan import make_plan
 from aion.execute.assembly import make_builder, make_executor, make_operator

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from aion.aggregates.values import Ints, Mask, combined
-from aion.base.row_hash import as_narrower, hash_rows
+from aion.base.hashing import as_narrower, hash_rows
 from aion.core.query.plan import Plan
 from state_backends.thresholds import threshold
 

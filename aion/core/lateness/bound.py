@@ -9,21 +9,25 @@ Shards that learn together read what other shards have published on the same hos
 different things. So a shared result, and all else that an evaluation changes, takes effect only from the shard's next
 snapshot on, never in the batch that found it. That keeps a batch deterministic: what it does depends only on the
 version it starts from and on its events.
+
+Observations fade (:mod:`aion.core.lateness.observe`), but the counts of a Prometheus histogram must never decrease. So
+the histogram for the metrics counts beside them, since the query began.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
 
+from aion.base.numbers import plus
 from aion.core.lateness.change import change
 from aion.core.lateness.conformal import Conformal
 from aion.core.lateness.drift import Drift
 from aion.core.lateness.estimate import Arrivals, arrivals
-from aion.core.lateness.histogram import LatenessHistogram
 from aion.core.lateness.models import FAMILIES, NAMES, choose, fit, modelled
 from aion.core.lateness.observe import HALF_LIFE_US, Ahead, Floats, Lateness, room_us
 from aion.core.lateness.shared import LearntBound, Outlook, newest, observations, usable
@@ -31,6 +35,32 @@ from aion.core.lateness.sketch import Ints
 from aion.core.trigger.staleness import NothingKnown
 from aion.errors import FormatError
 from policies.cleanup import BoundDecision, Cleanup, Reason, carried, cut_to_room, decide
+
+EDGES_S = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0)
+"""The largest lateness of each bucket, in seconds. One more bucket, ``+Inf``, holds everything later."""
+
+_EDGES_US = tuple(int(edge * 1e6) for edge in EDGES_S)
+LABELS = (*(f"{edge:g}" for edge in EDGES_S), "+Inf")
+
+
+class LatenessHistogram:
+    """``events``: counts by bucket, not cumulated. ``seconds``: the sum of all latenesses."""
+
+    def __init__(self, snapshot: Mapping[str, Any] | None = None) -> None:
+        known = snapshot or {"events": {}, "seconds": 0.0}
+        self.events: dict[str, int] = {label: known["events"].get(label, 0) for label in LABELS}
+        self.seconds: float = known["seconds"]
+
+    def observe(self, lateness_us: int, events: int) -> None:
+        """Count ``events`` events of one lateness. A negative lateness counts as zero."""
+        lateness_us = max(0, lateness_us)
+        label = LABELS[bisect_left(_EDGES_US, lateness_us)]
+        self.events[label] = plus(self.events[label], events)
+        self.seconds += lateness_us / 1e6 * events
+
+    def to_json(self) -> dict[str, Any]:
+        return {"events": dict(self.events), "seconds": self.seconds}
+
 
 SNAPSHOT_VERSION = 1
 MOVED = 0.05

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aion.base.row_hash import mixed
+from aion.base.hashing import mixed
 from aion.core.packing import table, untable
 
 Ints = npt.NDArray[np.int64]

@@ -1,4 +1,5 @@
-"""Decides what happens to windows: facts come in, orders go out.
+"""Decides what happens to windows: facts come in, orders go out. Pure.
 
-``operator`` decides about the windows that all keys share. ``keyed`` decides about the windows of single keys.
+``operator`` drives definitions: windows of time (:mod:`aion.core.timed`) and of keys (:mod:`aion.core.keyed`).
+``overview`` predicts from a snapshot what will happen.
 """

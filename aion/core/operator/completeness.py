@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.core.lateness.completeness import Completeness, Panes
-from aion.core.operator.actions import PaneKind
-from aion.core.operator.window_table import WindowTable
+from aion.core.life.actions import PaneKind
+from aion.core.life.window_table import WindowTable
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -1,8 +1,10 @@
 """The life of windows, as a pure state machine: ``handle(event) -> [action]`` (docs/start/concepts.md).
 
 Facts come in with their times and sizes in them. Orders go out, and a shell carries them out. There is no clock, no
-thread, no file and no randomness here. One operator manages one shard. Its windows are shared by all keys of the shard;
-:mod:`aion.core.operator.keyed` manages the windows of single keys.
+thread, no file and no randomness here. One operator manages one shard. It is a list of definitions with one clock and
+one numbering of blocks: those of windows that all keys share (:mod:`aion.core.timed`) are decided together, and each
+definition of windows of keys (:mod:`aion.core.keyed`) by itself. What the operator knows of them is
+:class:`aion.core.life.definition.DefinedWindows`.
 
 Blocks are numbered by ``seq`` in the order of arrival, across all segments of the shard. The watermark never goes back.
 So the blocks that are late for a window are exactly those numbered from the window's ``late_from_seq`` on, and the
@@ -13,51 +15,43 @@ except how it is compacted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from aion.base.numbers import NEVER, within
 from aion.core.compaction import BlockCompaction, BlockFact, CompactionDone
+from aion.core.keyed.orders import Arrivals, ExecuteKeyed, Order, Retract
+from aion.core.keyed.table import Ints, Table
+from aion.core.keyed.values import Values
+from aion.core.keyed.waiting import WaitingRows
+from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.completeness import Completeness
-from aion.core.lateness.observe import Lateness, NewBounds, observe_late
-from aion.core.operator.actions import (
+from aion.core.lateness.observe import Lateness, NewBounds
+from aion.core.life.actions import (
     Action,
     Append,
     Arrived,
     BatchEnded,
     Destage,
-    EmitDropped,
     Event,
     Execute,
-    Forget,
-    PaneKind,
     Prestage,
     Purge,
     SliceFacts,
     WatermarkAdvanced,
 )
-from aion.core.operator.arrival import Arrival, Tally, untimed
-from aion.core.operator.due import Due
-from aion.core.operator.gone import Gone
-from aion.core.operator.invariants import check
-from aion.core.operator.keyed.in_memory import Orders
-from aion.core.operator.keyed.orders import Arrivals, ExecuteKeyed, Order
-from aion.core.operator.keyed.shard import KeyedShard, Verdict
-from aion.core.operator.keyed.slices import PartSegments, parts_of
-from aion.core.operator.late_work import LEAST_AWAITED_BYTES, LateWork
-from aion.core.operator.lifecycle import Counters
-from aion.core.operator.pins import calendars_to_json
-from aion.core.operator.rules import Rules
-from aion.core.operator.watermark import Watermark
-from aion.core.operator.window_table import WindowTable
-from aion.core.slicing.aligned import AlignedWindows
-from aion.core.slicing.grid import SliceGrid, has_event_rows, slices_to_json
+from aion.core.life.arrival import Arrival, Tally, untimed
+from aion.core.life.definition import Claim, DefinedWindows, Stretches, Turn
+from aion.core.life.late_work import LateWork
+from aion.core.life.lifecycle import Counters, Watermark
+from aion.core.life.rules import Rules
+from aion.core.life.segments import Segments
+from aion.core.life.window_table import WindowTable
+from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows, slices_from_json, slices_to_json
+from aion.core.timed.windows import TimeWindows
 from aion.core.trigger.triggers import Trigger
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 PLANNED_AHEAD = 3
 """For this many batches after the next one, :meth:`Operator.plan_ahead` says what they will read."""
@@ -68,9 +62,9 @@ class Operator:
     """Manages the windows of one shard. Takes its policy objects and, optionally, an earlier snapshot.
 
     ``grid``: of the plan. ``event_grid``: of the rows of single events that are kept beside partials
-    (``Plan.event_rows``). None if there are none. ``keyed``: the windows of single keys, for both grids. ``rules``:
-    what holds for single definitions, with the same ``bound`` and ``trigger``. None: the same holds for all.
-    ``completeness``: None if rows do not say how complete they are.
+    (``Plan.event_rows``). None if there are none. ``keyed``: the windows of keys, for both grids. ``rules``: what holds
+    for single definitions, with the same ``bound`` and ``trigger``. None: the same holds for all. ``completeness``:
+    None if rows do not say how complete they are.
     """
 
     def __init__(
@@ -84,15 +78,13 @@ class Operator:
         staleness_bound: float | None = None,
         rules: Rules | None = None,
         late_work: LateWork | None = None,
-        keyed: KeyedShard | None = None,
+        keyed: Sequence[Sequence[KeyedWindows]] = (),
         event_grid: SliceGrid | None = None,
         compaction: BlockCompaction | None = None,
         completeness: Completeness | None = None,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         self.grid = grid
-        self.keyed = KeyedShard() if keyed is None else keyed
-        self._aligned = AlignedWindows(grid.aligned, grid.limits)
         self._bound = bound
         definitions = max(grid.aligned, default=0) + 1
         self._rules = rules or Rules(bound, trigger, {}, definitions=definitions, staleness_bound=staleness_bound)
@@ -100,8 +92,6 @@ class Operator:
         self._compaction = compaction
         self.completeness = completeness
         self.watermark = Watermark()
-        self.windows = WindowTable(definitions)
-        self._gone = Gone(grid.aligned, snapshot)
         self.next_seq = 0
         self.next_pane_seq = 0
         self.reached_us: int | None = None  # no event that ever came is as late as this instant. It only grows
@@ -112,25 +102,32 @@ class Operator:
             self.next_seq = snapshot["next_seq"]
             self.next_pane_seq = snapshot["next_pane_seq"]
             self.reached_us = snapshot["reached_us"]
-            self.windows = WindowTable.from_json(snapshot["windows"], definitions, grid.aligned)
             self.counters = Counters.from_json(snapshot["counters"])
-        grids = [grid] if event_grid is None else [grid, event_grid]
-        self._parts = parts_of(grids, self.keyed.parts, self._are_needed, snapshot)
-        self._shared = self._parts[0]
-        self._part_of_definition = {w.definition: part for part in self._parts for w in part.keyed.windows}
-        self.keyed.count_in(self.counters.staleness)
-        self._due = Due(
-            self.windows,
+        names = [] if snapshot is None else slices_from_json(snapshot["slices"])
+        self._segments = [Segments(grid, names=[n for n in names if not has_event_rows(n)], compaction=compaction)]
+        if event_grid is not None:
+            own = [n for n in names if has_event_rows(n)]
+            self._segments.append(Segments(event_grid, name_offset_us=EVENT_ROWS_US, names=own))
+        self._timed = TimeWindows(
+            self._segments[0],
+            bound,
             self._rules,
-            self.watermark,
-            grid,
-            self._parts,
-            self.keyed,
-            seeks=compaction is not None,
             prestages_late=prestages_late,
             # If due executions are predicted, plan() stages the blocks for the later ones.
             prestages_due=prestages_due,
+            snapshot=snapshot,
         )
+        self.keyed = tuple(sorted((w for of_grid in keyed for w in of_grid), key=lambda w: w.definition))
+        for number, segments in enumerate(self._segments):
+            of_grid = keyed[number] if number < len(keyed) else ()
+            segments.definitions = (*of_grid,) if number else (self._timed, *of_grid)
+            for windows in of_grid:
+                windows.open_from_us = -NEVER if snapshot is None else snapshot["settled_us"][number]
+        self._definitions: tuple[DefinedWindows, ...] = (self._timed, *self.keyed)
+        self._segments_of = {d: segments for segments in self._segments for d in segments.definitions}
+        self._keyed_of = {windows.definition: windows for windows in self.keyed}
+        for definition in self._definitions:
+            definition.count_in(self.counters)
 
     # -- what the shell asks ------------------------------------------------------------------------------
 
@@ -159,13 +156,14 @@ class Operator:
         return self.next_pane_seq - 1
 
     def plan(self, watermark_us: int) -> Prestage | None:
-        """Returns what to stage in the gap before the watermark gets there, or None. See :meth:`Due.planned`.
+        """Returns what to stage in the gap before the watermark gets there, or None.
 
         Call it at the end of a batch, and stage it: late windows for which nothing is planned are far from now on.
         """
-        planned = self._due.planned(watermark_us)
-        self.windows.leave(self._due.late(), np.concatenate(planned))
-        return self._due.staged(planned, watermark_us)
+        planned = self._due(watermark_us)
+        for definition in self._definitions:
+            definition.leave(self._turn(), watermark_us)
+        return Prestage(planned) if planned else None
 
     def plan_ahead(self, watermark_us: int) -> tuple[int, ...]:
         """Returns what to stage after that, for the batches after the next one, as far as memory has room.
@@ -175,18 +173,31 @@ class Operator:
         step_us = self.watermark.step_us
         slices: dict[int, None] = {}
         for batch in range(1, PLANNED_AHEAD + 1) if step_us else ():
-            later = self._due.staged(self._due.planned(within(watermark_us + batch * step_us)), watermark_us)
-            slices |= dict.fromkeys(() if later is None else later.slices)
+            slices |= dict.fromkeys(self._due(within(watermark_us + batch * step_us)))
+        return tuple(slices)
+
+    def _due(self, watermark_us: int) -> tuple[int, ...]:
+        """The segments that are read if the watermark gets there, in the order in which they are."""
+        turn = self._turn()
+        slices: dict[int, None] = {}
+        for definition in self._definitions:
+            for stretches in definition.due(turn, watermark_us):
+                slices |= dict.fromkeys(self._segments_of[definition].within(stretches))
         return tuple(slices)
 
     def active_slices(self) -> tuple[int, ...]:
         """Returns the segments of windows that have not ended. The segments that are needed soonest come first."""
-        return self._due.active_slices()
+        turn = self._turn()
+        return tuple(name for segments in self._segments for name in segments.open_first(turn))
 
     @property
     def next_due_us(self) -> int | None:
         """The next watermark at which something happens even if no event comes. None if there is none."""
-        return self._due.next_due_us
+        turn = self._turn()
+        dues = [definition.next_due_us(turn) for definition in self._definitions]
+        if turn.at_us is not None and any(definition.waits for definition in self._definitions):
+            dues.append(turn.at_us + 1)
+        return soonest if (soonest := min(dues)) < NEVER else None
 
     @property
     def lateness(self) -> Lateness:
@@ -194,269 +205,165 @@ class Operator:
         return self._bound.lateness
 
     @property
+    def windows(self) -> WindowTable:
+        """The windows of time."""
+        return self._timed.table
+
+    @property
     def segments(self) -> list[int]:
         """All segments with kept blocks, in order."""
-        return [name for part in self._parts for name in part]
+        return [name for segments in self._segments for name in segments]
+
+    # -- where windows of keys are kept -------------------------------------------------------------------
+
+    def keep_in(self, values: Values) -> None:
+        """Sets the map in which the windows of keys are kept, before any event. Otherwise they are kept in a dict."""
+        for windows in self.keyed:
+            windows.kept.values = values
+
+    def wait_in(self, definition: int, rows: WaitingRows) -> None:
+        """Sets where rows of a definition wait for the end of a batch, before any event. Otherwise it is in memory."""
+        self._keyed_of[definition].waiting = rows
+
+    def write(self) -> None:
+        """Writes what changed to the map. Call it at the end of a batch."""
+        for definition in self._definitions:
+            definition.write()
 
     # -- arrivals -----------------------------------------------------------------------------------------
+
+    def _turn(self, before_us: int | None = None) -> Turn:
+        return Turn(self.watermark.at_us, self.watermark.step_us, self.next_seq, self._late_work, before_us)
 
     def _arrived(
         self, blocks: Sequence[BlockFact], rows: Sequence[Arrivals | None] = (), facts: SliceFacts | None = None
     ) -> list[Action | Order]:
         if blocks:
             self._late_work.arrived()
-        verdict = self.keyed.judge(rows, self.watermark.at_us)
+        arrival, turn = Arrival.of(blocks, facts), self._turn()
+        self._reach(arrival)
+        hashed = [None if of_grid is None else of_grid.hashed() for of_grid in rows]
+        claims: dict[DefinedWindows, Claim] = {}
+        for segments, of_grid in zip(self._segments, (*hashed, None, None), strict=False):
+            claims |= {d: d.arrive(arrival, of_grid, turn) for d in segments.definitions}
         actions: list[Action | Order] = [*untimed(blocks, self.counters)]
-        arrival = Arrival.of(blocks, facts)
-        self._reach(arrival.slices_us[-1:])
-        taken, too_late = self._windows_for(arrival)
-        actions += too_late
-        arrival.count(self._tally, verdict)
-        appends = self._kept(blocks, arrival, verdict)
-        actions += appends
-        if appends:
-            self._came(*taken)
-        actions += verdict.dropped
-        self.keyed.add(verdict, {a.index: a.seq for a in appends})
-        announced = self._due.announced(taken[0][self.windows["pending"][taken[0]] == taken[1]], taken[0])
-        return [*actions, Prestage(announced)] if announced else actions
+        actions += [order for claim in claims.values() for order in claim.drops]
+        self._tally.drop(blocks, [claim.dropped for claim in claims.values()])
+        for place, definition in enumerate(self._definitions):
+            self._tally.came_late(place, claims[definition].late)
+        appends = self._kept(blocks, claims, _wasted(hashed, self._segments[0], claims), turn)
+        seqs, turn = {append.index: append.seq for append in appends}, self._turn()
+        announced: dict[int, None] = {}
+        for definition, claim in claims.items():
+            soon = definition.keep(claim, seqs, turn)
+            announced |= dict.fromkeys(self._segments_of[definition].within(soon))
+        return [*actions, *appends, *([Prestage(tuple(announced))] if announced else [])]
 
-    def _reach(self, last_us: Ints) -> None:
+    def _reach(self, arrival: Arrival) -> None:
         """Notes that events came up to the end of a slice, whether they are taken or left out."""
-        for end_us in self.grid.ends(last_us).tolist():
+        for end_us in self.grid.ends(arrival.slices_us[-1:]).tolist():
             self.reached_us = end_us if self.reached_us is None else max(self.reached_us, end_us)
 
-    def _windows_for(self, arrival: Arrival) -> tuple[tuple[Ints, Ints, Ints], list[EmitDropped]]:
-        """Finds or creates the windows that take the arrival. Returns their rows, events and bytes, and orders to drop.
-
-        A window that is gone never comes back, even if bounds have become longer.
-        """
-        covering = self._aligned.covering(arrival.slices_us)
-        events = arrival.events_of(covering.begins, covering.ends)
-        now = self.watermark.at_us
-        new = (rows := self.windows.find(covering.definition, covering.end_us)) < 0
-        # A window whose bound has passed is only kept until its final execution.
-        gone = ~new & self.windows.over(rows, now)
-        drops: list[EmitDropped] = []
-        if new.any() or gone.any():
-            bounds_us = self._rules.bounds_us(covering.definition)
-            if now is not None:
-                gone |= new & (covering.end_us + bounds_us <= now)
-                gone |= new & self._gone.contains(covering.definition, covering.start_us, covering.end_us)
-            made = new & ~gone
-            past = covering.end_us[made] <= now if now is not None else np.zeros(int(made.sum()), np.bool_)
-            self.windows.add(
-                definition=covering.definition[made],
-                start_us=covering.start_us[made],
-                end_us=covering.end_us[made],
-                bound_us=bounds_us[made],
-                reason=self._rules.reasons(covering.definition[made]),
-                late_from_seq=np.where(past, 0, NEVER),
-            )
-            self.counters.windows += len(past)
-            if gone.any():
-                assert now is not None, "nothing is gone without a watermark"
-                ends = covering.end_us[gone]
-                observe_late(self._bound, ends, events[gone], now)
-                blocks = arrival.mark_too_late(covering.begins[gone], covering.ends[gone])
-                drops.append(EmitDropped(blocks, covering.definition[gone], covering.start_us[gone], ends, now - ends))
-                kept = ~gone
-                covering = type(covering)(*(column[kept] for column in covering))
-                events = events[kept]
-        arrival.mark_taken(covering.begins, covering.ends, covering.end_us > now if now is not None else None)
-        rows, sizes = (
-            self.windows.find(covering.definition, covering.end_us),
-            arrival.bytes_of(covering.begins, covering.ends),
-        )
-        return (rows, events, sizes), drops
-
-    def _kept(self, blocks: Sequence[BlockFact], arrival: Arrival, verdict: Verdict) -> list[Append]:
+    def _kept(
+        self,
+        blocks: Sequence[BlockFact],
+        claims: Mapping[DefinedWindows, Claim],
+        wasted_rows: Mapping[int, int],
+        turn: Turn,
+    ) -> list[Append]:
         """Orders to keep the blocks that any window needs, numbered in their order."""
-        appends, active = [], arrival.active_blocks()
-        for index in arrival.kept_blocks(verdict.blocks):
-            block = blocks[index]
-            seq = self.number(1)
-            part = self._parts[has_event_rows(block.slice_us)]
-            start_us = part.add(block.slice_us)
-            if self._compaction is not None and part is self._shared:
-                self._compaction.arrived(block, seq, verdict.wasted_rows.get(index, 0))
-            if self.watermark.at_us is not None:
-                self._bound.observe_state(start_us, self.watermark.at_us, block.size_bytes)
-            settled = index not in verdict.blocks or part.is_past(block.slice_us)
-            appends.append(Append(index, block.slice_us, seq, settled and index not in active))
+        appends = []
+        for index in sorted(frozenset().union(*(claim.blocks for claim in claims.values()))):
+            block, seq = blocks[index], self.number(1)
+            segments = self._segments[has_event_rows(block.slice_us)]
+            start_us = segments.add(block.slice_us)
+            if segments.compaction is not None:
+                segments.compaction.arrived(block, seq, wasted_rows.get(index, 0))
+            if turn.at_us is not None:
+                self._bound.observe_state(start_us, turn.at_us, block.size_bytes)
+            is_open = segments.is_open(block.slice_us, index, [claims[d] for d in segments.definitions], turn)
+            appends.append(Append(index, block.slice_us, seq, not is_open))
         return appends
 
     def _all_arrived(self) -> None:
         """All events of the batch are there."""
-        tally, self._tally = self._tally, Tally()
-        tally.came_late(self.keyed.join(self.watermark.at_us))
+        turn, tally, self._tally = self._turn(), self._tally, Tally()
+        for place, definition in enumerate(self._definitions):
+            tally.came_late(place, definition.join(turn))
         tally.end(self.counters)
-
-    def _came(self, rows: Ints, events: Ints, size_bytes: Ints) -> None:
-        now = self.watermark.at_us
-        late = self.windows["end_us"][rows] <= now if now is not None else np.zeros(len(rows), np.bool_)
-        self.windows.came(rows, events, late, self.next_seq - 1, size_bytes)
-        if now is not None and late.any():
-            observe_late(self._bound, self.windows["end_us"][rows[late]], events[late], now)
 
     # -- executions ---------------------------------------------------------------------------------------
 
     def _advanced(self, to_us: int) -> list[Action | Order]:
         self._all_arrived()
         before_us, to_us = self.watermark.at_us, within(to_us)
-        windows, once, first = self.windows, self._rules.final_only, self._due.late()
         if not self.watermark.advance(to_us):
             return []
         if self.completeness is not None:
+            windows = self.windows
             self.completeness.close(lambda definition, end_us: windows.find(definition, end_us) >= 0)
         # The events so far are complete up to the old watermark. Bounds that are decided from them hold from now on.
         self._bound.advance(before_us, to_us)
         self._rules.advance(to_us)
-        self._gone.close(to_us - self._rules.bounds_us(np.arange(len(self._gone.closed_us))))
-        actions: list[Action | Order] = []
-        # They come last: to compact blocks is cheaper while they are in memory.
-        releases: list[Action] = []
-        late = self._due.late()
-        if late > first:
-            rows = np.arange(first, late)
-            windows["late_from_seq"][first:late] = self.next_seq
-            self._bound.observe_all_on_time(windows["end_us"][first:late], windows["events"][first:late])
-            if not self._rules.final_only:
-                actions.append(self._execute(rows, PaneKind.ON_TIME))
-            releases += self._destage(rows)
-        keyed = self._placed(self.keyed.advance(before_us, to_us, self._late_work))
-        over = windows.over(np.arange(late), to_us)
-        final = np.flatnonzero(over & (windows["pending"][:late] > 0))
-        if len(final):
-            windows.close(final, before_us, self.next_seq - 1)
-            final = final[self._late_work.take_rows(windows, final, all_=once)]
-            actions += [self._execute(final, PaneKind.FINAL)] if len(final) else []
-            over &= windows["owed"][:late] == 0
-        actions += keyed
-        if over.any():
-            releases += self._purge(np.concatenate((over, np.zeros(len(windows) - late, np.bool_))))
-        releases += self._settle()
-        ended = [s for a in releases if isinstance(a, Destage) for s in a.slices]
-        return actions + self._compactions(ended + self._shared.swept(self._compaction)) + releases
+        turn = self._turn(before_us)
+        orders = [definition.advance(turn) for definition in self._definitions]
+        for place, definition in enumerate(self._definitions):
+            orders[place] += definition.close(turn)
+        counted = self._counted(orders)
+        left, free = self._released(moved=True)
+        compactions = self._compactions([*left, *self._segments[0].swept()])
+        # Releases come last: to compact blocks is cheaper while they are in memory.
+        return [*counted, *compactions, *_releases(left, free)]
 
     def _batch_ended(self, last: bool, follows: bool) -> list[Action | Order]:
         self._all_arrived()
-        windows, now, step_us = self.windows, self.watermark.at_us, self.watermark.step_us
-        actions: list[Action | Order] = []
-        releases: list[Action] = []
-        if now is not None:
-            waiting = self._due.waiting()
-            due = np.ones(len(waiting), np.bool_) if last else self._rules.due(windows, waiting, now, step_us)
-            due |= windows["owed"][waiting] > 0
-            windows.look(waiting[~due], now)
-            windows.owe(waiting[due])
-            windows.owe(self._rules.take_early(windows, self._due.late()))
-            patient = self._patient(now) if follows else np.empty(0, np.int64)
-            runs = self._late_work.runs(windows, self._due.late(), now, all_=last, patient=patient)
-            actions += [self._execute(rows, kind) for kind, rows in runs.items()]
-            # Blocks that were staged for a late execution leave memory after it (paper 3.2).
-            ended = [rows for kind, rows in runs.items() if kind is not PaneKind.EARLY]
-            releases += self._destage(np.concatenate([np.empty(0, np.int64), *ended]))
-            if PaneKind.FINAL in runs:
-                releases += self._purge(np.isin(np.arange(len(windows)), runs[PaneKind.FINAL]))
-        actions += self._placed(self.keyed.batch_ended(now, step_us, self._late_work, last=last))
-        compactions = self._compactions(self._compaction.touched()) if self._compaction is not None else []
+        turn = self._turn()
+        orders = [definition.end_batch(turn, last=last, follows=follows) for definition in self._definitions]
+        self._rules.end_batch()
         self._late_work.end_batch()
-        return actions + compactions + releases
+        counted = self._counted(orders)
+        left, free = self._released(moved=False)
+        touched = self._compaction.touched() if self._compaction is not None else []
+        return [*counted, *self._compactions(touched), *_releases(left, free)]
 
-    def _patient(self, now_us: int) -> Ints:
-        """The rows of late windows that are due and wait until their blocks are in memory."""
-        windows = self.windows
-        far = np.flatnonzero(windows["far"][: self._due.late()] > 0)
-        owed, patience = windows["owed"][far], self._rules.patience(windows["definition"][far])
-        rows = far[(owed > 0) & (owed <= patience) & ~windows.over(far, now_us)]
-        return np.asarray(rows[self._due.sizes(rows, self._compaction) >= LEAST_AWAITED_BYTES])
-
-    def _execute(self, rows: Ints, kind: PaneKind) -> Execute:
-        now = self.watermark.at_us
-        assert now is not None
-        order = self.windows.execution(rows, kind, self._due.segments_of(rows), now)
-        # A window that only runs once does not become stale.
-        shown = PaneKind.ON_TIME if self._rules.final_only else kind
-        self.windows.executed(rows, now, self.next_seq - 1, kind=shown)
-        self.counters.executions[kind.value] += len(rows)
-        if shown is PaneKind.ON_TIME:
-            self._late_work.on_time(self._late_work.read(order.definition, order.events))
-        return order
-
-    def _destage(self, rows: Ints) -> list[Action]:
-        """Destages the segments of these windows that no active window needs."""
-        segments = self._due.segments_of(rows)
-        active = self._are_needed(segments, self._due.late())
-        free = [s for s, needed in zip(segments, active, strict=True) if not needed and self._shared.is_settled(s)]
-        return [Destage(tuple(free))] if free else []
-
-    def _are_needed(self, segments: Sequence[int], first: int = 0) -> list[bool]:
-        """Whether each segment overlaps any window from row ``first`` on."""
-        starts = np.array(segments, np.int64)
-        needed: list[bool] = self.windows.needed(starts, self.grid.ends(starts), first).tolist()
-        return needed
-
-    def _purge(self, rows: Flags) -> list[Action]:
-        touched = self._due.segments_of(np.flatnonzero(rows))
-        gone = self.windows.drop(rows)
-        if not self._rules.final_only:
-            gone.count_in(self.counters.staleness, self._rules.staleness_bound)
-        definitions, starts_us, ends_us = (gone[name] for name in ("definition", "start_us", "end_us"))
-        self._gone.add(definitions, starts_us, ends_us)
-        self.counters.purged_windows += len(gone)
-        which = ((number, definitions == number) for number in np.unique(definitions).tolist())
-        forgotten: list[Action] = [Forget(number, starts_us[own], ends_us[own]) for number, own in which]
-        return forgotten if self._shared.keyed else [*forgotten, *self._free(self._shared, touched)]
-
-    def _free(self, part: PartSegments, segments: Iterable[int]) -> list[Action]:
-        """Purges the segments, out of these, that no window needs."""
-        free = part.unneeded(segments)
-        part.drop(free)
-        if self._compaction is not None and part is self._shared:
-            self._compaction.forget(free)
-        return [Purge(tuple(free))] if free else []
-
-    def _compactions(self, segments: Iterable[int]) -> list[Action]:
-        """What to compact in these segments. Segments that are not kept are ignored."""
-        if self._compaction is None:
-            return []
-        actions: list[Action] = []
-        late = self._due.late()
-        live = self._shared.live
-        for s in dict.fromkeys(s for s in segments if s in live and self._compaction.may_compact(s)):
-            rows = self.windows.overlapping(s, self.grid.end(s))
-            # A block must not mix arrivals that a window distinguishes. Windows of single keys distinguish none. Later
-            # cuts are never between existing blocks: what is new, late or too late then begins with the next block.
-            ended = bool((rows < late).all()) and self._shared.is_settled(s)
-            sweeps = bool(self._shared.keyed) and not len(rows)
-            cuts = self.windows.cuts(rows, self.watermark.at_us)
-            actions += self._compaction.due(s, cuts, ended=ended, sweeps=sweeps)
-        return actions
-
-    # -- windows of single keys ---------------------------------------------------------------------------
-
-    def _placed(self, orders: Orders) -> list[Action | Order]:
-        """Counts orders for windows of single keys. Adds to each execution the segments that hold its rows."""
+    def _counted(self, orders: Iterable[Iterable[Any]]) -> list[Action | Order]:
+        """Counts the orders of all definitions. Adds to those for windows of keys the segments that hold their rows."""
         placed: list[Action | Order] = []
-        for order in orders:
-            if isinstance(order, ExecuteKeyed):
-                self.counters.executions[order.kind.value] += len(order.windows)
-                order = self._part_of_definition[order.definition].placed(order)
-            else:
-                self.counters.retracted += len(order.windows)
-            placed.append(order)
-        return [*placed, *self.keyed.take_forgotten()]
+        for order in (order for of_definition in orders for order in of_definition):
+            match order:
+                case Execute() | ExecuteKeyed():
+                    self.counters.executions[order.kind.value] += len(order)
+                case Retract():
+                    self.counters.retracted += len(order.windows)
+            placed.append(self._placed(order) if isinstance(order, ExecuteKeyed) else order)
+        return placed
 
-    def _settle(self) -> list[Action]:
-        """Purges the segments that no window needs, and destages those that only late windows need."""
+    def _placed(self, order: ExecuteKeyed) -> ExecuteKeyed:
+        segments = self._segments_of[self._keyed_of[order.definition]]
+        return replace(order, slices=segments.within(Stretches.of(order.stretch_us)))
+
+    def _released(self, *, moved: bool) -> tuple[list[int], list[int]]:
+        """The segments that open windows have left, and those that nobody needs any more. ``moved``: the watermark."""
+        turn = self._turn()
+        left = [name for segments in self._segments for name in segments.left(turn)]
+        free = [n for segments in self._segments for n in segments.free(all_=moved and segments.grid.has_changed)]
+        return left, free
+
+    def _compactions(self, names: Iterable[int]) -> list[Action]:
+        """What to compact in these segments. Segments that are not kept are ignored."""
+        compaction, shared = self._compaction, self._segments[0]
+        if compaction is None:
+            return []
+        turn = self._turn()
         actions: list[Action] = []
-        for part in self._parts:
-            ended = part.settle(self.watermark.at_us, self._due.late()) if part.keyed else []
-            actions += [Destage(tuple(ended))] if ended else []
-            if part.keyed or part.grid.has_changed:
-                actions += self._free(part, list(part))
+        for name in dict.fromkeys(name for name in names if name in shared and compaction.may_compact(name)):
+            cuts, ended, sweeps = shared.cuts(name, turn)
+            actions += compaction.due(name, cuts, ended=ended, sweeps=sweeps)
         return actions
+
+    def owners(self, rows: Table) -> list[Ints]:
+        """For each definition of sessions: the session that each row of a block belongs to. -1: none."""
+        return [windows.owners(rows) for windows in self.keyed if self._segments_of[windows] is self._segments[0]]
 
     # -- snapshot -----------------------------------------------------------------------------------------
 
@@ -469,22 +376,38 @@ class Operator:
             "next_seq": self.next_seq,
             "next_pane_seq": self.next_pane_seq,
             "reached_us": self.reached_us,
-            "windows": self.windows.to_json(),
             "slices": slices_to_json(self.segments),
-            "settled_us": [part.settled_us for part in self._parts],
+            "settled_us": [
+                min((w.open_from_us for w in self.keyed if self._segments_of[w] is segments), default=-NEVER)
+                for segments in self._segments
+            ],
             "runs": self._compaction.to_json() if self._compaction is not None else None,
-            **self._gone.to_json(),
-            **calendars_to_json(self.grid, self.windows, self._gone, self._shared.live),
             "lateness": self._bound.to_json(),
-            **self._rules.to_json(),
+            **self._rules.to_json(self.grid.aligned),
             "completeness": None if self.completeness is None else self.completeness.to_json(),
             "counters": self.counters.to_json(),
-            "keyed": self.keyed.snapshot(),
+            **self._timed.snapshot(),
+            "keyed": [windows.snapshot() for windows in self.keyed],
         }
 
     def validate(self) -> None:
         """Checks every invariant that spans collections. Raises AssertionError that says which window breaks it."""
-        check(self.windows, self.watermark.at_us, self.next_seq, self._due.segments_of)
-        shared = list(self._shared)
-        for s, is_needed in zip(shared, self._are_needed(shared), strict=True):
-            assert is_needed or self._shared.keyed, f"segment {s} is kept for nobody"
+        self._timed.validate(self.watermark.at_us, self.next_seq)
+        if not self.keyed:
+            for name in self._segments[0].unneeded(self._segments[0]):
+                raise AssertionError(f"segment {name} is kept for nobody")
+
+
+def _wasted(
+    hashed: Sequence[Arrivals | None], segments: Segments, claims: Mapping[DefinedWindows, Claim]
+) -> dict[int, int]:
+    """For each block of single rows: how many of them no definition takes. ``segments``: that it would be kept in."""
+    taken = [rows for d in segments.definitions if (rows := claims[d].rows) is not None]
+    if not taken or not hashed or (arrivals := hashed[0]) is None:
+        return {}
+    numbers, counts = np.unique(arrivals.block[~np.logical_or.reduce(taken)], return_counts=True)
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+
+
+def _releases(left: Sequence[int], free: Sequence[int]) -> list[Action]:
+    return [*([Destage(tuple(left))] if left else []), *([Purge(tuple(free))] if free else [])]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from aion.core.lateness.bound import AdaptiveBound, Expected
-from aion.core.operator.lifecycle import Status
-from aion.core.operator.window_table import WindowTable, status_of
+from aion.core.life.lifecycle import Status
+from aion.core.life.window_table import WindowTable, status_of
 from aion.core.query.plan import FINAL
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger

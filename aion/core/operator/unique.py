@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from aion.base.identity import Identities, identify
 from aion.base.numbers import EARLIEST_US, LATEST_US
-from aion.core.operator.keyed.values import Change, Values
+from aion.core.keyed.values import Change, Values
 from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]

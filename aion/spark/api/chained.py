@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from aion.base.time import format_duration
 from aion.config import Policy
-from aion.core.operator.actions import PaneKind
+from aion.core.life.actions import PaneKind
 from aion.core.query.pane_parts import END, KIND, NAME, SEQ, START, PanesSaid, Parts, is_key, metadata_of
 from aion.core.query.plan import FINAL, Plan
 from aion.core.query.updates import DROPPED, ORDER, RETRACTED, of_updates

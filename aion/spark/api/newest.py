@@ -10,7 +10,7 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
-from aion.core.operator.actions import PaneKind
+from aion.core.life.actions import PaneKind
 from aion.core.query.pane_parts import KIND, SEQ, START, Parts
 from aion.errors import ConfigError, SchemaError
 from aion.spark.session.types import quoted

@@ -17,7 +17,7 @@ from aion.base.hashing import hashed_as
 from aion.base.time import format_duration
 from aion.config import Policy, policy_to_text
 from aion.core.ingest.fragments import fragment_bytes
-from aion.core.operator.actions import PaneKind
+from aion.core.life.actions import PaneKind
 from aion.core.query.columns import DROPPED_COLUMNS, NOT_OF_DROPPED, OLD
 from aion.core.query.functions import Apply
 from aion.core.query.plan import Plan

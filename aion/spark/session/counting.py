@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aion.core.operator.lifecycle import EXECUTED
+from aion.core.life.lifecycle import EXECUTED
 
 COUNTED = "counted"
 """The kind of a row that carries a number of its shard: its name in ``reason``, its value in ``events``."""

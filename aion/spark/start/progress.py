@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from aion.base.html import html_of
-from aion.core.operator.actions import PaneKind
+from aion.core.life.actions import PaneKind
 from aion.spark.session.counting import COUNTED, COUNTS, STALE
 from aion.spark.session.sessions import application
 

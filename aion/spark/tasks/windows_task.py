@@ -16,7 +16,7 @@ from aion.config import Policy
 from aion.core.ingest.builder import Flagged, ShardBlock
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.fragments import Defragmenter
-from aion.core.operator.lifecycle import EXECUTED
+from aion.core.life.lifecycle import EXECUTED
 from aion.core.slicing.grid import FLAGGED_SLICES
 from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
 from aion.execute.recorder import Recorder

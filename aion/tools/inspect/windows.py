@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from aion.base.time import format_instant
+from aion.core.keyed.summary import LISTED
 from aion.core.lateness.bound import AdaptiveBound
-from aion.core.operator.keyed.summary import LISTED
 from aion.core.operator.overview import REASONS, KeyedOutlook, WindowOutlook, keyed_windows, windows
 from aion.tools.inspect import tables
 from policies.durations import short_duration

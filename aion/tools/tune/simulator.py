@@ -9,7 +9,7 @@ from statistics import median
 import pyarrow as pa
 
 from aion.config import Policy
-from aion.core.operator.lifecycle import EXECUTED
+from aion.core.life.lifecycle import EXECUTED
 from aion.errors import ConfigError
 from aion.execute.assembly import store_config
 from aion.execute.block_compactor import compaction_bytes

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from aion.core.compaction import Compact
 from aion.core.ingest.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
-from aion.core.operator.actions import EmitDropped, EmitUntimed, Execute, SliceFacts
+from aion.core.life.actions import EmitDropped, EmitUntimed, Execute, SliceFacts
 from aion.core.query.plan import Plan
 from aion.execute.applying import Seen
 from aion.execute.block_compactor import MOST_BYTES

@@ -1,5 +1,10 @@
 """The keyed values of one shard on disk: runs, and a RocksDB that has ingested them.
 
+A run is an SST file with the changes of one batch, sorted by key. The key of each value is preceded by the byte 01. A
+deleted key has an empty value, because RocksDB's writer cannot write a deletion. One more entry comes first, whose key
+is 00 and the file's number: it has the name under which the file was first written. So a run that was replaced by
+another one is noticed when it is opened.
+
 Only the I/O thread calls it, except where a docstring says otherwise. Errors of the disk are raised as DiskError,
 damaged runs as CorruptState.
 """
@@ -10,11 +15,13 @@ import contextlib
 import itertools
 import logging
 import shutil
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from rocksdict import Rdict
+import orjson
+from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict
 
 from state_backends.files.faults import disk_error, disk_errors, from_rocksdb, is_rocksdb_io
 from state_backends.files.names import SstFile
@@ -23,11 +30,92 @@ from state_backends.format.checksum import crc32
 from state_backends.format.errors import AionError, CorruptState, StateError
 from state_backends.format.sst_table import Span, TableIndex
 from state_backends.store.io import Steps
-from state_backends.store.keyed.run_file import STEP_BYTES, VALUES, NewRun, name_key, run_options
 from state_backends.store.p_bucket import PBucket, close_db, ingest, link_of, linked
-from state_backends.store.sst_file import checksum
+from state_backends.store.sst_file import BLOCK_BYTES, TABLE_FORMAT, SstOut, checksum, rocksdb_options
 from state_backends.store.waiting import waiting_for
 from state_backends.thresholds import threshold
+
+VALUES = b"\x01"
+"""Keys of values begin with it."""
+STEP_BYTES = threshold(256 << 10, 64)
+"""About what one step of I/O moves."""
+_ENTRY_BYTES = 32
+"""What an entry costs a step besides its bytes, so that a step with many small values does not take long."""
+_NAME_KEY = struct.Struct(">cQ")
+_NEVER = 1 << 30
+_FILTER_BITS = 10  # for each key: one lookup in a hundred reads a run in vain
+
+
+class NewRun:
+    """A run that is being written. ``size_bytes``, ``crc``, ``keys``: known when it is complete."""
+
+    def __init__(self, file_no: int, name: str, part: Path, options: Options) -> None:
+        meta = orjson.dumps({"file": name})
+        self.index_crc = crc32(meta)
+        self.keys = 0
+        self._out = SstOut(part, options)
+        try:
+            self._out.put(name_key(file_no), meta)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, changes: Iterable[tuple[bytes, bytes | None]]) -> Steps[None]:
+        """Steps that write all changes, sorted by key, and complete the file. None deletes a key, as b"" does."""
+        moved, put = 0, self._out.put
+        for key, change in changes:
+            value = change or b""
+            put(VALUES + key, value)
+            self.keys += 1
+            moved += len(key) + len(value) + _ENTRY_BYTES
+            if moved >= STEP_BYTES:
+                self._out.update_checksum()
+                yield moved
+                moved = 0
+                if self._out.sync_due():
+                    self._out.sync()
+                    yield 0
+        yield moved
+        self._out.finish()
+        yield 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self._out.size_bytes
+
+    @property
+    def crc(self) -> int:
+        return self._out.crc
+
+    def close(self) -> None:
+        """Closes a file that will not be completed."""
+        self._out.close()
+
+
+def name_key(file_no: int) -> bytes:
+    """The key of the entry with the name of a run."""
+    return _NAME_KEY.pack(b"\0", file_no)
+
+
+def run_options(cache: Cache) -> Options:
+    """Options for a RocksDB of runs. It never merges files: RunMerger does that."""
+    options = rocksdb_options(cache)
+    options.set_compression_type(DBCompressionType.lz4())
+    for set_trigger in (
+        options.set_level_zero_file_num_compaction_trigger,
+        options.set_level_zero_slowdown_writes_trigger,
+        options.set_level_zero_stop_writes_trigger,
+    ):
+        set_trigger(_NEVER)
+    options.set_advise_random_on_open(True)
+    table = BlockBasedOptions()
+    table.set_format_version(TABLE_FORMAT)
+    table.set_block_size(BLOCK_BYTES)
+    table.set_block_cache(cache)
+    table.set_bloom_filter(_FILTER_BITS, False)
+    options.set_block_based_table_factory(table)
+    return options
+
 
 _FIRST_KEYS, _MOST_KEYS = threshold(64, 1), threshold(1024, 2)  # of one step of a get
 _ENTRIES = threshold(4096, 2)  # of one step of a scan

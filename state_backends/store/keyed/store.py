@@ -5,8 +5,7 @@ put, then in memory, then in the runs, the newest first. The parts, each with on
 
     overlay.py        what the attempt has put
     cache.py          values in memory that are also on disk
-    run_file.py       the contents of a run
-    run_files.py      writes and reads runs: a RocksDB that has ingested them
+    run_files.py      writes and reads runs: their contents, and a RocksDB that has ingested them
     merging.py        keeps the number of runs low
 
 Invariants: a committed value is in the runs, and in memory it is the same; what an attempt has put is in the overlay,
@@ -15,8 +14,11 @@ or in a run that is deleted if the attempt is undone.
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from state_backends.files.names import SstFile
@@ -328,3 +330,29 @@ def _call(function: Any) -> Steps[None]:
     function()
     return
     yield 0
+
+
+class LocalValues:
+    """Writes what was put to disk when it takes too much memory. It is a version that nobody can go back to."""
+
+    def __init__(self, store: KeyedStore) -> None:
+        self.store = store
+        self._numbers = itertools.count()
+        self._runs: dict[int, SstFile] = {}
+
+    def settle(self) -> None:
+        """Between two attempts: what was put stays."""
+        if not self.store.is_large:
+            return
+        found = self.store.persist()
+        before, self._runs = self._runs, {run.file_no: self._runs.get(run.file_no) or self._kept(run) for run in found}
+        self.store.end([*self._runs.values()])
+        for file_no in before.keys() - self._runs.keys():
+            Path(before[file_no].path).unlink(missing_ok=True)
+        self.store.compact()
+
+    def _kept(self, run: SstFile) -> SstFile:
+        """The same file under a name of its own: the store deletes the one that it has written."""
+        path = Path(run.path).with_name(f"{run.name}.{next(self._numbers)}.kept")
+        os.link(run.path, path)
+        return SstFile(run.file_no, str(path), *run[2:])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.core.operator.keyed.cut_sessions import cut
+from aion.core.keyed.cut_sessions import cut
 from aion.errors import SchemaError
 from state_backends.store.attempt import StoreAttempt
 from tests.core.keyed.test_keyed_windows import KINDS, Sink, check, policy, run, table

@@ -14,12 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
+from aion.core.keyed.kept import ROWS
+from aion.core.keyed.kinds import shape_of
+from aion.core.keyed.table import Table, hashes_of
+from aion.core.keyed.values import Change, MemoryValues
+from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.observe import Lateness
-from aion.core.operator.keyed.kept import ROWS
-from aion.core.operator.keyed.kinds import shape_of
-from aion.core.operator.keyed.table import Table, hashes_of
-from aion.core.operator.keyed.values import Change, MemoryValues
-from aion.core.operator.keyed.windows import KeyedWindows
+from aion.core.life.actions import Forget
+from aion.core.life.definition import Turn
+from aion.core.life.late_work import LateWork
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
 from tests.durations import us
@@ -125,14 +128,21 @@ class Shard:
             if before is not None and step <= before:
                 return []
             self.watermark = step
-            return list(self.windows.advance(before, step))
+            return self._panes(self.windows.advance(self.turn(before)))
         rows = self._rows(step)
         taken = self.windows.accepted(rows)
         if taken.any():
             self.windows.add(rows.take(taken), np.full(int(taken.sum()), self.seq))
             self.seq += 1
-        self.windows.join(self.watermark)
-        return list(self.windows.batch_ended(self.watermark, 0))
+        self.windows.join(self.turn())
+        return self._panes(self.windows.end_batch(self.turn()))
+
+    def turn(self, before: int | None = None) -> Turn:
+        return Turn(self.watermark, 0, self.seq, LateWork(), before)
+
+    @staticmethod
+    def _panes(orders: list[Any]) -> list[Any]:
+        return [order for order in orders if not isinstance(order, Forget)]
 
     def _rows(self, step: Sequence[tuple[str | None, int, int]]) -> Table:
         times, marks = (np.array([e[i] for e in step], np.int64) for i in (1, 2))

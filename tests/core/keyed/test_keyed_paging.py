@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.core.operator.keyed import kept
-from aion.core.operator.keyed.kept import KeptPages
-from aion.core.operator.keyed.table import Table
+from aion.base.numbers import NEVER
+from aion.core.keyed import kept
+from aion.core.keyed.kept import KeptPages
+from aion.core.keyed.table import Table
 from tests.core.keyed.test_keyed_index import DEFINITIONS, Shard, panes, told
 from tests.durations import us
 
@@ -87,12 +88,12 @@ def test_some_pages_at_a_time_order_and_keep_the_same(
         with sizes(rows=rows, at_once=at_once):
             some = told(few.do(step))
             kept_now = state(few) if written else None
-            few_due = few.windows.next_due_us(few.watermark, 1)
+            few_due = few.windows.next_due_us(few.turn()._replace(step_us=1))
         with sizes(rows=rows, at_once=EVERYTHING):
             assert some == told(all_.do(step))
             assert kept_now == (state(all_) if written else None)
-            due = all_.windows.next_due_us(all_.watermark, 1)
-        assert (few_due is None) == (due is None) and (due is None or few_due <= due)
+            due = all_.windows.next_due_us(all_.turn()._replace(step_us=1))
+        assert (few_due < NEVER) == (due < NEVER) and few_due <= due
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=str)

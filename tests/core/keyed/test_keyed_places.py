@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.core.operator.actions import PaneKind
-from aion.core.operator.keyed.orders import ExecuteKeyed, Members
-from aion.core.operator.keyed.table import Places, Table
+from aion.core.keyed.orders import ExecuteKeyed, Members
+from aion.core.keyed.table import Places, Table
+from aion.core.life.actions import PaneKind
 from aion.core.query.plan import make_plan
 from aion.execute.keyed_panes import locate, placed
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from aion.core.lateness.completeness import Completeness
-from aion.core.operator.actions import PaneKind
+from aion.core.life.actions import PaneKind
+from aion.core.life.window_table import WindowTable
 from aion.core.operator.completeness import PaneFacts, rate
-from aion.core.operator.window_table import WindowTable
 
 Floats = npt.NDArray[np.float64]
 Delays = Callable[[np.random.Generator, int, int], Floats]

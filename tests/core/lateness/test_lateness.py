@@ -16,7 +16,7 @@ from aion.core.compaction import BlockFact
 from aion.core.lateness.estimate import Arrivals, arrivals
 from aion.core.lateness.observe import MOST_EPOCHS, Lateness, room_us
 from aion.core.lateness.sketch import EDGES_US, LatenessSketch, bin_of
-from aion.core.operator.actions import Arrived, WatermarkAdvanced
+from aion.core.life.actions import Arrived, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.packing import pack, unpack
 from aion.core.slicing.grid import SliceGrid

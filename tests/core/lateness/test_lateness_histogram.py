@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.lateness.histogram import EDGES_S, LABELS, LatenessHistogram
+from aion.core.lateness.bound import EDGES_S, LABELS, LatenessHistogram
 
 EDGE_US = [int(edge * 1e6) for edge in EDGES_S]
 LATENESS = st.integers(-10, 2**50) | st.sampled_from([us + d for us in EDGE_US for d in (-1, 0, 1)])

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.base.numbers import NEVER
+from aion.core.keyed.closing import Closing
 from aion.core.lateness.bound import AdaptiveBound
-from aion.core.operator.keyed.closing import Closing
 from aion.core.windows import Definition
 from aion.errors import ConfigError, PolicyError, WindowError
 from policies.cleanup import Reason

@@ -18,11 +18,11 @@ import aion
 from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.compaction import BlockFact, Compact, CompactionDone
+from aion.core.keyed.orders import Arrivals
+from aion.core.keyed.table import Table
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.lateness.observe import HALF_LIFE_US
-from aion.core.operator.actions import Arrived, BatchEnded, WatermarkAdvanced
-from aion.core.operator.keyed.orders import Arrivals
-from aion.core.operator.keyed.table import Table
+from aion.core.life.actions import Arrived, BatchEnded, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.packing import untable
 from aion.core.query.plan import Plan, make_plan

@@ -14,8 +14,8 @@ import aion
 from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.compaction import BlockFact
-from aion.core.operator.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
-from aion.core.operator.late_work import FLOOR, LateWork
+from aion.core.life.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
+from aion.core.life.late_work import FLOOR, LateWork
 from aion.core.operator.operator import Operator
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
@@ -118,7 +118,7 @@ def test_events_that_come_while_a_final_execution_waits_are_too_late() -> None:
 @pytest.mark.parametrize("window", [aion.Tumbling(us(10)), aion.Session(us(5))], ids=str)
 def test_panes_are_the_same_in_the_end(window: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no share at all, only when late panes come differs. Early, late and final work of all windows waits."""
-    monkeypatch.setattr("aion.core.operator.late_work.FLOOR", 0)
+    monkeypatch.setattr("aion.core.life.late_work.FLOOR", 0)
     found, executions = [], []
     for share in (0, None):
         policy = {
@@ -162,7 +162,7 @@ def test_a_final_pane_that_waited_has_no_event_that_was_dropped(
     key: str | None, how: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows that overlap share slices. So what is too late for one of them is kept for the next."""
-    monkeypatch.setattr("aion.core.operator.late_work.FLOOR", 0)
+    monkeypatch.setattr("aion.core.life.late_work.FLOOR", 0)
 
     def at(*times: int) -> pa.Table:
         return pa.table({"t": pa.array(times, pa.timestamp("us")), "k": [1] * len(times)})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aion.base.numbers import EARLIEST_US, LATEST_US
-from aion.core.operator.actions import (
+from aion.core.life.actions import (
     Append,
     Destage,
     EmitUntimed,
@@ -19,8 +19,7 @@ from aion.core.operator.actions import (
     PaneKind,
     WindowRef,
 )
-from aion.core.operator.lifecycle import TRANSITIONS, Status
-from aion.core.operator.watermark import Watermark
+from aion.core.life.lifecycle import TRANSITIONS, Status, Watermark
 from aion.core.slicing.grid import NO_SLICE
 from aion.core.windows import Sliding, Tumbling
 from tests.durations import us

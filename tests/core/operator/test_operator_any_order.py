@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from aion.core.compaction import BlockFact
-from aion.core.operator.actions import (
+from aion.core.life.actions import (
     Action,
     Append,
     Arrived,

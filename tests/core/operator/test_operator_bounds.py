@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aion.core.lateness.sketch import bin_of
-from aion.core.operator.actions import (
+from aion.core.life.actions import (
     Append,
     EmitDropped,
     Execute,

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from aion.cli import app
 from aion.core.compaction import BlockFact
 from aion.core.lateness.bound import AdaptiveBound, Expected
-from aion.core.operator.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
+from aion.core.life.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
+from aion.core.life.rules import Rules
 from aion.core.operator.operator import Operator
 from aion.core.operator.overview import REASONS, WindowOutlook, trigger_from_json, windows
-from aion.core.operator.rules import Rules
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.staleness import StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import aion
 from aion.config import load_policy
 from aion.core.compaction import BlockFact
-from aion.core.operator.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
-from aion.core.operator.late_work import LEAST_AWAITED_BYTES
+from aion.core.life.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
+from aion.core.life.late_work import LEAST_AWAITED_BYTES
+from aion.core.life.rules import Rules
 from aion.core.operator.operator import Operator
-from aion.core.operator.rules import Rules
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, Trigger
 from aion.core.windows import Tumbling
@@ -159,7 +159,7 @@ def events(*times: int, size: int = 1000) -> pa.Table:
 @pytest.mark.parametrize("key", ["k", None])
 def test_panes_are_the_same_in_the_end(key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """With patience late panes are fewer and come later, and the last one of each window is the same."""
-    monkeypatch.setattr("aion.core.operator.operator.LEAST_AWAITED_BYTES", 1)
+    monkeypatch.setattr("aion.core.timed.windows.LEAST_AWAITED_BYTES", 1)
     dice = np.random.default_rng(5)
     batches = [dice.integers(max(0, 5 * b - 60), 5 * b + 10, 12).tolist() for b in range(30)]
     found, late = [], []
@@ -184,7 +184,7 @@ def test_panes_are_the_same_in_the_end(key: str | None, monkeypatch: pytest.Monk
 
 
 def test_a_definition_has_its_own_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aion.core.operator.operator.LEAST_AWAITED_BYTES", 1)
+    monkeypatch.setattr("aion.core.timed.windows.LEAST_AWAITED_BYTES", 1)
     windows = {
         "waits": aion.Tumbling(us(10), trigger=EVERY_BATCH),
         "never": aion.Tumbling(us(10), trigger={**EVERY_BATCH, "patience": 0}),
@@ -200,7 +200,7 @@ def test_a_definition_has_its_own_patience(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 def test_nothing_waits_where_nothing_is_staged(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aion.core.operator.operator.LEAST_AWAITED_BYTES", 1)
+    monkeypatch.setattr("aion.core.timed.windows.LEAST_AWAITED_BYTES", 1)
     policy = {
         "state": {"backend": backend},
         "lateness": {"initial_bound": "80 microseconds", "coverage": None},

@@ -20,10 +20,10 @@ from aion.base.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, su
 from aion.config import load_policy
 from aion.core.compaction import BlockFact, Compact, CompactionDone
 from aion.core.ingest.encoding import decode, encode
-from aion.core.operator.actions import Arrived, BatchEnded, Event, Forget, SliceFacts, WatermarkAdvanced
-from aion.core.operator.keyed.orders import Arrivals
-from aion.core.operator.keyed.table import Table
-from aion.core.operator.keyed.values import MemoryValues
+from aion.core.keyed.orders import Arrivals
+from aion.core.keyed.table import Table
+from aion.core.keyed.values import MemoryValues
+from aion.core.life.actions import Arrived, BatchEnded, Event, Forget, SliceFacts, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.packing import table, untable
 from aion.core.query.plan import Plan, make_plan
@@ -73,7 +73,7 @@ class Life:
         self.straight = make_operator(self.plan, self.policy, None)
         self.restarted = make_operator(self.plan, self.policy, None)
         self.values = MemoryValues()
-        self.restarted.keyed.keep_in(self.values)
+        self.restarted.keep_in(self.values)
 
     def tell(self, event: Event) -> None:
         assert self.handle(self.straight, event) == self.handle(self.restarted, event)
@@ -108,7 +108,7 @@ class Life:
         assert all(-(2**63) <= n < 2**63 if isinstance(n, int) else math.isfinite(n) for n in numbers_of(snapshot))
         assert snapshot == self.straight.snapshot()
         again = make_operator(self.plan, self.policy, written(snapshot))
-        again.keyed.keep_in(self.values)
+        again.keep_in(self.values)
         assert again.snapshot() == snapshot
         self.restarted = again
 

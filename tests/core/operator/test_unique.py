@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.core.operator.keyed.values import MemoryValues
+from aion.core.keyed.values import MemoryValues
 from aion.core.operator.unique import Unique
 from aion.errors import SchemaError
 

@@ -26,12 +26,12 @@ import aion
 from aion import aggregates as A
 from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy
-from aion.core.operator.gone import Gone
-from aion.core.operator.pins import calendars_to_json, pinned_plan
-from aion.core.operator.window_table import WindowTable
+from aion.core.life.window_table import WindowTable
 from aion.core.packing import untable
 from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.grid import SliceGrid
+from aion.core.timed.gone import Gone
+from aion.core.timed.pins import calendars_to_json, pinned_plan
 from aion.errors import StateError
 from aion.execute.assembly import make_builder, make_executor, make_operator
 from aion.execute.zone_files import FOLDER, ZoneFiles

@@ -19,7 +19,7 @@ from aion import aggregates as A
 from aion.aggregates.doubled import sum_by_group, sums_are_exact
 from aion.aggregates.groups import Groups
 from aion.config import load_policy
-from aion.core.operator.actions import Execute, Execution, PaneKind, WindowRef
+from aion.core.life.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.tree import SliceTree, choose_height, spans
 from aion.errors import IntegerOverflow

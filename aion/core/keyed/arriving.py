@@ -1,0 +1,215 @@
+"""The rows that come for the windows of one definition: which of them are accepted, and how they join. Pure.
+
+Rows join when all of a batch are there. If they need more pages than are in memory at once, they join some pages at a
+time. First there are as many pages as these rows will need, because a page that gets too long is in memory as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from aion.base.numbers import sum_of, sums_by
+from aion.core.keyed.closing import BEFORE_ALL
+from aion.core.keyed.in_memory import Orders, WindowsInMemory
+from aion.core.keyed.kept import Bins
+from aion.core.keyed.orders import Arrivals, EmitDroppedRows
+from aion.core.keyed.shapes import INDEX, Flags, Sessions, Shape
+from aion.core.keyed.table import Ints, Table, hashes_of
+from aion.core.keyed.waiting import RowsInMemory, WaitingRows
+from aion.core.lateness.observe import NewBounds, observe_late
+from aion.core.life.arrival import Arrival
+from aion.core.life.definition import Claim, Stretches, Turn
+
+_NOTHING = np.empty(0, np.int64)
+
+
+class ArrivingWindows(WindowsInMemory):
+    """Windows in memory, and the rows that come for them. The arguments are those of WindowsInMemory.
+
+    ``settled_us``: an event before then is only needed or accepted if a row of the index reaches it. It never goes
+    back. ``waiting``: the rows of the batch at work, which are not in the index yet.
+    """
+
+    def __init__(
+        self,
+        definition: int,
+        shape: Shape,
+        key_types: Sequence[pa.DataType],
+        bound: NewBounds,
+        bins: Bins,
+        snapshot: Mapping[str, Any] | None,
+        *,
+        shows_early: bool,
+    ) -> None:
+        super().__init__(definition, shape, key_types, bound, bins, snapshot, shows_early=shows_early)
+        self._bound = bound
+        state = snapshot or {"settled_us": BEFORE_ALL - shape.reach_us, "reach_us": shape.reach_us, "next_id": 0}
+        self.settled_us: int = state["settled_us"]
+        self.reach_us: int = state["reach_us"]
+        self.next_id: int = state["next_id"]
+        self.waiting: WaitingRows = RowsInMemory()
+        self._joined: list[Ints] = []  # the pages that rows of the batch are in, as long as there are as many pages
+
+    def write(self) -> None:
+        """Writes the pages that changed, and keeps none in memory. All rows of a batch must have joined."""
+        assert not len(self.waiting), "rows join their windows before these are written"
+        super().write()
+        self._joined = []
+
+    def arrive(self, arrival: Arrival, rows: Arrivals | None, turn: Turn) -> Claim:
+        """Decides which rows are taken. ``rows``: see :meth:`Arrivals.hashed`.
+
+        The orders to drop include rows that are taken for later windows but came too late for the one that ends at
+        them.
+        """
+        if rows is None:
+            return Claim()
+        seen = rows.seen_by(self.definition)
+        taken, lost = self.accepted(seen), np.zeros(len(seen), np.bool_)
+        drops: list[EmitDroppedRows] = []
+        for reason, which in self.shape.unusable(seen):
+            drops += self._dropped(rows, seen, which, None, reason)
+            lost |= which
+        taken &= ~lost
+        late, count = (~taken & ~lost) | self.misses_own(seen), 0
+        if late.any():
+            assert turn.at_us is not None, "nothing is late without a watermark"
+            drops += self._dropped(rows, seen, late, turn.at_us, None)
+            too_late = seen.take(~taken & ~lost)
+            # They teach as any other late event does.
+            observe_late(self._bound, self.shape.alone(too_late)[1], too_late["events"], turn.at_us)
+            count = sum_of(too_late["events"])
+        lost |= late
+        blocks, block_of = np.unique(rows.block[lost], return_inverse=True)
+        dropped = dict(zip(blocks.tolist(), sums_by(block_of, seen["events"][lost], len(blocks)).tolist(), strict=True))
+        kept = frozenset(np.unique(rows.block[taken]).tolist())
+        return Claim(kept, None, drops, dropped, count, (seen, rows.block), taken)
+
+    def _dropped(
+        self, rows: Arrivals, seen: Table, which: Flags, now_us: int | None, reason: str | None
+    ) -> Iterator[EmitDroppedRows]:
+        """Orders to emit these rows as dropped. ``now_us``: they came too late. None: they have a ``reason``."""
+        lost, blocks = seen.take(which), rows.block[which]
+        starts, ends = self.shape.alone(lost)
+        for block in np.unique(blocks).tolist():
+            own = blocks == block
+            late_us = None if now_us is None else now_us - ends[own]
+            yield EmitDroppedRows(block, self.definition, lost["row"][own], starts[own], ends[own], late_us, reason)
+
+    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> Stretches:
+        """Adds the rows that were taken to those of the batch."""
+        if claim.rows is not None and claim.rows.any():
+            seen, blocks = claim.taken
+            seq_of = np.full(max(seqs) + 1, -1, np.int64)
+            seq_of[[*seqs]] = [*seqs.values()]
+            self.add(seen.take(claim.rows), seq_of[blocks[claim.rows]])
+        return Stretches.of()
+
+    def accepted(self, new: Table) -> Flags:
+        """A mask of the rows of an arrival that do not come too late."""
+        if self.closed_us == BEFORE_ALL:
+            return np.ones(len(new), np.bool_)
+        nothing = Table.empty(self.key_types, INDEX)
+        accepted = self.shape.accepted(nothing, new, self.closed_us, self.settled_us)
+        doubtful = np.flatnonzero(self.shape.doubtful(new, self.closed_us))
+        rows = new.take(doubtful)
+        for some, index in self._looked_up(rows):
+            accepted[doubtful[some]] = self.shape.accepted(index, rows.take(some), self.closed_us, self.settled_us)
+        return accepted
+
+    def misses_own(self, new: Table) -> Flags:
+        """A mask of the rows that come too late for the window that ends at them. Later windows may still take them."""
+        return self.shape.misses_own(new, self.closed_us)
+
+    def owners(self, rows: Table) -> Ints:
+        """The id of the session that each row of a block belongs to, by its key and ``first``. -1: no live session."""
+        assert isinstance(self.shape, Sessions), "only a session owns its rows; other windows may share them"
+        owners = np.full(len(rows), -1, np.int64)
+        for some, index in self._looked_up(rows.replaced(hash=hashes_of(rows))):
+            owners[some] = self.shape.owners(index, rows.take(some))
+        return owners
+
+    def _looked_up(self, rows: Table) -> Iterator[tuple[Ints, Table]]:
+        """Some rows at a time: their numbers, and an index that has all rows of their keys.
+
+        If more pages are needed than are in memory at once, they do not stay there.
+        """
+        if not len(rows):
+            return
+        first, *others = self.kept.parts(self.kept.of(rows["hash"]))
+        if not others:
+            self._read(first.pages)
+            yield first.items, self.index
+            return
+        for part in (first, *others):
+            yield part.items, self.kept.peek(part.pages)[0] if len(part.pages) else self.index
+
+    def add(self, new: Table, seqs: Ints) -> None:
+        """Adds rows to those of the batch. ``seqs``: of each row's block."""
+        ids = np.arange(self.next_id, self.next_id + len(new))
+        self.next_id += len(new)
+        zeros = np.zeros(len(new), np.int64)
+        self.waiting.add(Table(new.keys, {**new.columns, "id": ids, "seq": seqs, "late_events": zeros}))
+
+    def join(self, turn: Turn) -> int:
+        """The rows of the batch join their windows. Returns how many of their events came late.
+
+        Not before all are there: whether an event is late or too late must not depend on the order in which the parts
+        of a batch come, because Spark's shuffle changes it when a task runs again.
+        """
+        self._at_us = now_us = turn.at_us
+        rows, late = len(self.waiting), [(_NOTHING, _NOTHING)]
+        for piece in self.waiting.take():
+            parts = self.kept.parts(self.kept.of(piece["hash"]))
+            if len(parts) > 1 or len(piece) < rows:
+                if not self._joined:
+                    self._make_pages(piece, rows)
+                parts = self.kept.parts(self.kept.of(piece["hash"]))
+            self._in_parts(parts, partial(self._join, piece, now_us, late))
+            if len(piece) < rows:
+                self._let_pages_go(self.kept.pages)
+        ends, events = (np.concatenate(column) for column in zip(*late, strict=True))
+        if now_us is None or not len(ends):
+            return 0
+        observe_late(self._bound, ends, events, now_us)
+        cells, cell_of = np.unique(self._cells.of(ends), return_inverse=True)
+        came = sums_by(cell_of, events, len(cells))
+        self._cells.table.came(self._cells.rows(cells), came, np.ones(len(cells), np.bool_), 0)
+        return sum_of(events)
+
+    def _make_pages(self, rows: Table, all_rows: int) -> None:
+        """Makes about as many pages as the rows of the batch need. ``rows``: some of them."""
+        self._let_pages_go(self.kept.pages)
+        there = self.kept.rest.sums["rows"]
+        if self.shape.by_event:
+            most = there + all_rows
+        else:  # they are at least as many as either the keys that came or what is there
+            hashes = np.sort(rows["hash"])  # np.unique is ten times slower
+            keys = 1 + int(np.count_nonzero(hashes[1:] != hashes[:-1]))
+            most = max(there, keys * all_rows // len(rows))
+        self._resize(max(self.kept.wanted(most), self.kept.pages))
+
+    def _join(self, piece: Table, now_us: int | None, late: list[tuple[Ints, Ints]], some: Ints) -> Orders:
+        """Some rows join the windows in memory. ``late``: gets the ends of their windows, and how many came late."""
+        if len(some):
+            rows = piece if len(some) == len(piece) else piece.take(some)
+            self._joined.append(self.kept.each_of(rows["hash"]))
+            self.reach_us = max(self.reach_us, self.shape.reaches(rows))
+            added = self.shape.add(self.index, rows, now_us)
+            self.index, self._known = added.grown, None
+            ends, end_of = np.unique(added.late_ends_us, return_inverse=True)
+            late.append((ends, sums_by(end_of, added.late_events, len(ends))))
+        return []
+
+    def _elsewhere(self) -> Ints:
+        """The pages that rows of the batch are in and that are not in memory any more."""
+        return self.kept.missing(np.concatenate([_NOTHING, *self._joined]))
+
+    def snapshot(self) -> dict[str, Any]:
+        state = {"settled_us": self.settled_us, "reach_us": self.reach_us, "next_id": self.next_id}
+        return {**super().snapshot(), **state}

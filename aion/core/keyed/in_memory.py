@@ -1,0 +1,234 @@
+"""The windows of one definition that are in memory: those of the pages that a batch touches. Pure.
+
+Windows that end within one stretch of time, a cell, wait together for the trigger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from aion.base.numbers import NEVER, sums_by
+from aion.core.keyed.closing import BEFORE_ALL, Closing
+from aion.core.keyed.kept import (
+    CLOSED,
+    EARLY,
+    KEPT,
+    OPEN,
+    WAITING,
+    Bins,
+    Facts,
+    KeptPages,
+    Part,
+)
+from aion.core.keyed.now import Now, look, orphans
+from aion.core.keyed.orders import ExecuteKeyed, Retract, joined
+from aion.core.keyed.pages import PageFormat
+from aion.core.keyed.shapes import INDEX, Flags, Shape, total
+from aion.core.keyed.table import Ints, Table, stacked
+from aion.core.lateness.observe import NewBounds
+from aion.core.life.window_table import WindowTable
+
+
+class Cells:
+    """A row of ``table`` stands for all windows that end in a cell, as if they were one that ends where it begins.
+
+    ``width_us``: of a cell. ``table``: from the snapshot. None: there are no cells yet.
+    """
+
+    def __init__(self, width_us: int, bound: NewBounds, table: WindowTable | None = None) -> None:
+        self._width_us = width_us
+        self._bound = bound
+        self.table = WindowTable(1) if table is None else table
+
+    def of(self, ends_us: Ints) -> Ints:
+        """The start of the cell that each end lies in."""
+        cells: Ints = ends_us // self._width_us * self._width_us
+        return cells
+
+    def rows(self, cells_us: Ints) -> Ints:
+        """The rows of these cells, in the given order. Makes cells that are new. Each cell occurs once."""
+        none = np.zeros(len(cells_us), np.int64)
+        new = self.table.find(none, cells_us) < 0
+        if new.any():
+            count = int(new.sum())
+            self.table.add(
+                definition=none[new],
+                start_us=cells_us[new],
+                end_us=cells_us[new],
+                bound_us=np.full(count, self._bound.bound_for_new_window()),
+                late_from_seq=np.zeros(count, np.int64),
+            )
+        return self.table.find(none, cells_us)
+
+    def came_on_time(self, ends_us: Ints, events: Ints) -> Iterator[tuple[int, int]]:
+        """Adds the events of windows that run on time. Returns for each cell its latest end, and these events."""
+        cells, cell_of = np.unique(self.of(ends_us), return_inverse=True)
+        counts, latest = sums_by(cell_of, events, len(cells)), np.full(len(cells), -NEVER, np.int64)
+        np.maximum.at(latest, cell_of, ends_us)
+        self.table.add_events(self.rows(cells), counts)
+        return zip(latest.tolist(), counts.tolist(), strict=True)
+
+    def forget(self, closed_us: int) -> WindowTable:
+        """Removes the cells whose windows are all closed. Returns them."""
+        return self.table.drop(self.table["end_us"] + self._width_us <= closed_us)
+
+
+YIELDED = ("start", "end", "number", "pane", "seq", "early", "hash")
+"""The columns for each executed window: its interval, the number of its last pane, and the newest block in that pane.
+
+``number`` distinguishes windows with the same key and interval. ``hash``: of the key.
+"""
+
+Orders: TypeAlias = list[ExecuteKeyed | Retract]
+
+
+class WindowsInMemory:
+    """Rows of the pages in memory, and the windows that they make. Each key has all of its rows there, or none.
+
+    ``index``, ``yielded``: the rows, and the windows that were executed. ``kept``: the pages. ``shows_early``: open
+    windows may run early, so pages that have news of them are found again. The other arguments: see KeyedWindows.
+    """
+
+    def __init__(
+        self,
+        definition: int,
+        shape: Shape,
+        key_types: Sequence[pa.DataType],
+        bound: NewBounds,
+        bins: Bins,
+        snapshot: Mapping[str, Any] | None,
+        *,
+        shows_early: bool,
+    ) -> None:
+        self.definition = definition
+        self.shape = shape
+        self.key_types = tuple(key_types)
+        self.index = Table.empty(key_types, INDEX)
+        self.yielded = Table.empty(key_types, YIELDED)
+        state = snapshot or {"kept": None, "closed_us": BEFORE_ALL, "promised": (), "last_end_us": BEFORE_ALL}
+        format_ = PageFormat(key_types, shape.stored, YIELDED)
+        self.kept = KeptPages(definition, format_, shape.lasts, bins, state["kept"])
+        self.last_end_us: int = state["last_end_us"]  # no complete window has ended later, or will
+        self._closing = Closing(state["closed_us"], state["promised"])
+        # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
+        cells = None if snapshot is None else WindowTable.from_json(snapshot["cells"], 1)
+        self._cells = Cells(shape.cell_us, bound, cells)
+        self._at_us: int | None = None  # the watermark
+        self._shows_early = shows_early
+        self._went_through = False  # pages were written since the last write(), but their number is as it was
+        self._known: Now | None = None
+
+    @property
+    def closed_us(self) -> int:
+        """Windows that end by then are gone."""
+        return self._closing.closed_us
+
+    def _read(self, pages: Ints) -> None:
+        if not len(pages):
+            return
+        index, yielded = self.kept.read(pages)
+        # The rows of a key are in one page, in the order that the shape needs.
+        self.index, self.yielded = stacked([self.index, index]), stacked([self.yielded, yielded])
+        self._known = None
+
+    def write(self) -> None:
+        """Writes the pages that changed, and keeps none in memory."""
+        if self.kept.held or self._went_through:
+            self._went_through = False
+            self._resize(self.kept.wanted(self.kept.rest.sums["rows"] + len(self.index) + len(self.yielded)))
+
+    def _resize(self, wanted: int) -> None:
+        """Writes the pages that changed to as many pages as are ``wanted``, and keeps none in memory."""
+        while True:
+            pages, needed = self.kept.resize(wanted)
+            if self.kept.held and len(self.kept.parts(needed)) > 1:
+                self._let_pages_go(self.kept.pages)
+                continue
+            self._read(needed)
+            self._let_pages_go(pages)
+            if pages == wanted:
+                return
+
+    def _let_pages_go(self, pages: int) -> None:
+        """Writes the pages that changed, and keeps none in memory. ``pages``: how many there are from now on."""
+        if self.kept.held:
+            self.kept.write(pages, self.index, self.yielded, self._facts())
+            self.index, self.yielded = Table.empty(self.key_types, INDEX), Table.empty(self.key_types, YIELDED)
+            self._known = None
+        self.kept.pages = pages
+
+    def _facts(self) -> Facts:
+        """What the due index says about the windows in memory, and the sums over all pages."""
+        now, index = self._now(), self.index
+        windows, over = now.windows, now.windows.over_us
+        there = self._there(over, self.closed_us)
+        open_ = np.ones(len(over), np.bool_) if self._at_us is None else over > self._at_us
+        events = total(index["events"], windows)
+        early = open_ & now.news & (self._shows_early)
+        waiting = ~open_ & there & (now.news | now.early)
+        lost = self._lost()
+        kept, until = self.shape.kept_until(index, windows, self.closed_us)
+        # What is closed already goes with the next watermark, unless it is kept to be recognised.
+        closing = ~open_ & ((over > self.closed_us) | ~np.isin(windows.begins, kept))
+        if (over < NEVER).any():
+            self.last_end_us = max(self.last_end_us, int(windows.ends_us[over < NEVER].max()))
+        cells = self._cells.of(over[waiting])
+        parts = [
+            (OPEN, over[open_], None, windows.begins[open_]),
+            (CLOSED, over[closing], None, windows.begins[closing]),
+            (CLOSED, self.yielded["end"][lost], None, -1 - lost),
+            (KEPT, until, None, kept),
+            (EARLY, index["first"][windows.begins[early]], None, windows.begins[early]),
+            (WAITING, cells, events[waiting], windows.begins[waiting]),
+        ]
+        entries = [
+            np.column_stack([np.full(len(t), kind), t, np.zeros(len(t), np.int64) if e is None else e])
+            for kind, t, e, _ in parts
+        ]
+        rows = np.concatenate([rows for *_, rows in parts])
+        at_us = BEFORE_ALL if self._at_us is None else self._at_us
+        passed = {OPEN: at_us, CLOSED: self.closed_us, KEPT: self.closed_us, EARLY: BEFORE_ALL}
+        return Facts(windows.begins, there, now.at >= 0, open_, early, events, np.concatenate(entries), rows, passed)
+
+    def _in_parts(self, parts: Sequence[Part], act: Callable[[Ints], Orders]) -> Orders:
+        """What ``act`` orders for the items of each part, with its pages in memory. They stay if it is the only one."""
+        orders: list[Orders] = []
+        for part in parts:
+            self._read(part.pages)
+            orders.append(act(part.items))
+            if len(parts) > 1:
+                self._let_pages_go(self.kept.pages)  # with other pages, the numbers of pages would mean nothing
+                self._went_through = True
+        return joined(orders) if len(parts) > 1 else orders[0]
+
+    def _due(self, pages: Ints, act: Callable[[], Orders]) -> Orders:
+        """What ``act`` orders for the windows in memory and those of these pages: in one go, or some at a time."""
+        return self._in_parts(self.kept.parts(pages), lambda _: act() if len(self.index) or len(self.yielded) else [])
+
+    def _now(self) -> Now:
+        if self._known is None:
+            self._known = look(self.shape, self.index, self.yielded)
+        return self._known
+
+    def _there(self, over_us: Ints, closed_us: int) -> Flags:
+        """A mask of the windows that are not gone. The index may still hold some events of windows that are gone."""
+        return np.asarray(over_us > closed_us) if self.shape.outlives else np.ones(len(over_us), np.bool_)
+
+    def _lost(self) -> Ints:
+        """The rows of ``yielded`` that must be retracted even if nothing replaces them: early panes promise nothing."""
+        lost = orphans(self._now(), self.yielded)
+        return np.asarray(lost[self.yielded["early"][lost] == 0])
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a restart needs besides the pages, as JSON values. Call it when no page is in memory."""
+        return {
+            "closed_us": self.closed_us,
+            "promised": self._closing.to_json(),
+            "last_end_us": self.last_end_us,
+            "kept": self.kept.to_json(),
+            "cells": self._cells.table.to_json(),
+        }

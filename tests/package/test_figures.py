@@ -1,0 +1,25 @@
+"""The house does not get larger to keep in mind: each figure has a ceiling, at what was measured last."""
+
+from __future__ import annotations
+
+from tests.package import figures
+
+
+def test_few_modules_are_used_by_one_other() -> None:
+    assert len(figures.used_once()) <= 88
+
+
+def test_an_event_touches_few_files() -> None:
+    assert len(figures.touched_by_an_event()) <= 58
+
+
+def test_a_late_pane_of_a_session_touches_few_files() -> None:
+    assert len(figures.touched_by_a_late_session()) <= 81
+
+
+def test_the_product_has_few_lines() -> None:
+    assert figures.lines() <= 62_000
+
+
+def test_a_function_that_runs_is_seen() -> None:
+    assert figures.files_of(lambda: figures.aion.Tumbling("1 minute")) >= {"aion/core/windows.py"}
