@@ -216,7 +216,8 @@ class KeptPages:
         All items are one part if they fit. Otherwise those whose pages are in memory come first. All items of a page
         are in the same part. :data:`ROWS` items of a page weigh as much as a page.
         """
-        distinct, weights = _weighed(pages)
+        distinct, counts = _counted(pages)
+        weights = np.maximum(counts // ROWS, 1)
         here = self._are_here(distinct)
         if len(self._held) + int(weights[~here].sum()) <= PAGES_AT_ONCE:
             return [Part(distinct[~here], np.arange(len(pages)))]
@@ -399,26 +400,19 @@ def _place(hashes: Ints, pages: int) -> Ints:
 
 def _distinct(pages: Ints) -> Ints:
     """The different numbers, sorted."""
-    most = int(pages.max(initial=0))
-    if most > _MASKED * len(pages):
-        return np.unique(pages)
-    mask = np.zeros(most + 1, np.bool_)
-    mask[pages] = True
-    return np.flatnonzero(mask)
+    return _counted(pages)[0]
 
 
-def _weighed(pages: Ints) -> tuple[Ints, Ints]:
-    """The different numbers, sorted, and how much each weighs. See :meth:`KeptPages.parts`."""
-    if int(pages.max(initial=0)) > _MASKED * len(pages):
-        distinct, counts = np.unique(pages, return_counts=True)
-    else:
-        of_page = np.bincount(pages)
-        distinct = np.flatnonzero(of_page)
-        counts = of_page[distinct]
-    return distinct, np.maximum(counts // ROWS, 1)
+def _counted(pages: Ints) -> tuple[Ints, Ints]:
+    """The different numbers, sorted, and how many there are of each."""
+    if int(pages.max(initial=0)) > _COUNTED * len(pages):
+        return np.unique(pages, return_counts=True)
+    of_page = np.bincount(pages)
+    distinct = np.flatnonzero(of_page)
+    return distinct, of_page[distinct]
 
 
-_MASKED = threshold(16, 1)  # with at most this many possible numbers for each one, a mask is faster than sorting
+_COUNTED = threshold(16, 1)  # with at most this many possible numbers for each one, counting is faster than sorting
 
 
 def _entries(facts: Facts, places: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
