@@ -85,8 +85,8 @@ def test_many_bytes_are_handed_over_and_few_are_not(spark: SparkSession, tmp_pat
         stream.put(rows(file, 3000, 1500))
     stream.put(rows(3, 5, 10))
     sink = Sink(tmp_path)
-    definition = {**DEFINITIONS["with a key"], "merge_levels": 1}
-    got = sink.run(panes(stream.read(DDL), definition, state={"shards": 2}))
+    tree = {"merge_levels": 1}
+    got = sink.run(panes(stream.read(DDL), DEFINITIONS["with a key"], state={"shards": 2}, distribution=tree))
     assert sum(row["n"] for row in got if row["kind"] == "on_time") > 5000
     assert {int(path.name[11:21]) for path in handed(spark, sink)} == {0, 1, 2}, "the last batch was small"
     sst = sum(path.stat().st_size for path in state_of(spark, sink).rglob("*.sst"))

@@ -123,7 +123,7 @@ def test_no_query_fails_and_every_event_is_counted(
     elif option == "completeness":
         what["completeness"] = True
     elif option == "levels":
-        what |= {"merge_levels": 1, "fan_in": 2}
+        what["policy"]["distribution"] = {"merge_levels": 1, "fan_in": 2}
     elif option == "early" and kind != "per record":
         windows = KINDS[kind](early="10 seconds")
     if option == "files":

@@ -95,8 +95,8 @@ def newest(rows: list[dict[str, Any]]) -> dict[Any, Any]:
 def test_files_and_merging_levels(spark: SparkSession, stream: FileStream, sink: Sink, levels: int) -> None:
     """Once by Aion's reader, with merging levels or without, and once by Spark's."""
     definition: dict[str, Any] = {
-        "key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "policy": POLICY, "unique": "v",
-        "merge_levels": levels, **CONTENTS["aggregates"],
+        "key": "k", "time": "ts", "windows": aion.Tumbling("1 minute"), "unique": "v",
+        "policy": {**POLICY, "distribution": {"merge_levels": levels}}, **CONTENTS["aggregates"],
     }  # fmt: skip
     for batch in BATCHES:
         stream.put(batch)
