@@ -1,7 +1,18 @@
 """Windows of keys: sessions, counts, per record, punctuated (Disco's context-aware windows). Pure.
 
-A periodic window is the same for all keys and known without any event. These windows follow from the events of a key.
-The operator keeps a few integers for each session or event, and computes the windows from them. ``shapes`` says which
-windows there are. ``windows`` decides when they are executed, retracted and removed, for those that are ``in_memory``.
-``kept`` brings pages of the shard's map into memory, and writes them back; ``pages`` has their bytes.
+They follow from the events of a key. A few integers are kept for each session or event.
+
+    shapes     which windows there are; kinds chooses the shape, and cut_sessions has the longest one
+    windows    when they run, are retracted and removed
+    arriving   which rows are taken, and how they join
+    in_memory  the windows of the pages that a batch touches
+    kept       brings pages of the shard's map into memory, and writes them back; pages has their bytes
+    closing    from when on a window cannot change
+    now        which windows an index has, and which of those that ran no longer exist
+    orders     facts and orders with many rows; table has their columns
+    summary    the windows that end first, for people
+    values     the map, and waiting where rows wait, as the shell provides them
+
+Called by: operator; the shell brings rows and carries out orders.
+Must never know: windows of time, and the store behind the map.
 """

@@ -1,5 +1,10 @@
-"""Decides what happens to windows: facts come in, orders go out. Pure.
+"""Decides what happens to the windows of one shard: facts come in, orders go out. Pure.
 
-``operator`` drives definitions: windows of time (:mod:`aion.core.timed`) and of keys (:mod:`aion.core.keyed`).
-``overview`` predicts from a snapshot what will happen.
+    operator      a list of definitions with one clock and one numbering of blocks
+    overview      predicts from a snapshot what will happen to each window
+    completeness  how complete the rows of an execution are
+    unique        which events have come before
+
+Called by: aion.execute, which carries out the orders; the tools that show state.
+Must never know: files, clocks, the store, Spark.
 """

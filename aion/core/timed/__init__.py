@@ -1,5 +1,9 @@
 """Windows of time: those whose bounds are known without any event, the same for all keys. Pure.
 
-``windows`` decides about all of their definitions at once. ``gone`` remembers which never come back, ``pins`` keeps the
-edges of calendars, and ``invariants`` says what must be true.
+    windows  decides about the windows of all definitions at once
+    gone     remembers which windows never come back
+    pins     keeps the edges of calendars when the rules of a zone change
+
+Called by: operator.
+Must never know: windows of keys, single rows, and where blocks lie.
 """
