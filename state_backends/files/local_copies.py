@@ -17,9 +17,8 @@ from state_backends.files.names import PART, SstFile
 from state_backends.files.parallel import in_parallel, wait_for
 from state_backends.files.partial import PartialCopy, is_large, mark_of
 from state_backends.files.punching import can_punch
-from state_backends.files.remote import Remote, chunks_of, keep
-from state_backends.files.remote_file import RemoteFile
-from state_backends.files.requests import CountedFiles
+from state_backends.files.remote import Remote, chunks_of, keep, storage_errors
+from state_backends.files.requests import CountedFiles, CountedInput
 from state_backends.files.storage import make_folder
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import CorruptState
@@ -274,6 +273,52 @@ class LocalCopies:
     def _place(self) -> str:
         """Names the folder of the files to all processes of this host."""
         return f"{self._remote.shown}/{self._folder}"
+
+
+class RemoteFile:
+    """A file on a remote file system, of which ranges are read. Threads may read it together.
+
+    It is opened when it is first read. ``where``: its URI, for messages.
+    """
+
+    def __init__(self, file: SstFile, at: tuple[CountedFiles, str], where: str) -> None:
+        self._file, self._where = file, where
+        self._fs, self._path = at
+        self._lock = threading.Lock()
+        self._opened: CountedInput | None = None
+
+    def open(self) -> CountedInput:
+        """Raises CorruptState if the file is missing or has another size, or StorageError."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
+
+    def read_at(self, size_bytes: int, offset: int) -> bytes:
+        """Reads a range. Raises what :meth:`open` raises."""
+        source = self.open()
+        with storage_errors(self._where):
+            return source.read_at(size_bytes, offset)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+
+    def _open(self) -> CountedInput:
+        name, size = self._file.name, self._file.size_bytes
+        try:
+            with storage_errors(self._where, may_be_missing=True):
+                source = self._fs.open_input_file(self._path)
+        except FileNotFoundError:
+            raise CorruptState(f"file {name} is missing: {self._where} does not exist") from None
+        if source.size_bytes != size:
+            source.close()
+            raise CorruptState(
+                f"file {name} at {self._where} is damaged: it has {source.size_bytes} bytes, but its manifest says "
+                f"{size}"
+            )
+        return source
 
 
 def _has_links(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.core.ingest.texts import settled
+from aion.core.ingest.encoding import settled
 
 BAD = b"b\xff\xfeb"
 SHOWN = "b\ufffd\ufffdb"

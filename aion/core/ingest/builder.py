@@ -19,10 +19,9 @@ from aion.aggregates.groups import Coded, number
 from aion.aggregates.values import as_batch, combined
 from aion.base.hashing import ShardOfKeys
 from aion.base.numbers import EARLIEST_US, LATEST_US, sum_of
-from aion.core.ingest.encoding import BlockSettings, decode, encode, is_quick
+from aion.core.ingest.encoding import BlockSettings, decode, encode, is_quick, settled
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.ingest.sorting import codes_of, ranks_of, sorted_by
-from aion.core.ingest.texts import settled
 from aion.core.query.plan import SLICE, Plan
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, TEXT_SLICE, is_timed
