@@ -126,13 +126,14 @@ def introduction() -> str:
 
 
 def notebook() -> str:
-    """Returns the example that is a notebook, as a page."""
-    cells = json.loads((ROOT / "examples/notebook.ipynb").read_text(encoding="utf-8"))["cells"]
-    texts = ("".join(cell["source"]) for cell in cells)
-    parts = [
-        f"```python\n{text}\n```" if cell["cell_type"] == "code" else text
-        for cell, text in zip(cells, texts, strict=True)
-    ]
+    """Returns the example that is a notebook, as a page: below each cell is what it shows."""
+    parts = []
+    for cell in json.loads((ROOT / "examples/notebook.ipynb").read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
+        for output in cell.get("outputs", ()):
+            text = "".join(output.get("text", ()) or output.get("data", {}).get("text/plain", ()))
+            parts.append(f"```text\n{text}\n```")
     return "\n\n".join(parts) + "\n"
 
 

@@ -65,6 +65,12 @@ def test_the_front_page_shows_how_to_install_aion_and_a_first_query() -> None:
     assert "pip install" in first and "aion.windowed(" in first and "|on_time|" in first
 
 
+def test_the_page_of_the_notebook_has_what_its_cells_show() -> None:
+    cell, shown = build().notebook().split("assert minutes()", 1)[1].split("```text\n")
+    assert cell.endswith("minutes()\n```\n\n")
+    assert [line.split()[-1] for line in shown.partition("\n```")[0].splitlines()] == ["n", "3", "1", "1", "1"]
+
+
 def test_blocks_of_mermaid_become_pictures_and_lines_keep_their_numbers(tmp_path: Path) -> None:
     if find_spec("mmdr") is None:
         pytest.skip("mmdr is not installed: pip install -e '.[docs]'")
