@@ -1,9 +1,13 @@
-"""The pictures of the documents, drawn by what they show. ``python -m tests.pictures`` prints them all."""
+"""The pictures of the documents, drawn by what they show.
+
+``python -m tests.pictures`` prints those of the pages, and writes the one of the README.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from graphlib import TopologicalSorter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,6 +181,80 @@ def retraction() -> str:
     return "\n".join(f"{a:<48}{b:<12}{c:<14}{d:<12}{e}" for a, b, c, d, e in lines)
 
 
+# -- the picture of the README ------------------------------------------------------------------------
+
+README_PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "aion.svg"
+WIDTH = 420
+"""The width of a phone: letters have their own size there, and GitHub makes no picture larger than it is."""
+LETTERS = 'font-family="Helvetica, Arial, sans-serif" font-size="14" fill="#24292f"'
+IN_TIME, LATE = "#1f5fa8", "#bc4c00"
+ON_TIME = [("12:00:05", 1), ("12:00:20", 2), ("12:00:50", 1)]
+"""When cars passed in a minute, and how many; these come in time."""
+COMES_LATE = ("12:00:40", 2)
+
+
+def late_event() -> str:
+    """A row of results before and after a late event, by a real operator, as SVG."""
+    before, after = _rows_around_a_late_event()
+    kept, (when, cars) = _clock(before["closes"]), COMES_LATE
+    lines = [
+        '<text x="14" y="26" font-weight="bold">Cars from 12:00 to 12:01</text>',
+        *(_car(60 + 100 * place, 62, at, n, IN_TIME) for place, (at, n) in enumerate(ON_TIME)),
+        '<text x="14" y="122">At 12:01 the minute is over. The row comes out:</text>',
+        _shown(136, before, "#ddf4ff", IN_TIME),
+        f'<text x="14" y="212" font-weight="bold" fill="{LATE}">At 12:03 an event comes late</text>',
+        _car(60, 246, when, cars, LATE),
+        '<text x="118" y="243">Its minute is over, but Aion</text>',
+        f'<text x="118" y="262">has kept it (here until {kept}).</text>',
+        f'<text x="14" y="304">So the row comes out again, {before["cars"]} + {cars} = {after["cars"]}:</text>',
+        _shown(318, after, "#fff1e5", LATE),
+        f'<text x="14" y="392" fill="#57606a">Plain Spark drops the event: the row stays {before["cars"]}.</text>',
+    ]
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="408" viewBox="0 0 {WIDTH} 408" role="img"'
+    label = f"A row of results goes from {before['cars']} to {after['cars']} because a late event came."
+    frame = f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="407" rx="10" fill="#ffffff" stroke="#d0d7de"/>'
+    return "\n".join(
+        [f'{head} {LETTERS} aria-label="{label}">', *(f"  {line}" for line in [frame, *lines]), "</svg>\n"]
+    )
+
+
+def _rows_around_a_late_event() -> list[dict[str, Any]]:
+    """The row of the window when it is over, and when the late event has come."""
+    rows = []
+    with aion.LocalOperator(
+        windows=aion.Tumbling("1 minute"), time="ts", aggregates={"cars": A.sum("cars")}, policy=policy("5 minutes")
+    ) as operator:
+        for watermark, events in [(None, ON_TIME), (60, []), (180, [COMES_LATE])]:
+            times = _events([_seconds(at) for at, _ in events])
+            table = times.append_column("cars", pa.array([n for _, n in events], pa.int64()))
+            rows += operator.process(table, None if watermark is None else NOON + watermark * 1_000_000).to_pylist()
+    assert [row["kind"] for row in rows] == ["on_time", "late"]
+    for row in rows:
+        row["closes"] = int(row["closes_at"].timestamp()) - NOON // 1_000_000
+    return rows
+
+
+def _seconds(clock: str) -> int:
+    """The seconds after noon."""
+    hours, minutes, seconds = map(int, clock.split(":"))
+    return (hours - 12) * 3600 + minutes * 60 + seconds
+
+
+def _car(x: int, y: int, at: str, n: int, colour: str) -> str:
+    circle = f'<circle cx="{x}" cy="{y}" r="15" fill="{colour}"/>'
+    number = f'<text x="{x}" y="{y + 5}" text-anchor="middle" font-weight="bold" fill="#ffffff">{n}</text>'
+    return f'{circle}{number}<text x="{x}" y="{y + 32}" text-anchor="middle" fill="{colour}">{at}</text>'
+
+
+def _shown(y: int, row: dict[str, Any], fill: str, colour: str) -> str:
+    window = f"{row['window_start']:%H:%M}-{row['window_end']:%H:%M}"
+    box = f'<rect x="14" y="{y}" width="{WIDTH - 28}" height="40" rx="6" fill="{fill}" stroke="{colour}"/>'
+    words = f'<text x="28" y="{y + 25}">{window}</text><text x="150" y="{y + 25}">{row["kind"]}</text>'
+    bold = f'<text x="260" y="{y + 26}">cars <tspan font-weight="bold" font-size="18">{row["cars"]}</tspan></text>'
+    return box + words + bold
+
+
 if __name__ == "__main__":
     for name, text in all_pictures().items():
         print(f"-- {name}\n{text}")
+    README_PICTURE.write_text(late_event(), encoding="utf-8")

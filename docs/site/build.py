@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -23,6 +24,7 @@ HERE = Path(__file__).parent
 KINDS = ("start", "how-to", "operate", "reference", "inside", "measured")
 PAGES = ("*.md", *(f"docs/{kind}/*.md" for kind in KINDS), "examples/*.md")
 PICTURES = ("docs/pictures/*", "docs/measured/*.png")
+NAMED = re.compile(r"(?<!\[)`(docs/[\w-]+/[\w-]+\.md)`")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)")
 FENCE = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 THEME = '%%{init: {"theme": "neutral", "themeVariables": {"fontFamily": "arial"}, "fontFamily": "arial"}}%%\n'
@@ -47,6 +49,11 @@ def written() -> Iterator[Path]:
         yield from (path.relative_to(ROOT) for path in sorted(ROOT.glob(pattern)))
 
 
+def title_of(page: Path) -> str:
+    """Returns the first heading of a page."""
+    return (ROOT / page).read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
+
+
 def shown(path: Path) -> Path:
     """Returns the page that shows a file or folder of the repository."""
     return Path("files", *path.parts[:-1], path.name + ".md")
@@ -67,8 +74,17 @@ class Layout:
         path.write_text(text, encoding="utf-8")
 
     def page(self, path: Path, text: str) -> None:
-        """Writes a page. Its links to files lead to the pages that show them; Mermaid becomes a picture."""
-        self.write(path, LINK.sub(lambda link: self._target(path, link[1]), self._drawn(path, text)))
+        """Writes a page. Its links to files lead to the pages that show them; Mermaid becomes a picture.
+
+        A page that is named becomes a link with the page's title.
+        """
+        text = NAMED.sub(lambda named: self._titled(path, Path(named[1]), named[0]), self._drawn(path, text))
+        self.write(path, LINK.sub(lambda link: self._target(path, link[1]), text))
+
+    def _titled(self, page: Path, named: Path, as_written: str) -> str:
+        if named not in self._pages:
+            return as_written
+        return f"[{title_of(named)}]({os.path.relpath(named, page.parent)})"
 
     def _target(self, page: Path, link: str) -> str:
         target = Path(os.path.normpath(page.parent / link))
@@ -125,14 +141,33 @@ def introduction() -> str:
     return (ROOT / "README.md").read_text(encoding="utf-8").split("\n## ", 1)[0].split("\n", 1)[1].strip() + "\n"
 
 
+def web_address(remote: str) -> str | None:
+    """Returns where a browser finds a repository that git fetches from here. None if it is not on the web."""
+    found = re.fullmatch(r"(?:https://(?:[^@/]*@)?|(?:ssh://)?git@)([\w.-]+)[:/](.+?)(?:\.git)?/?", remote)
+    return found and f"https://{found[1]}/{found[2]}"
+
+
+def front_page() -> str:
+    """Returns the front page. Its navigation ends with the repository, if this is a clone of one on the web."""
+    text = (HERE / "index.md").read_text(encoding="utf-8")
+    asked = ["git", "-C", str(ROOT), "config", "--get", "remote.origin.url"]
+    try:
+        remote = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:  # no git: the folder is not a clone
+        return text
+    address = web_address(remote)
+    return text if address is None else text.replace("files/index\n", f"files/index\nRepository <{address}>\n")
+
+
 def notebook() -> str:
-    """Returns the example that is a notebook, as a page."""
-    cells = json.loads((ROOT / "examples/notebook.ipynb").read_text(encoding="utf-8"))["cells"]
-    texts = ("".join(cell["source"]) for cell in cells)
-    parts = [
-        f"```python\n{text}\n```" if cell["cell_type"] == "code" else text
-        for cell, text in zip(cells, texts, strict=True)
-    ]
+    """Returns the example that is a notebook, as a page: below each cell is what it shows."""
+    parts = []
+    for cell in json.loads((ROOT / "examples/notebook.ipynb").read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
+        for output in cell.get("outputs", ()):
+            text = "".join(output.get("text", ()) or output.get("data", {}).get("text/plain", ()))
+            parts.append(f"```text\n{text}\n```")
     return "\n\n".join(parts) + "\n"
 
 
@@ -200,8 +235,7 @@ def policy() -> str:
     from aion.config import policy_docs
 
     def link(found: re.Match[str]) -> str:
-        heading = (ROOT / found[1]).read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
-        return f"[{heading}](../{found[1]})"
+        return f"[{title_of(Path(found[1]))}](../{found[1]})"
 
     return re.sub(r"`?\b(docs/[\w-]+/[\w-]+\.md)`?", link, policy_docs())
 
@@ -251,7 +285,7 @@ def lay_out(folder: Path) -> None:
             shutil.copyfile(path, folder / path.relative_to(ROOT))
     layout.page(Path("introduction.md"), introduction())
     layout.page(Path("examples/notebook.md"), notebook())
-    layout.write("index.md", (HERE / "index.md").read_text(encoding="utf-8"))
+    layout.write("index.md", front_page())
     layout.write("reference/aion.rst", package())
     for name in MODULES:
         layout.write(f"reference/{name}.rst", module(f"aion.{name}"))

@@ -1,6 +1,7 @@
 """The settings of Sphinx. ``build.py`` calls it with a folder that has all pages."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import aion
@@ -8,7 +9,7 @@ import aion
 project = "Aion"
 version = release = aion.__version__
 project_copyright = "the authors of Aion"
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["introduction.md"]  # the front page includes it
 nitpicky = True
 # Types in signatures that have no entry: those of other packages, names for unions of types, and what users never name.
@@ -26,6 +27,7 @@ html_theme = "furo"
 html_title = f"Aion {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_show_copyright = False
 html_show_sphinx = False
 html_copy_source = False

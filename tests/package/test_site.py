@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ from aion.config import describe
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "docs" / "site" / "build.py"
-MISSING = [name for name in ("sphinx", "myst_parser", "furo", "mmdr") if find_spec(name) is None]
+MISSING = [name for name in ("sphinx", "myst_parser", "furo", "mmdr", "sphinx_copybutton") if find_spec(name) is None]
 
 
 @cache
@@ -54,8 +56,10 @@ def test_the_navigation_has_each_page_once() -> None:
     assert len(pages) == len(set(pages))
     assert written - set(pages) == set()
     captions = re.findall(r":caption: (.*)", "\n".join(entries))
+    how_to = [caption for caption in captions if caption.startswith("How to ")]
     code = "Names, keys and commands"
-    assert captions == ["Start", "How to", "Operate", "Reference", code, "Inside", "Measured", "Project"]
+    assert len(how_to) == 4
+    assert captions == ["Start", *how_to, "Operate", "Reference", code, "Inside", "Measured", "Project"]
 
 
 def test_the_front_page_shows_how_to_install_aion_and_a_first_query() -> None:
@@ -63,6 +67,54 @@ def test_the_front_page_shows_how_to_install_aion_and_a_first_query() -> None:
     first = build().introduction()
     assert first.strip() in readme and "## " not in first
     assert "pip install" in first and "aion.windowed(" in first and "|on_time|" in first
+    front = build().front_page()
+    assert front.index("introduction.md") < front.index("## ")
+    shown = re.sub(
+        r"```\{toctree\}\n.*?```", lambda found: "" if ":hidden:" in found[0] else found[0], front, flags=re.DOTALL
+    )
+    assert len(re.findall(r"^- ", shown, re.MULTILINE)) <= 6 and "{toctree}" not in shown
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://example.org/them/aion.git", "https://example.org/them/aion"),
+        ("https://user:secret@example.org/them/aion", "https://example.org/them/aion"),
+        ("git@example.org:them/aion.git", "https://example.org/them/aion"),
+        ("ssh://git@example.org/them/aion", "https://example.org/them/aion"),
+        ("/somewhere/aion", None),
+        ("", None),
+    ],
+)
+def test_the_repository_is_linked_where_it_is_on_the_web(remote: str, address: str | None) -> None:
+    assert build().web_address(remote) == address
+
+
+def test_pages_that_a_text_names_become_links_with_their_titles(tmp_path: Path) -> None:
+    build().Layout(tmp_path).page(Path("CHANGELOG.md"), "See `docs/how-to/sinks.md` and `docs/page.md`.\n")
+    assert (tmp_path / "CHANGELOG.md").read_text() == "See [Sinks](docs/how-to/sinks.md) and `docs/page.md`.\n"
+
+
+def test_a_search_finds_how_to_do_something_before_what_was_measured() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed: nothing else runs the program of the search")
+    found = [["docs/measured/results", 30], ["CHANGELOG", 20], ["docs/inside/store", 15], ["docs/how-to/watermark", 5]]
+    program = (
+        (BUILD.parent / "scorer.js").read_text()
+        + f"const found = {json.dumps(found)}"
+        + ".map(([page, score]) => [page, Scorer.score([page, '', '', null, score])]);"
+        + "console.log(JSON.stringify(found.sort((one, other) => other[1] - one[1]).map(([page]) => page)))"
+    )
+    done = subprocess.run([node, "-e", program], capture_output=True, text=True, check=True)
+    order = ["docs/how-to/watermark", "docs/inside/store", "docs/measured/results", "CHANGELOG"]
+    assert json.loads(done.stdout) == order
+
+
+def test_the_page_of_the_notebook_has_what_its_cells_show() -> None:
+    cell, shown = build().notebook().split("assert minutes()", 1)[1].split("```text\n")
+    assert cell.endswith("minutes()\n```\n\n")
+    assert [line.split()[-1] for line in shown.partition("\n```")[0].splitlines()] == ["n", "3", "1", "1", "1"]
 
 
 def test_blocks_of_mermaid_become_pictures_and_lines_keep_their_numbers(tmp_path: Path) -> None:
@@ -145,6 +197,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
 def page(site: dict[Path, Page], name: str) -> Page:
     (found,) = (page for path, page in site.items() if path.as_posix().endswith(f"/site/{name}.html"))
     return found
+
+
+@pytest.mark.proof
+def test_code_can_be_copied(site: dict[Path, Page]) -> None:
+    assert "copybutton.js" in page(site, "index").text
 
 
 @pytest.mark.proof
