@@ -34,7 +34,7 @@ SHARED = Path(tempfile.gettempdir())
 MEMORY = Path("/dev/shm")
 MARK = "AION_TESTS"
 SPARK = "tests/spark/"
-SLOW = ("spark", "chaos", "experiments")
+SLOW = ("tests/spark/", "tests/connect/", "tests/chaos/", "tests/experiments/")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         usual = [item for item in items if item.get_closest_marker("usual_sizes")]
         config.hook.pytest_deselected(items=usual)
         items[:] = [item for item in items if item not in usual]
-    items.sort(key=lambda item: SLOW.index(item.path.parent.name) if item.path.parent.name in SLOW else len(SLOW))
+    items.sort(key=lambda item: next((n for n, part in enumerate(SLOW) if item.nodeid.startswith(part)), len(SLOW)))
 
 
 def pytest_collection_finish() -> None:

@@ -172,6 +172,7 @@ NESTED = pa.schema(
 NESTED_DDL = "k string, ts timestamp, s struct<i: bigint, x: double>, m map<string, bigint>"
 
 
+@pytest.mark.proof
 def test_nested_values_in_a_session_of_another_zone(spark: SparkSession, tmp_path: Path) -> None:
     stream, sink = FileStream(spark, tmp_path / "input", NESTED), Sink(tmp_path)
     large = 2**62 + 1

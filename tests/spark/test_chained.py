@@ -135,6 +135,7 @@ def test_three_in_a_row(stream: FileStream, sink: Sink) -> None:
     assert (first["fives"], first["sum"]) == (len(fives), sum(total for *_, total in fives))
 
 
+@pytest.mark.proof
 def test_a_shorter_bound_does_not_end_windows_whose_panes_still_come(stream: FileStream, sink: Sink) -> None:
     """A window that began before the restart keeps its bound, so its late panes come long after the new bound."""
     for batch in [[("a", 10, 1.0)], [("a", 310, 2.0)]]:

@@ -67,6 +67,7 @@ def test_early_and_final_panes_over_a_restart(stream: FileStream, sink: Sink, em
     assert sum(r["kind"] == "retracted" for r in second) == 1, "the visit of a has grown since its early pane"
 
 
+@pytest.mark.proof
 def test_the_first_early_panes_need_no_further_rows(stream: FileStream, sink: Sink) -> None:
     """A shard whose rows all came in the first batch is woken when there is a watermark."""
     panes = aion.windowed(

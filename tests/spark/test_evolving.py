@@ -76,6 +76,7 @@ def test_windows_and_columns_come_and_go(
     assert ("minute", "a", 300) not in last
 
 
+@pytest.mark.proof
 def test_earlier_definitions_go_when_no_version_that_is_kept_needs_them(
     stream: FileStream, sink: Sink, spark: SparkSession, tmp_path: Path, place: Callable[[str], None]
 ) -> None:
@@ -98,6 +99,7 @@ def test_earlier_definitions_go_when_no_version_that_is_kept_needs_them(
     assert {last["minute", "a", (100_000 * number + 100) // 60 * 60] for number in range(5)} == {(1,)}
 
 
+@pytest.mark.proof
 def test_a_damaged_manifest_of_an_attempt_that_failed_hides_no_shard(
     stream: FileStream, sink: Sink, tmp_path: Path, place: Callable[[str], None]
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_damaged_manifest_of_an_attempt_that_failed_hides_no_shard(
     assert last["five", "a", 1200] == (1,) and last["minute", "a", 960] == (3,)
 
 
+@pytest.mark.proof
 def test_windows_in_another_order_go_on(stream: FileStream, sink: Sink) -> None:
     stream.put([("a", 10, 1.0), ("a", 70, 2.0)])
     sink.run(query(stream, ["minute", "five"]))
@@ -140,6 +143,7 @@ def test_what_cannot_go_on_is_refused_with_the_reason(stream: FileStream, sink: 
     assert found(rows, "n")["minute", "a", 0] == (2,)
 
 
+@pytest.mark.proof
 def test_a_change_whose_first_batch_fails_can_be_taken_back(
     spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path
 ) -> None:
@@ -158,6 +162,7 @@ def test_a_change_whose_first_batch_fails_can_be_taken_back(
     assert found(rows, "n")["minute", "a", 120] == (1,)
 
 
+@pytest.mark.proof
 def test_windows_that_are_dropped_go_at_once(stream: FileStream, sink: Sink) -> None:
     stream.put([("a", 10, 1.0), ("a", 70, 2.0)])
     sink.run(query(stream, ["minute", "five"]))
@@ -202,6 +207,7 @@ def test_diff_says_beforehand_what_a_start_would_do(
     assert "key was k (string) and is v (double)" in " ".join(refused.output.split())
 
 
+@pytest.mark.proof
 def test_diff_knows_the_tables_that_a_query_writes_to(
     stream: FileStream,
     tmp_path: Path,

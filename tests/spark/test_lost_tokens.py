@@ -50,7 +50,7 @@ def manifests(state: Path) -> dict[str, list[Path]]:
     return found
 
 
-@pytest.mark.parametrize("query", [windows, processor])
+@pytest.mark.parametrize("query", [windows, pytest.param(processor, marks=pytest.mark.proof)])
 def test_a_token_that_is_lost_after_the_first_version_is_missed(
     spark: SparkSession, stream: FileStream, sink: Sink, state: Path, query: Callable[[FileStream], DataFrame]
 ) -> None:
@@ -65,6 +65,7 @@ def test_a_token_that_is_lost_after_the_first_version_is_missed(
         sink.run(query(stream))
 
 
+@pytest.mark.proof
 def test_what_a_failed_batch_has_left_is_not_missed(
     spark: SparkSession, stream: FileStream, sink: Sink, state: Path
 ) -> None:

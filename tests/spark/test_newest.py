@@ -57,6 +57,7 @@ def test_the_newest_panes_of_a_query_that_runs(stream: FileStream, alone: SparkS
         query.stop()
 
 
+@pytest.mark.proof
 def test_files_are_read_too_and_other_sinks_are_named(stream: FileStream, alone: SparkSession, tmp_path: Path) -> None:
     stream.put([("a", 1, 1.0)])
     stream.put([("z", 101, 1.0)])

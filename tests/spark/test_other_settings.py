@@ -49,6 +49,7 @@ class Count(StatefulProcessor):
         yield Row(n=n)
 
 
+@pytest.mark.proof
 def test_times_without_a_zone_as_the_default(
     spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path, setting: Callable[[str, str], None]
 ) -> None:
@@ -65,7 +66,7 @@ def test_times_without_a_zone_as_the_default(
     assert sorted(row["n"] for row in Sink(tmp_path / "until").run(aion.windowed(until, **COUNT))) == [1, 2]
 
 
-@pytest.mark.parametrize("length", ["40", "0"])
+@pytest.mark.parametrize("length", [pytest.param("40", marks=pytest.mark.proof), "0"])
 def test_the_length_of_plans_as_text(
     stream: FileStream, sink: Sink, setting: Callable[[str, str], None], length: str
 ) -> None:
@@ -91,14 +92,16 @@ def test_a_column_that_is_not_used_may_have_any_type(spark: SparkSession, stream
             aion.windowed(rows, key=key, **COUNT)
 
 
-@pytest.mark.parametrize(
-    ("key", "name"), [("K", "K"), ("s.x", "x"), ("S.X", "X")], ids=["another case", "a field", "a field, another case"]
-)
-def test_names_mean_what_they_mean_for_spark(stream: FileStream, sink: Sink, key: str, name: str) -> None:
+def test_names_mean_what_they_mean_for_spark(stream: FileStream, sink: Sink) -> None:
+    """In another case, as a field of a column, and both."""
     stream.put([("a", 1, 1.0), ("b", 2, 1.0), ("a", 25, 1.0)])
     rows: DataFrame = stream.read(EVENTS_DDL).withColumn("s", F.struct(F.col("k").alias("x")))
-    panes = aion.windowed(rows.withWatermark("ts", "1 second"), key=key, **{**COUNT, "time": "TS"})
-    assert sorted((row[name], row["n"]) for row in sink.run(panes)) == [("a", 1), ("b", 1)]
+    marked, found = rows.withWatermark("ts", "1 second"), []
+    for key, name in (("K", "K"), ("s.x", "x"), ("S.X", "X")):
+        panes = aion.windowed(marked, key=key, name=f"of-{key}", **{**COUNT, "time": "TS"})
+        found.append(panes.select(F.lit(name).alias("name"), panes[name].alias("k"), "n"))
+    got = sorted((row["name"], row["k"], row["n"]) for row in sink.run(reduce(DataFrame.union, found)))
+    assert got == sorted((name, k, 1) for name in ("K", "x", "X") for k in "ab")
 
 
 COLUMNS: dict[str, Callable[[DataFrame], Any]] = {
@@ -113,15 +116,20 @@ COLUMNS: dict[str, Callable[[DataFrame], Any]] = {
 }
 
 
-@pytest.mark.parametrize("which", COLUMNS)
-def test_a_key_may_be_a_column(stream: FileStream, sink: Sink, which: str) -> None:
+def test_a_key_may_be_a_column(stream: FileStream, sink: Sink) -> None:
     stream.put([("a", 1, 1.0), ("b", 2, 1.0), ("a", 25, 1.0)])
     rows: DataFrame = stream.read(EVENTS_DDL).withColumn("s", F.struct(F.col("k").alias("x")))
-    key = COLUMNS[which](rows)
-    panes = aion.windowed(rows.withWatermark("ts", "1 second"), key=key, **COUNT)
-    names = rows.select(key).columns
-    assert panes.columns[: len(names)] == names
-    assert sorted((row[names[0]], row["n"]) for row in sink.run(panes)) == [("a", 1), ("b", 1)]
+    marked = rows.withWatermark("ts", "1 second")
+    found = []
+    for number, (which, column) in enumerate(COLUMNS.items()):
+        key = column(rows)
+        panes = aion.windowed(marked, key=key, name=f"of-{number}", **COUNT)
+        names = rows.select(key).columns
+        assert panes.columns[: len(names)] == names
+        first = panes[f"`{names[0]}`"]
+        found.append(panes.select(F.lit(which).alias("which"), first.alias("k"), "n"))
+    got = sorted((row["which"], row["k"], row["n"]) for row in sink.run(reduce(DataFrame.union, found)))
+    assert got == sorted((which, k, 1) for which in COLUMNS for k in "ab")
 
 
 def test_the_time_is_the_column_with_the_watermark_or_any_other(stream: FileStream, sink: Sink) -> None:

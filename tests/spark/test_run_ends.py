@@ -38,6 +38,7 @@ def test_late_events_of_the_last_batch_are_in_the_table(spark: SparkSession, str
     assert first(sink.run(windows(stream))) == [("on_time", 3), ("late", 13)]
 
 
+@pytest.mark.proof
 def test_a_window_that_is_shown_once_is_not_shown_earlier(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
     put(stream)
     assert first(sink.run(windows(stream, emit="final"))) == []
@@ -59,7 +60,7 @@ def test_late_events_of_shards_that_have_no_events_at_last(
     assert [first([row for row in rows if row["k"] == key]) for key in keys] == [[("on_time", 1), ("late", 2)]] * 8
 
 
-@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("ends", [True, pytest.param(False, marks=pytest.mark.proof)])
 def test_a_batch_that_runs_again_decides_the_same(
     spark: SparkSession, stream: FileStream, sink: Sink, ends: bool
 ) -> None:

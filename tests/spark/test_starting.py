@@ -56,6 +56,7 @@ def test_also_of_a_stateful_processor(stream: FileStream, sink: Sink, partitions
     assert sorted(row["n"] for row in rows) == sorted([1, 2, 3] * 20)
 
 
+@pytest.mark.proof
 def test_also_of_a_processor_of_frames(stream: FileStream, sink: Sink, partitions: Callable[[int], None]) -> None:
     for n in (2, 5, 1):
         partitions(n)

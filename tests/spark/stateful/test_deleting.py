@@ -134,6 +134,7 @@ class Releases:
         return {what for _, what in self.output[max(self.output)]} - {BESIDE}
 
 
+@pytest.mark.proof
 def test_a_deletion_is_of_all_keys_and_of_a_batch_that_is_complete(spark: SparkSession, tmp_path: Path) -> None:
     releases = Releases(spark, tmp_path, grouped_by_aion, beside=True)
     releases.put(KEYS)
