@@ -16,8 +16,8 @@ import pyarrow as pa
 from aion.base.numbers import sum_of, sums_by
 from aion.core.keyed.closing import BEFORE_ALL
 from aion.core.keyed.in_memory import Orders, WindowsInMemory
-from aion.core.keyed.kept import Bins
 from aion.core.keyed.orders import Arrivals, EmitDroppedRows
+from aion.core.keyed.page_store import Bins
 from aion.core.keyed.shapes import INDEX, Flags, Sessions, Shape
 from aion.core.keyed.table import Ints, Table, hashes_of
 from aion.core.keyed.waiting import RowsInMemory, WaitingRows

@@ -13,7 +13,9 @@ import pyarrow as pa
 
 from aion.base.numbers import NEVER, sums_by
 from aion.core.keyed.closing import BEFORE_ALL, Closing
-from aion.core.keyed.kept import (
+from aion.core.keyed.now import Now, look, orphans
+from aion.core.keyed.orders import ExecuteKeyed, Retract, joined
+from aion.core.keyed.page_store import (
     CLOSED,
     EARLY,
     KEPT,
@@ -21,11 +23,9 @@ from aion.core.keyed.kept import (
     WAITING,
     Bins,
     Facts,
-    KeptPages,
+    PageStore,
     Part,
 )
-from aion.core.keyed.now import Now, look, orphans
-from aion.core.keyed.orders import ExecuteKeyed, Retract, joined
 from aion.core.keyed.pages import PageFormat
 from aion.core.keyed.shapes import INDEX, Flags, Shape, total
 from aion.core.keyed.table import Ints, Table, stacked
@@ -111,7 +111,7 @@ class WindowsInMemory:
         self.yielded = Table.empty(key_types, YIELDED)
         state = snapshot or {"kept": None, "closed_us": BEFORE_ALL, "promised": (), "last_end_us": BEFORE_ALL}
         format_ = PageFormat(key_types, shape.stored, YIELDED)
-        self.kept = KeptPages(definition, format_, shape.lasts, bins, state["kept"])
+        self.kept = PageStore(definition, format_, shape.lasts, bins, state["kept"])
         self.last_end_us: int = state["last_end_us"]  # no complete window has ended later, or will
         self._closing = Closing(state["closed_us"], state["promised"])
         # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.

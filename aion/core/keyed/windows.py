@@ -21,15 +21,15 @@ from aion.base.numbers import NEVER, plus, sum_of, sums_by
 from aion.core.keyed.arriving import ArrivingWindows
 from aion.core.keyed.closing import BEFORE_ALL
 from aion.core.keyed.in_memory import Orders
-from aion.core.keyed.kept import (
+from aion.core.keyed.now import Now, look, replaced
+from aion.core.keyed.orders import ExecuteKeyed, Members, Retract
+from aion.core.keyed.page_store import (
     CLOSED,
     EARLY,
     KEPT,
     OPEN,
     Bins,
 )
-from aion.core.keyed.now import Now, look, replaced
-from aion.core.keyed.orders import ExecuteKeyed, Members, Retract
 from aion.core.keyed.shapes import Flags, Shape, Windows, total
 from aion.core.keyed.summary import LISTED, summary
 from aion.core.keyed.table import Ints, Table, stacked

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.core.keyed.kept import ROWS
 from aion.core.keyed.kinds import shape_of
+from aion.core.keyed.page_store import ROWS
 from aion.core.keyed.table import Table, hashes_of
 from aion.core.keyed.values import Change, MemoryValues
 from aion.core.keyed.windows import KeyedWindows

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import aion
 from aion.base.numbers import NEVER
 from aion.core.keyed import kept
-from aion.core.keyed.kept import KeptPages
+from aion.core.keyed.page_store import PageStore
 from aion.core.keyed.table import Table
 from tests.core.keyed.test_keyed_index import DEFINITIONS, Shard, panes, told
 from tests.durations import us
@@ -42,15 +42,15 @@ def sizes(*, rows: int, at_once: int) -> Iterator[None]:
 def most_held() -> Iterator[list[int]]:
     """How many pages were in memory after each read."""
     found: list[int] = []
-    read = KeptPages.read
+    read = PageStore.read
 
-    def noted(self: KeptPages, numbers: Any) -> tuple[Table, Table]:
+    def noted(self: PageStore, numbers: Any) -> tuple[Table, Table]:
         tables = read(self, numbers)
         found.append(self.held)
         return tables
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeptPages, "read", noted)
+        patch.setattr(PageStore, "read", noted)
         yield found
 
 

@@ -164,7 +164,7 @@ _SUMS = ("rows", "live", "executed", "early_events", "events")
 _BINS = ("firsts", "lasts", "opens")
 
 
-class KeptPages:
+class PageStore:
     """The pages of one definition. ``definition``: its number. ``bins``: of its part's segments.
 
     ``values``: the map. ``lasts``: see Shape.lasts. ``snapshot``: from :meth:`to_json`.
