@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from aion.base.numbers import NEVER, sums_by
 from aion.core.keyed.closing import BEFORE_ALL, Closing
-from aion.core.keyed.now import Now, look, orphans
+from aion.core.keyed.indexed_windows import IndexedWindows, indexed_windows, orphans
 from aion.core.keyed.orders import ExecuteKeyed, Retract, joined
 from aion.core.keyed.page_store import (
     CLOSED,
@@ -120,7 +120,7 @@ class WindowsInMemory:
         self._at_us: int | None = None  # the watermark
         self._shows_early = shows_early
         self._went_through = False  # pages were written since the last write(), but their number is as it was
-        self._known: Now | None = None
+        self._known: IndexedWindows | None = None
 
     @property
     def closed_us(self) -> int:
@@ -209,9 +209,9 @@ class WindowsInMemory:
         """What ``act`` orders for the windows in memory and those of these pages: in one go, or some at a time."""
         return self._in_parts(self.kept.parts(pages), lambda _: act() if len(self.index) or len(self.yielded) else [])
 
-    def _now(self) -> Now:
+    def _now(self) -> IndexedWindows:
         if self._known is None:
-            self._known = look(self.shape, self.index, self.yielded)
+            self._known = indexed_windows(self.shape, self.index, self.yielded)
         return self._known
 
     def _there(self, over_us: Ints, closed_us: int) -> Flags:

@@ -21,7 +21,7 @@ from aion.base.numbers import NEVER, plus, sum_of, sums_by
 from aion.core.keyed.arriving import ArrivingWindows
 from aion.core.keyed.closing import BEFORE_ALL
 from aion.core.keyed.in_memory import Orders
-from aion.core.keyed.now import Now, look, replaced
+from aion.core.keyed.indexed_windows import IndexedWindows, indexed_windows, replaced
 from aion.core.keyed.orders import ExecuteKeyed, Members, Retract
 from aion.core.keyed.page_store import (
     CLOSED,
@@ -333,7 +333,7 @@ class KeyedWindows(ArrivingWindows):
         self.yielded, self._known = self.yielded.take(np.delete(np.arange(len(self.yielded)), due)), None
         return [retract]
 
-    def _note_yielded(self, now: Now, rows: Ints, retracted: Ints, kind: PaneKind) -> None:
+    def _note_yielded(self, now: IndexedWindows, rows: Ints, retracted: Ints, kind: PaneKind) -> None:
         windows = now.windows
         kept = np.ones(len(self.yielded), np.bool_)
         kept[retracted] = False
@@ -411,7 +411,7 @@ class KeyedWindows(ArrivingWindows):
         Returns their rows, the windows, a mask of those that are not gone, and a mask of those that have run before.
         """
         index, yielded = self.kept.peek(self.kept.soonest(most))
-        now = look(self.shape, index, yielded)
+        now = indexed_windows(self.shape, index, yielded)
         return index, now.windows, self._there(now.windows.over_us, self.closed_us), now.at >= 0
 
     def active_from_us(self, now_us: int | None) -> int:

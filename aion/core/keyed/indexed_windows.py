@@ -13,7 +13,7 @@ from aion.core.keyed.table import Ints, Table, codes_of
 from aion.core.slicing.tree import ranges
 
 
-class Now(NamedTuple):
+class IndexedWindows(NamedTuple):
     """The windows of an index, and the last execution of each.
 
     ``codes``, ``yielded_codes``: the keys of the windows and of the rows of ``yielded``, as numbers. ``pane``: the
@@ -32,7 +32,7 @@ class Now(NamedTuple):
     at: Ints
 
 
-def look(shape: Shape, index: Table, yielded: Table) -> Now:
+def indexed_windows(shape: Shape, index: Table, yielded: Table) -> IndexedWindows:
     """Finds the windows of ``index`` in ``yielded``, which has a row for each window that was executed."""
     windows = shape.windows(index)
     index_codes, yielded_codes = codes_of(index, yielded)
@@ -61,17 +61,17 @@ def look(shape: Shape, index: Table, yielded: Table) -> Now:
     news, early = np.ones(n, np.bool_), np.zeros(n, np.bool_)
     last = yielded.take(at[known])
     pane[known], news[known], early[known] = last["pane"] + 1, latest[known] > last["seq"], last["early"] > 0
-    return Now(windows, codes, yielded_codes, pane, latest, news, early, at)
+    return IndexedWindows(windows, codes, yielded_codes, pane, latest, news, early, at)
 
 
-def orphans(now: Now, yielded: Table) -> Ints:
+def orphans(now: IndexedWindows, yielded: Table) -> Ints:
     """The rows of ``yielded`` whose windows no longer exist."""
     gone = np.ones(len(yielded), np.bool_)
     gone[now.at[now.at >= 0]] = False
     return np.flatnonzero(gone)
 
 
-def replaced(now: Now, yielded: Table, rows: Ints) -> Ints:
+def replaced(now: IndexedWindows, yielded: Table, rows: Ints) -> Ints:
     """The rows of ``yielded`` whose windows no longer exist, and that meet a window of ``rows`` of the same key."""
     lost = orphans(now, yielded)
     if not len(lost):
