@@ -14,7 +14,7 @@ from aion.config.sections import TriggerPolicy
 from aion.core.compaction import BlockCompaction
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import BlockSettings
-from aion.core.keyed.kinds import shape_of
+from aion.core.keyed.assigner_of import assigner_of
 from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.completeness import Completeness
@@ -73,7 +73,7 @@ def make_operator(
     keyed = [
         [
             KeyedWindows(
-                number, shape_of(window, shows_open=early is not None), types,
+                number, assigner_of(window, shows_open=early is not None), types,
                 bound=rules.bound(number), trigger=rules.trigger(number),
                 staleness_bound=rules.staleness_bound(number), early=early,
                 final_only=plan.final_only,

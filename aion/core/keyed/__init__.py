@@ -2,13 +2,13 @@
 
 They follow from the events of a key. A few integers are kept for each session or event.
 
-    shapes     which windows there are; kinds chooses the shape, and cut_sessions has the longest one
+    assigners  which windows there are; assigner_of chooses the assigner, and cut_sessions has the longest one
     windows    when they run, are retracted and removed
     arriving   which rows are taken, and how they join
     in_memory  the windows of the pages that a batch touches
-    kept       brings pages of the shard's map into memory, and writes them back; pages has their bytes
+    page_store brings pages of the shard's map into memory, and writes them back; pages has their bytes
     closing    from when on a window cannot change
-    now        which windows an index has, and which of those that ran no longer exist
+    indexed_windows  which windows an index has, and which of those that ran no longer exist
     orders     facts and orders with many rows; table has their columns
     summary    the windows that end first, for people
     values     the map, and waiting where rows wait, as the shell provides them

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from aion.base.numbers import sum_of, sums_by
+from aion.core.keyed.assigners import INDEX, Assigner, Flags, Sessions
 from aion.core.keyed.closing import BEFORE_ALL
 from aion.core.keyed.in_memory import Orders, WindowsInMemory
 from aion.core.keyed.orders import Arrivals, EmitDroppedRows
 from aion.core.keyed.page_store import Bins
-from aion.core.keyed.shapes import INDEX, Flags, Sessions, Shape
 from aion.core.keyed.table import Ints, Table, hashes_of
 from aion.core.keyed.waiting import RowsInMemory, WaitingRows
 from aion.core.lateness.observe import NewBounds, observe_late
@@ -38,7 +38,7 @@ class ArrivingWindows(WindowsInMemory):
     def __init__(
         self,
         definition: int,
-        shape: Shape,
+        assigner: Assigner,
         key_types: Sequence[pa.DataType],
         bound: NewBounds,
         bins: Bins,
@@ -46,9 +46,9 @@ class ArrivingWindows(WindowsInMemory):
         *,
         shows_early: bool,
     ) -> None:
-        super().__init__(definition, shape, key_types, bound, bins, snapshot, shows_early=shows_early)
+        super().__init__(definition, assigner, key_types, bound, bins, snapshot, shows_early=shows_early)
         self._bound = bound
-        state = snapshot or {"settled_us": BEFORE_ALL - shape.reach_us, "reach_us": shape.reach_us, "next_id": 0}
+        state = snapshot or {"settled_us": BEFORE_ALL - assigner.reach_us, "reach_us": assigner.reach_us, "next_id": 0}
         self.settled_us: int = state["settled_us"]
         self.reach_us: int = state["reach_us"]
         self.next_id: int = state["next_id"]
@@ -72,7 +72,7 @@ class ArrivingWindows(WindowsInMemory):
         seen = rows.seen_by(self.definition)
         taken, lost = self.accepted(seen), np.zeros(len(seen), np.bool_)
         drops: list[EmitDroppedRows] = []
-        for reason, which in self.shape.unusable(seen):
+        for reason, which in self.assigner.unusable(seen):
             drops += self._dropped(rows, seen, which, None, reason)
             lost |= which
         taken &= ~lost
@@ -82,7 +82,7 @@ class ArrivingWindows(WindowsInMemory):
             drops += self._dropped(rows, seen, late, turn.at_us, None)
             too_late = seen.take(~taken & ~lost)
             # They teach as any other late event does.
-            observe_late(self._bound, self.shape.alone(too_late)[1], too_late["events"], turn.at_us)
+            observe_late(self._bound, self.assigner.alone(too_late)[1], too_late["events"], turn.at_us)
             count = sum_of(too_late["events"])
         lost |= late
         blocks, block_of = np.unique(rows.block[lost], return_inverse=True)
@@ -95,7 +95,7 @@ class ArrivingWindows(WindowsInMemory):
     ) -> Iterator[EmitDroppedRows]:
         """Orders to emit these rows as dropped. ``now_us``: they came too late. None: they have a ``reason``."""
         lost, blocks = seen.take(which), rows.block[which]
-        starts, ends = self.shape.alone(lost)
+        starts, ends = self.assigner.alone(lost)
         for block in np.unique(blocks).tolist():
             own = blocks == block
             late_us = None if now_us is None else now_us - ends[own]
@@ -115,23 +115,23 @@ class ArrivingWindows(WindowsInMemory):
         if self.closed_us == BEFORE_ALL:
             return np.ones(len(new), np.bool_)
         nothing = Table.empty(self.key_types, INDEX)
-        accepted = self.shape.accepted(nothing, new, self.closed_us, self.settled_us)
-        doubtful = np.flatnonzero(self.shape.doubtful(new, self.closed_us))
+        accepted = self.assigner.accepted(nothing, new, self.closed_us, self.settled_us)
+        doubtful = np.flatnonzero(self.assigner.doubtful(new, self.closed_us))
         rows = new.take(doubtful)
         for some, index in self._looked_up(rows):
-            accepted[doubtful[some]] = self.shape.accepted(index, rows.take(some), self.closed_us, self.settled_us)
+            accepted[doubtful[some]] = self.assigner.accepted(index, rows.take(some), self.closed_us, self.settled_us)
         return accepted
 
     def misses_own(self, new: Table) -> Flags:
         """A mask of the rows that come too late for the window that ends at them. Later windows may still take them."""
-        return self.shape.misses_own(new, self.closed_us)
+        return self.assigner.misses_own(new, self.closed_us)
 
     def owners(self, rows: Table) -> Ints:
         """The id of the session that each row of a block belongs to, by its key and ``first``. -1: no live session."""
-        assert isinstance(self.shape, Sessions), "only a session owns its rows; other windows may share them"
+        assert isinstance(self.assigner, Sessions), "only a session owns its rows; other windows may share them"
         owners = np.full(len(rows), -1, np.int64)
         for some, index in self._looked_up(rows.replaced(hash=hashes_of(rows))):
-            owners[some] = self.shape.owners(index, rows.take(some))
+            owners[some] = self.assigner.owners(index, rows.take(some))
         return owners
 
     def _looked_up(self, rows: Table) -> Iterator[tuple[Ints, Table]]:
@@ -186,7 +186,7 @@ class ArrivingWindows(WindowsInMemory):
         """Makes about as many pages as the rows of the batch need. ``rows``: some of them."""
         self._let_pages_go(self.kept.pages)
         there = self.kept.rest.sums["rows"]
-        if self.shape.by_event:
+        if self.assigner.by_event:
             most = there + all_rows
         else:  # they are at least as many as either the keys that came or what is there
             hashes = np.sort(rows["hash"])  # np.unique is ten times slower
@@ -199,8 +199,8 @@ class ArrivingWindows(WindowsInMemory):
         if len(some):
             rows = piece if len(some) == len(piece) else piece.take(some)
             self._joined.append(self.kept.each_of(rows["hash"]))
-            self.reach_us = max(self.reach_us, self.shape.reaches(rows))
-            added = self.shape.add(self.index, rows, now_us)
+            self.reach_us = max(self.reach_us, self.assigner.reaches(rows))
+            added = self.assigner.add(self.index, rows, now_us)
             self.index, self._known = added.grown, None
             ends, end_of = np.unique(added.late_ends_us, return_inverse=True)
             late.append((ends, sums_by(end_of, added.late_events, len(ends))))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aion.core import gaps
-from aion.core.keyed.shapes import LEAST_CELL_US, Added, ByEvent, Flags, Windows, largest
+from aion.core.keyed.assigners import LEAST_CELL_US, Added, ByEvent, Flags, Windows, largest
 from aion.core.keyed.table import Ints, Places, Table, codes_of, stacked
 from aion.core.slicing.grid import LEAST_KEYED_US
 from aion.core.slicing.sessions import running_max

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from aion.base.numbers import NEVER, sums_by
+from aion.core.keyed.assigners import INDEX, Assigner, Flags, total
 from aion.core.keyed.closing import BEFORE_ALL, Closing
 from aion.core.keyed.indexed_windows import IndexedWindows, indexed_windows, orphans
 from aion.core.keyed.orders import ExecuteKeyed, Retract, joined
@@ -27,7 +28,6 @@ from aion.core.keyed.page_store import (
     Part,
 )
 from aion.core.keyed.pages import PageFormat
-from aion.core.keyed.shapes import INDEX, Flags, Shape, total
 from aion.core.keyed.table import Ints, Table, stacked
 from aion.core.lateness.observe import NewBounds
 from aion.core.life.window_table import WindowTable
@@ -96,7 +96,7 @@ class WindowsInMemory:
     def __init__(
         self,
         definition: int,
-        shape: Shape,
+        assigner: Assigner,
         key_types: Sequence[pa.DataType],
         bound: NewBounds,
         bins: Bins,
@@ -105,18 +105,18 @@ class WindowsInMemory:
         shows_early: bool,
     ) -> None:
         self.definition = definition
-        self.shape = shape
+        self.assigner = assigner
         self.key_types = tuple(key_types)
         self.index = Table.empty(key_types, INDEX)
         self.yielded = Table.empty(key_types, YIELDED)
         state = snapshot or {"kept": None, "closed_us": BEFORE_ALL, "promised": (), "last_end_us": BEFORE_ALL}
-        format_ = PageFormat(key_types, shape.stored, YIELDED)
-        self.kept = PageStore(definition, format_, shape.lasts, bins, state["kept"])
+        format_ = PageFormat(key_types, assigner.stored, YIELDED)
+        self.kept = PageStore(definition, format_, assigner.lasts, bins, state["kept"])
         self.last_end_us: int = state["last_end_us"]  # no complete window has ended later, or will
         self._closing = Closing(state["closed_us"], state["promised"])
         # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
         cells = None if snapshot is None else WindowTable.from_json(snapshot["cells"], 1)
-        self._cells = Cells(shape.cell_us, bound, cells)
+        self._cells = Cells(assigner.cell_us, bound, cells)
         self._at_us: int | None = None  # the watermark
         self._shows_early = shows_early
         self._went_through = False  # pages were written since the last write(), but their number is as it was
@@ -131,7 +131,7 @@ class WindowsInMemory:
         if not len(pages):
             return
         index, yielded = self.kept.read(pages)
-        # The rows of a key are in one page, in the order that the shape needs.
+        # The rows of a key are in one page, in the order that the assigner needs.
         self.index, self.yielded = stacked([self.index, index]), stacked([self.yielded, yielded])
         self._known = None
 
@@ -171,7 +171,7 @@ class WindowsInMemory:
         early = open_ & now.news & (self._shows_early)
         waiting = ~open_ & there & (now.news | now.early)
         lost = self._lost()
-        kept, until = self.shape.kept_until(index, windows, self.closed_us)
+        kept, until = self.assigner.kept_until(index, windows, self.closed_us)
         # What is closed already goes with the next watermark, unless it is kept to be recognised.
         closing = ~open_ & ((over > self.closed_us) | ~np.isin(windows.begins, kept))
         if (over < NEVER).any():
@@ -211,12 +211,12 @@ class WindowsInMemory:
 
     def _now(self) -> IndexedWindows:
         if self._known is None:
-            self._known = indexed_windows(self.shape, self.index, self.yielded)
+            self._known = indexed_windows(self.assigner, self.index, self.yielded)
         return self._known
 
     def _there(self, over_us: Ints, closed_us: int) -> Flags:
         """A mask of the windows that are not gone. The index may still hold some events of windows that are gone."""
-        return np.asarray(over_us > closed_us) if self.shape.outlives else np.ones(len(over_us), np.bool_)
+        return np.asarray(over_us > closed_us) if self.assigner.outlives else np.ones(len(over_us), np.bool_)
 
     def _lost(self) -> Ints:
         """The rows of ``yielded`` that must be retracted even if nothing replaces them: early panes promise nothing."""

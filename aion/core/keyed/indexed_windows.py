@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from aion.aggregates.groups import number
-from aion.core.keyed.shapes import Flags, Shape, Windows, newest
+from aion.core.keyed.assigners import Assigner, Flags, Windows, newest
 from aion.core.keyed.table import Ints, Table, codes_of
 from aion.core.slicing.tree import ranges
 
@@ -32,9 +32,9 @@ class IndexedWindows(NamedTuple):
     at: Ints
 
 
-def indexed_windows(shape: Shape, index: Table, yielded: Table) -> IndexedWindows:
+def indexed_windows(assigner: Assigner, index: Table, yielded: Table) -> IndexedWindows:
     """Finds the windows of ``index`` in ``yielded``, which has a row for each window that was executed."""
-    windows = shape.windows(index)
+    windows = assigner.windows(index)
     index_codes, yielded_codes = codes_of(index, yielded)
     codes = index_codes[windows.begins]
     n = len(codes)

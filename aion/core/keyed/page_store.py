@@ -25,8 +25,8 @@ import numpy as np
 
 from aion.base.numbers import NEVER, plus, sum_of, sums_by
 from aion.base.stretches import at_once
+from aion.core.keyed.assigners import Flags, completed
 from aion.core.keyed.pages import HEAD, PageFormat, Pages
-from aion.core.keyed.shapes import Flags, completed
 from aion.core.keyed.table import Ints, Table
 from aion.core.keyed.values import Change, MemoryValues, Values
 from aion.core.packing import table, untable
@@ -167,7 +167,7 @@ _BINS = ("firsts", "lasts", "opens")
 class PageStore:
     """The pages of one definition. ``definition``: its number. ``bins``: of its part's segments.
 
-    ``values``: the map. ``lasts``: see Shape.lasts. ``snapshot``: from :meth:`to_json`.
+    ``values``: the map. ``lasts``: see Assigner.lasts. ``snapshot``: from :meth:`to_json`.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aion.base.numbers import NEVER
-from aion.core.keyed.shapes import Flags, Windows, total
+from aion.core.keyed.assigners import Flags, Windows, total
 from aion.core.keyed.table import Table
 
 LISTED = 20

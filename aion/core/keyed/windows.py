@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from aion.base.numbers import NEVER, plus, sum_of, sums_by
 from aion.core.keyed.arriving import ArrivingWindows
+from aion.core.keyed.assigners import Assigner, Flags, Windows, total
 from aion.core.keyed.closing import BEFORE_ALL
 from aion.core.keyed.in_memory import Orders
 from aion.core.keyed.indexed_windows import IndexedWindows, indexed_windows, replaced
@@ -30,7 +31,6 @@ from aion.core.keyed.page_store import (
     OPEN,
     Bins,
 )
-from aion.core.keyed.shapes import Flags, Shape, Windows, total
 from aion.core.keyed.summary import LISTED, summary
 from aion.core.keyed.table import Ints, Table, stacked
 from aion.core.lateness.observe import NewBounds
@@ -56,7 +56,7 @@ class KeyedWindows(ArrivingWindows):
     def __init__(
         self,
         definition: int,
-        shape: Shape,
+        assigner: Assigner,
         key_types: Sequence[pa.DataType],
         *,
         bound: NewBounds,
@@ -68,7 +68,7 @@ class KeyedWindows(ArrivingWindows):
         bins: Bins,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(definition, shape, key_types, bound, bins, snapshot, shows_early=early is not None)
+        super().__init__(definition, assigner, key_types, bound, bins, snapshot, shows_early=early is not None)
         self._trigger = trigger
         self._staleness_bound = staleness_bound
         self._early = early
@@ -165,7 +165,7 @@ class KeyedWindows(ArrivingWindows):
         orders: Orders = []
         self._at_us = now_us
         left = self._elsewhere()
-        if now_us is not None and self.shape.arrives_closed:
+        if now_us is not None and self.assigner.arrives_closed:
             orders = self._close_arrived(
                 now_us, self.kept.due(CLOSED, self.closed_us) if len(left) else left, late_work
             )
@@ -314,7 +314,7 @@ class KeyedWindows(ArrivingWindows):
         return orders
 
     def _members(self, windows: Windows, rows: Ints) -> Members | None:
-        if not self.shape.by_event:
+        if not self.assigner.by_event:
             return None
         return Members(
             windows.begins[rows], (windows.ends - windows.begins)[rows], self.index["seq"], self.index["row"]
@@ -359,7 +359,7 @@ class KeyedWindows(ArrivingWindows):
         now = self._now()
         kept = np.ones(len(self.yielded), np.bool_)
         kept[now.at[closed & (now.at >= 0)]] = False
-        needed = self.shape.needed(self.index, now.windows, closed, self.closed_us)
+        needed = self.assigner.needed(self.index, now.windows, closed, self.closed_us)
         if not (kept.all() and needed.all()):
             firsts, lasts = self._gone_since
             self._gone_since = (
@@ -378,7 +378,7 @@ class KeyedWindows(ArrivingWindows):
         needed, settled = np.full(len(starts_us), ALL_ROWS), np.flatnonzero(ends_us <= self.settled_us)
         starts_us, ends_us = starts_us[settled], ends_us[settled]
         rest = self.kept.rest.overlapping(starts_us, ends_us, self._bins)
-        needed[settled] = rest + overlapping(self.index["first"], self.shape.lasts(self.index), starts_us, ends_us)
+        needed[settled] = rest + overlapping(self.index["first"], self.assigner.lasts(self.index), starts_us, ends_us)
         return needed
 
     def are_open(self, starts_us: Ints, ends_us: Ints, turn: Turn) -> Flags:
@@ -411,7 +411,7 @@ class KeyedWindows(ArrivingWindows):
         Returns their rows, the windows, a mask of those that are not gone, and a mask of those that have run before.
         """
         index, yielded = self.kept.peek(self.kept.soonest(most))
-        now = indexed_windows(self.shape, index, yielded)
+        now = indexed_windows(self.assigner, index, yielded)
         return index, now.windows, self._there(now.windows.over_us, self.closed_us), now.at >= 0
 
     def active_from_us(self, now_us: int | None) -> int:

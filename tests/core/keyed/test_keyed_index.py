@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.core.keyed.kinds import shape_of
+from aion.core.keyed.assigner_of import assigner_of
 from aion.core.keyed.page_store import ROWS
 from aion.core.keyed.table import Table, hashes_of
 from aion.core.keyed.values import Change, MemoryValues
@@ -61,7 +61,7 @@ class Fixed:
 def make(definition: Any, bound_us: int, snapshot: dict[str, Any] | None = None) -> KeyedWindows:
     return KeyedWindows(
         0,
-        shape_of(definition),
+        assigner_of(definition),
         [pa.string()],
         bound=Fixed(bound_us),
         trigger=EveryBatchTrigger(),

@@ -1,6 +1,6 @@
-"""Which windows the events of each key make: one shape for each kind of definition. Pure.
+"""Which windows the events of each key make: one assigner for each kind of definition. Pure.
 
-A shape works on the *index* of its definition, as far as it is in memory, with all rows of a key or none: rows with
+An assigner works on the *index* of its definition, as far as it is in memory, with all rows of a key or none: rows with
 ``first, last, events, late_events, seq, row, mark``, and ``hash``, that of the key. For sessions, a row is a session,
 in any order. For the others, a row is a row of a block (an event): the rows of a key come one after the other, in the
 order of (first, arrival). There ``first`` and ``last`` are the same instant, and ``seq`` and ``row`` say in which block
@@ -34,7 +34,7 @@ INDEX = ("id", "first", "last", "events", "late_events", "seq", "row", "mark", "
 
 
 def completed(index: Table) -> Table:
-    """Rows with the columns that their shape does not store. An event happens at an instant."""
+    """Rows with the columns that their assigner does not store. An event happens at an instant."""
     nothing = np.zeros(len(index), np.int64)
     missing = {name: index["first"] if name == "last" else nothing for name in INDEX if name not in index.columns}
     return Table(index.keys, {name: (index.columns | missing)[name] for name in INDEX})
@@ -68,7 +68,7 @@ class Added(NamedTuple):
     late_events: Ints
 
 
-class Shape(Protocol):
+class Assigner(Protocol):
     by_event: bool
     """Whether a row of the index is a single row of a block. Otherwise it stands for any number of events of a key."""
     cell_us: int
@@ -129,7 +129,7 @@ class Shape(Protocol):
 
 
 class _Plain:
-    """What most shapes have in common."""
+    """What most assigners have in common."""
 
     reach_us = 0
     outlives = False
@@ -263,7 +263,7 @@ class Sessions(_Plain):
 
 
 class ByEvent(_Plain):
-    """The common part of shapes whose index has one row for each event."""
+    """The common part of assigners whose index has one row for each event."""
 
     by_event = True
     cell_us = LEAST_CELL_US

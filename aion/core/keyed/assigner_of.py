@@ -1,14 +1,14 @@
-"""The shape of the windows of each kind of definition. Pure."""
+"""The assigner of the windows of each kind of definition. Pure."""
 
 from __future__ import annotations
 
+from aion.core.keyed.assigners import Assigner, Counts, Punctuations, Records, Sessions
 from aion.core.keyed.cut_sessions import CutSessions
-from aion.core.keyed.shapes import Counts, Punctuations, Records, Sessions, Shape
 from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
 
 
-def shape_of(window: Definition, *, shows_open: bool = False) -> Shape:
-    """The shape of a definition. ``shows_open``: windows that are not complete yet run, too, as early ones.
+def assigner_of(window: Definition, *, shows_open: bool = False) -> Assigner:
+    """The assigner of a definition. ``shows_open``: windows that are not complete yet run, too, as early ones.
 
     Without it, windows of a number of events only exist once they are complete.
     """
