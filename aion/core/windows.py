@@ -68,7 +68,7 @@ class Periodic:
         """Size, slide and offset of evenly spaced stretches; each window lies in one of them."""
         return self.size_us, self.slide_us, self.offset_us
 
-    # A set of windows is stored as runs of numbers in equal steps (:class:`aion.core.timed.gone.Runs`).
+    # A set of windows is stored as runs of numbers in equal steps (:class:`aion.core.timed.purged.Runs`).
 
     @property
     def run_step(self) -> int:

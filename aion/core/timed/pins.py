@@ -19,11 +19,11 @@ from aion.core.life.window_table import WindowTable
 from aion.core.packing import table, untable
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import SliceGrid
-from aion.core.timed.gone import Gone
+from aion.core.timed.purged import Purged
 from aion.core.windows import Calendar
 
 
-def calendars_to_json(grid: SliceGrid, windows: WindowTable, gone: Gone, segments: Iterable[int]) -> dict[str, Any]:
+def calendars_to_json(grid: SliceGrid, windows: WindowTable, gone: Purged, segments: Iterable[int]) -> dict[str, Any]:
     """What a snapshot says about calendars: by the number of each definition, edges, and the rules they came from.
 
     ``segments``: the starts of the stored ones, in µs.

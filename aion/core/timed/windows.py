@@ -22,8 +22,8 @@ from aion.core.life.rules import Rules
 from aion.core.life.segments import Segments
 from aion.core.life.window_table import WindowTable
 from aion.core.slicing.aligned import AlignedWindows
-from aion.core.timed.gone import Gone
 from aion.core.timed.pins import calendars_to_json
+from aion.core.timed.purged import Purged
 from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
@@ -58,7 +58,7 @@ class TimeWindows:
             self.table = WindowTable.from_json(snapshot["windows"], definitions, grid.aligned)
         self._segments = segments
         self._aligned = AlignedWindows(grid.aligned, grid.limits)
-        self._gone = Gone(grid.aligned, snapshot)
+        self._gone = Purged(grid.aligned, snapshot)
         self._bound = bound
         self._rules = rules
         self._prestages_late = prestages_late

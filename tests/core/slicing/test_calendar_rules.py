@@ -30,8 +30,8 @@ from aion.core.life.window_table import WindowTable
 from aion.core.packing import untable
 from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.grid import SliceGrid
-from aion.core.timed.gone import Gone
 from aion.core.timed.pins import calendars_to_json, pinned_plan
+from aion.core.timed.purged import Purged
 from aion.errors import StateError
 from aion.execute.assembly import make_builder, make_executor, make_operator
 from aion.execute.zone_files import FOLDER, ZoneFiles
@@ -244,7 +244,7 @@ def test_what_a_session_still_needs_is_found_although_its_day_is_gone(tzpath: Pa
 def test_a_window_that_is_gone_keeps_its_edges_while_it_is_remembered(tzpath: Path) -> None:
     put(tzpath, "Europe/Berlin")
     grid = SliceGrid([aion.Calendar("1 day", ZONE)])
-    gone = Gone(grid.aligned)
+    gone = Purged(grid.aligned)
     starts = np.array([SUMMER - 2 * HOUR])
     gone.add(np.zeros(1, np.int64), starts, starts + DAY)
     (kept,) = calendars_to_json(grid, WindowTable(1), gone, [])["calendars"].values()

@@ -68,7 +68,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-class Gone:
+class Purged:
     """The windows that never come back. Ask only about windows that are not kept: those may count as gone, too.
 
     A window that ended at least a bound before the watermark is gone, even if it never existed. It stays gone when
