@@ -1,9 +1,9 @@
 """Remembers the rules of time zones that a query has used, so that all its tasks slice time in the same way.
 
 The driver sends its rules with the plan, so executors need no zone database, and may have another one. After a restart
-the driver may have new rules, but windows that live keep their edges (:mod:`aion.core.timed.pins`). A child does not
-know those windows. It therefore also ends slices where any earlier rules of the query ended them. It finds these rules
-here: beside the query's checkpoint, so that they go where it goes. A file is named by its content.
+the driver may have new rules, but windows that live keep their edges (:mod:`aion.core.timed.calendar_state`). A child
+does not know those windows. It therefore also ends slices where any earlier rules of the query ended them. It finds
+these rules here: beside the query's checkpoint, so that they go where it goes. A file is named by its content.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
 They follow from the events of a key. A few integers are kept for each session or event.
 
-    assigners  which windows there are; assigner_of chooses the assigner, and cut_sessions has the longest one
-    windows    when they run, are retracted and removed
-    arriving   which rows are taken, and how they join
-    in_memory  the windows of the pages that a batch touches
-    page_store brings pages of the shard's map into memory, and writes them back; pages has their bytes
-    closing    from when on a window cannot change
+    assigners        which windows there are; assigner_of chooses the assigner, and cut_sessions has the longest one
+    windows          when they run, are retracted and removed
+    arriving         which rows are taken, and how they join
+    in_memory        the windows of the pages that a batch touches
+    page_store       brings pages of the shard's map into memory, and writes them back; pages has their bytes
+    closing          from when on a window cannot change
     indexed_windows  which windows an index has, and which of those that ran no longer exist
-    orders     facts and orders with many rows; table has their columns
-    summary    the windows that end first, for people
-    values     the map, and waiting where rows wait, as the shell provides them
+    orders           facts and orders with many rows; table has their columns
+    summary          the windows that end first, for people
+    values           the map, and waiting where rows wait, as the shell provides them
 
 Called by: operator; the shell brings rows and carries out orders.
 Must never know: windows of time, and the store behind the map.

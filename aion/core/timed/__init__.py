@@ -1,8 +1,8 @@
 """Windows of time: those whose bounds are known without any event, the same for all keys. Pure.
 
-    windows  decides about the windows of all definitions at once
-    gone     remembers which windows never come back
-    pins     keeps the edges of calendars when the rules of a zone change
+    windows         decides about the windows of all definitions at once
+    purged          remembers which windows never come back
+    calendar_state  keeps the edges of calendars when the rules of a zone change
 
 Called by: operator.
 Must never know: windows of keys, single rows, and where blocks lie.

@@ -22,7 +22,7 @@ from aion.core.life.rules import Rules
 from aion.core.life.segments import Segments
 from aion.core.life.window_table import WindowTable
 from aion.core.slicing.aligned import AlignedWindows
-from aion.core.timed.pins import calendars_to_json
+from aion.core.timed.calendar_state import calendars_to_json
 from aion.core.timed.purged import Purged
 from state_backends.thresholds import threshold
 

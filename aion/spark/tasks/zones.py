@@ -61,7 +61,7 @@ def shard_plan(plan: Plan, snapshot: Mapping[str, Any] | None, name: str) -> Pla
     plan = of_shard(plan, snapshot)
     if not plan.calendars:
         return plan
-    from aion.core.timed.pins import pinned_plan
+    from aion.core.timed.calendar_state import pinned_plan
 
     found = pinned_plan(plan, snapshot)
     if found is not plan:

@@ -30,7 +30,7 @@ from aion.core.life.window_table import WindowTable
 from aion.core.packing import untable
 from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.grid import SliceGrid
-from aion.core.timed.pins import calendars_to_json, pinned_plan
+from aion.core.timed.calendar_state import calendars_to_json, pinned_plan
 from aion.core.timed.purged import Purged
 from aion.errors import StateError
 from aion.execute.assembly import make_builder, make_executor, make_operator
