@@ -81,7 +81,12 @@ class StateMetrics:
 
 
 def state(spark: SparkSession) -> StateMetrics | None:
-    """Returns the metrics of this host's state server, or None if there is no server."""
+    """Returns the metrics of this host's state server, or None if there is no server.
+
+    For example::
+
+        aion.metrics.state(spark).m_bucket_bytes
+    """
     from aion.spark.session.sessions import application, is_session
 
     if not is_session(spark):

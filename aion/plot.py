@@ -32,6 +32,10 @@ def __dir__() -> list[str]:
 def lateness(query: StreamingQuery, name: str | None = None) -> Figure:
     """Returns a figure of how late the events of a query are: the share that is later than x, since this run began.
 
+    For example::
+
+        aion.plot.lateness(query).savefig("lateness.png")
+
     ``name``: of the operator; it may be left out if the query has one. A dashed line shows how long new windows are
     kept. The numbers are those of the state server on the driver's host, now: events that were committed there, by a
     histogram that is exact at the dots. Raises ConfigError if there are none, and MissingExtra without matplotlib.

@@ -109,17 +109,17 @@ class Spec:
     - ``trigger``: when a window with late events runs again: a kind, e.g. ``"every_batch"``, or the keys of ``trigger``
       of the policy, e.g. ``{"kind": "interval", "interval": "5 minutes"}``. ``bound`` and ``trigger`` of a definition
       outrank these.
-    - ``completeness=True`` adds ``completeness`` and ``completeness_low`` to the result: the estimated share that a row
-      holds of the events that its key's window will have in the end, and a lower bound on it that holds with the
-      policy's ``lateness.confidence`` (docs/inside/lateness.md).
+    - ``completeness``: with ``True``, the result also has ``completeness`` and ``completeness_low``: the estimated
+      share that a row holds of the events that its key's window will have in the end, and a lower bound on it that
+      holds with the policy's ``lateness.confidence`` (docs/inside/lateness.md).
     - ``unique``: columns that identify an event, together with its key and its time; an event that a source delivers
       more than once then counts once (docs/how-to/bad-data.md).
     - ``policy``: a preset, a path or a mapping; on Spark it overrides the session's.
+    - ``on_lossy_upstream``, only on Spark: an operator before this one may drop late events, which is an ``"error"``,
+      or you ``"accept"`` it.
+    - ``on_removed``, only on Spark: when a query starts again without a definition that it had, its windows that have
+      begun ``"finish"``, or they ``"drop"`` at once (docs/operate/restarts.md).
     - ``name`` identifies this operator within a query. Keep it the same over restarts.
-
-    Only on Spark: ``on_lossy_upstream``: an operator before this one may drop late events, which is an ``"error"``, or
-    you ``"accept"`` it. ``on_removed``: when a query starts again without a definition that it had, its windows that
-    have begun ``"finish"``, or they ``"drop"`` at once (docs/operate/restarts.md).
 
     Raises WindowError, SchemaError, PolicyError or ConfigError for an error that depends neither on the input nor on
     the session. The policy's file is read for that.

@@ -263,6 +263,18 @@ def aggregate(
 ) -> Aggregate:
     """Your own aggregate, made of three functions over Arrow arrays.
 
+    For example::
+
+        squares = A.aggregate(
+            "speed",
+            lift=lambda speed: pc.multiply(speed, speed),
+            combine=lambda left, right: [pc.add(left[0], right[0])],
+            lower=lambda total: total,
+            partial="total double",
+            result="double",
+            name="squares",
+        )
+
     ``lift(*columns)`` maps the columns of n events to n partials. It returns an array for each column of ``partial`` (a
     schema, e.g. ``"total double, n bigint"``), or just the array if there is only one. ``combine(left, right)`` merges
     two lists of such arrays element by element. It must be associative, but need not be commutative: ``left`` arrived

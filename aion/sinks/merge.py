@@ -36,6 +36,10 @@ def merge(
 ) -> Merge:
     """Returns a function for ``foreachBatch`` that keeps the newest result of each window in a table of a lake.
 
+    For example::
+
+        query = result.writeStream.foreachBatch(aion.sinks.merge("delta", "tolls/")).start()
+
     ``format``: ``"delta"`` or ``"iceberg"``. For Delta Lake, ``table`` is a path or URI, and ``options`` are those of
     its storage. For Iceberg, ``table`` is ``namespace.table``, and ``options`` are the properties of the catalog, and
     its name as ``catalog``. ``dropped`` is a table of the same kind; it has a commit of its own, and what a batch that
@@ -132,6 +136,11 @@ def merge_sql(
     table: str, batch: str, columns: StructType | Sequence[str], key: str | Sequence[str] | None = None
 ) -> str:
     """Returns a ``MERGE INTO`` for Spark that does to a table what a batch of panes says.
+
+    For example::
+
+        batch.createOrReplaceTempView("batch")
+        batch.sparkSession.sql(aion.sinks.merge_sql("tolls", "batch", batch.schema))
 
     ``batch``: the name of a view with the batch. ``columns``: the schema of the batch, which says what its columns
     are; with ``key``, their names are enough. There is no mark: a batch that is run again is merged again. Raises

@@ -15,6 +15,11 @@ BatchFunction = Callable[["DataFrame", int], Any]
 def split(*, panes: BatchFunction, dropped: BatchFunction) -> BatchFunction:
     """Returns a function for ``foreachBatch`` that calls two functions with each batch.
 
+    For example::
+
+        write = aion.sinks.split(panes=aion.sinks.upsert("sqlite:///tolls.db", "tolls"), dropped=keep)
+        query = result.writeStream.foreachBatch(write).start()
+
     ``panes`` gets the rows of :func:`aion.panes`, and ``dropped`` those of :func:`aion.dropped`. Both get the number of
     the batch. The batch is computed once, whatever the functions do with it. If one raises, the batch fails, and Spark
     runs it again with both.

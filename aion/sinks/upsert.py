@@ -33,6 +33,11 @@ def upsert(
 ) -> Upsert:
     """Returns a function for ``foreachBatch`` that keeps the newest result of each window in a table.
 
+    For example::
+
+        table = aion.sinks.upsert("sqlite:///tolls.db", "tolls")
+        query = result.writeStream.foreachBatch(table).option("checkpointLocation", "cp/").start()
+
     ``uri``: ``sqlite:///PATH``, ``postgresql://USER@HOST/DATABASE`` or ``duckdb:///PATH``. ``table``: its name, or
     ``schema.table``. It is made if it is missing. ``key``: the key columns; by default those before ``window``. A row
     is found by the key, ``window``, ``window_start`` and ``window_end``; nulls are equal to each other. Retracted rows

@@ -31,6 +31,21 @@ THEME = '%%{init: {"theme": "neutral", "themeVariables": {"fontFamily": "arial"}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 MODULES = ("aggregates", "sinks", "errors", "metrics", "plot")
 """The public modules of the package."""
+GROUPS = {
+    "A query on Spark": ("configure", "windowed", "panes", "dropped", "Spec"),
+    "Windows": ("Tumbling", "Sliding", "Calendar", "Session", "Count", "PerRecord", "Punctuated"),
+    "A function of all events of a window": ("Apply", "Window"),
+    "Events from elsewhere": ("read_files", "watermark"),
+    "Look at a query and its results": ("explain", "table", "changes", "progress"),
+    "Stateful processors": ("group_by", "migrate", "read_state", "restoring"),
+    "Without Spark, and the way back": ("LocalOperator", "unconfigure"),
+}
+"""The names of the package in the order in which users meet them."""
+SHARED = "(df, spec=None, /, **fields)"
+"""How a function that takes the fields of a ``Spec`` is shown: the fields are told once."""
+WITH_FIELDS = {("aion", "windowed"), ("aion", "explain")}
+ARGUMENTS = {"column": '"speed"', "ord": '"ts"', "k": "3", "percentage": "0.9"}
+"""What examples of aggregates are called with."""
 OWN_POLICIES = """\
 A class of yours can decide what moves to disk, or when it is read ahead (:doc:`/docs/reference/policies`). This is
 what it gets and returns.
@@ -179,10 +194,16 @@ def title(text: str, line: str = "=") -> str:
 
 
 def entry(module: str, name: str, value: Any) -> str:
-    """Returns the directive that shows a name with its signature and its docstring."""
+    """Returns the directive that shows a name with its signature and its docstring.
+
+    Of a class that users only make, it shows no members: others call them.
+    """
     if inspect.isclass(value):
-        return f".. autoclass:: {module}.{name}\n   :members:\n\n"
-    return f".. autofunction:: {module}.{name}\n\n" if callable(value) else f".. autodata:: {module}.{name}\n\n"
+        only_made = module == "aion" and name in {*GROUPS["Windows"], "Spec", "Apply"}
+        return f".. autoclass:: {module}.{name}\n" + ("" if only_made else "   :members:\n") + "\n"
+    if not callable(value):
+        return f".. autodata:: {module}.{name}\n\n"
+    return f".. autofunction:: {module}.{name}{SHARED if (module, name) in WITH_FIELDS else ''}\n\n"
 
 
 def names_of(module: Any) -> list[str]:
@@ -194,15 +215,13 @@ def names_of(module: Any) -> list[str]:
 def package() -> str:
     """Returns the page of the package ``aion``."""
     aion = import_module("aion")
-    groups: dict[str, list[str]] = {"Queries on Spark": [], "Windows": [], "A query as a value, and without Spark": []}
-    for name in sorted(set(aion.__all__) - set(MODULES)):
-        home = getattr(aion, name).__module__
-        number = 0 if home.startswith("aion.spark") else 1 if home in ("aion.core.windows", "aion.zones") else 2
-        groups[list(groups)[number]].append(name)
+    grouped = [name for names in GROUPS.values() for name in names]
+    if sorted(grouped) != sorted(set(aion.__all__) - set(MODULES)):
+        raise ValueError(f"GROUPS and aion.__all__ differ by {set(grouped) ^ (set(aion.__all__) - set(MODULES))}")
     text = title("aion") + ".. module:: aion\n\n" + f"{aion.__doc__}\n\n"
     first, last = MODULES[:-1], MODULES[-1]
     text += f"Its modules are {', '.join(f':mod:`aion.{name}`' for name in first)} and :mod:`aion.{last}`.\n\n"
-    for group, names in groups.items():
+    for group, names in GROUPS.items():
         text += title(group, "-") + "".join(entry("aion", name, getattr(aion, name)) for name in names)
     text += title("What some of them take and return", "-")
     return text + "".join(entry(*name.rpartition(".")[::2], find(name)) for name in RETURNED)
@@ -218,6 +237,37 @@ def module(name: str) -> str:
     found = import_module(name)
     text = title(name) + f".. automodule:: {name}\n\n"
     return text + "".join(entry(name, public, getattr(found, public)) for public in names_of(found))
+
+
+def aggregates() -> str:
+    """Returns the page of the aggregates: a table of all, then each, then how they are computed."""
+    name = "aion.aggregates"
+    found = import_module(name)
+    text = title(name) + f".. currentmodule:: {name}\n\nAfter ``from aion import aggregates as A``:\n\n"
+    text += ".. list-table::\n   :header-rows: 1\n\n   * - call\n     - result\n"
+    rest = ""
+    for public in found.__all__:
+        value = getattr(found, public)
+        if public != value.__name__:
+            rest += (
+                f".. function:: {public}{inspect.signature(value)}\n\n   Another name of :func:`{value.__name__}`.\n\n"
+            )
+            continue
+        rest += entry(name, public, value)
+        if inspect.isfunction(value) and value is not found.aggregate:
+            also = [f":func:`{o}`" for o in found.__all__ if getattr(found, o) is value and o != public]
+            said = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+            said += f" Also called {' and '.join(also)}." if also else ""
+            text += f"   * - ``{example_of(value)}``\n     - {said}\n"
+    text += "   * - :func:`aggregate`\n     - What three functions of yours compute.\n\n"
+    return text + title("Each of them", "-") + rest + title("How they are computed", "-") + f".. automodule:: {name}\n"
+
+
+def example_of(aggregate: Any) -> str:
+    """Returns a call of an aggregate."""
+    needed = [p.name for p in inspect.signature(aggregate).parameters.values() if p.default is p.empty]
+    given = [ARGUMENTS[name] for name in needed if name in ARGUMENTS]
+    return f"A.{aggregate.__name__}({', '.join(given)})"
 
 
 def own_policies() -> str:
@@ -287,7 +337,8 @@ def lay_out(folder: Path) -> None:
     layout.page(Path("examples/notebook.md"), notebook())
     layout.write("index.md", front_page())
     layout.write("reference/aion.rst", package())
-    for name in MODULES:
+    layout.write("reference/aggregates.rst", aggregates())
+    for name in MODULES[1:]:
         layout.write(f"reference/{name}.rst", module(f"aion.{name}"))
     layout.write("reference/policies.rst", own_policies())
     layout.page(Path("reference/policy.md"), policy())

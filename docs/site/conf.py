@@ -1,5 +1,6 @@
 """The settings of Sphinx. ``build.py`` calls it with a folder that has all pages."""
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,24 @@ html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 
 
-def link_pages(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:
-    """Makes links of the pages that docstrings name."""
+def fields_of_spec() -> tuple[int, int, list[str]]:
+    """Returns the lines of the list of fields in the docstring of ``aion.Spec``, and where they begin and end."""
+    lines = inspect.cleandoc(aion.Spec.__doc__ or "").splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("- "))
+    end = lines.index("", begin)
+    return begin, end, lines[begin:end]
+
+
+def complete(_app: Any, _what: str, name: str, _value: Any, _options: Any, lines: list[str]) -> None:
+    """Shows the fields of a ``Spec`` where users look for them, and makes links of the pages that docstrings name."""
+    begin, end, fields = fields_of_spec()
+    if name == "aion.windowed":
+        place = next(number for number, line in enumerate(lines) if line.startswith("The result has"))
+        lines[place:place] = [*fields, ""]
+    if name == "aion.Spec":
+        lines[begin:end] = ["Its fields are the keywords of :func:`aion.windowed`, which has the list of them."]
     lines[:] = [re.sub(r"(?:``)?\bdocs/([\w-]+/[\w-]+)\.md(?:``)?", r":doc:`/docs/\1`", line) for line in lines]
 
 
 def setup(app: Any) -> None:
-    app.connect("autodoc-process-docstring", link_pages)
+    app.connect("autodoc-process-docstring", complete)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import json
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from html.parser import HTMLParser
 from importlib.util import find_spec
@@ -29,9 +33,9 @@ MISSING = [name for name in ("sphinx", "myst_parser", "furo", "mmdr", "sphinx_co
 
 
 @cache
-def build() -> Any:
-    """The program that builds the site."""
-    spec = importlib.util.spec_from_file_location("build_of_the_site", BUILD)
+def build(name: str = "build") -> Any:
+    """The program that builds the site, or the settings of Sphinx."""
+    spec = importlib.util.spec_from_file_location(f"{name}_of_the_site", BUILD.with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
@@ -115,6 +119,63 @@ def test_the_page_of_the_notebook_has_what_its_cells_show() -> None:
     cell, shown = build().notebook().split("assert minutes()", 1)[1].split("```text\n")
     assert cell.endswith("minutes()\n```\n\n")
     assert [line.split()[-1] for line in shown.partition("\n```")[0].splitlines()] == ["n", "3", "1", "1", "1"]
+
+
+# -- the reference of the calls -----------------------------------------------------------------------
+
+
+def test_the_reference_begins_with_what_users_call_first() -> None:
+    entries = re.findall(r"^\.\. auto\w+:: aion\.(\w+)", build().package(), re.MULTILINE)
+    assert entries[:3] == ["configure", "windowed", "panes"] and entries.index("Spec") < entries.index("Tumbling")
+    assert set(entries) >= set(aion.__all__) - set(build().MODULES)
+    assert "aion." not in re.findall(r"autofunction:: aion\.windowed(.*)", build().package())[0]
+
+
+def described(name: str, value: Any) -> list[str]:
+    """The lines of an entry."""
+    lines = (inspect.getdoc(value) or "").splitlines()
+    build("conf").complete(None, "", name, value, None, lines)
+    return lines
+
+
+def test_the_fields_of_a_spec_are_told_once_and_shown_with_windowed() -> None:
+    names = [field.name for field in fields(aion.Spec)]
+    windowed = "\n".join(line for line in described("aion.windowed", aion.windowed) if line.startswith("- "))
+    assert {name for name in names if f"``{name}``" in windowed} == set(names)
+    assert not [line for line in described("aion.Spec", aion.Spec) if line.startswith("- ")]
+    assert any(":func:`aion.windowed`, which has the list" in line for line in described("aion.Spec", aion.Spec))
+
+
+def functions() -> list[tuple[str, Any]]:
+    """The public functions, without the aggregates, which a table shows."""
+    found = [(f"aion.{name}", getattr(aion, name)) for name in aion.__all__]
+    found += [
+        (f"{module.__name__}.{name}", getattr(module, name))
+        for module in (aion.sinks, aion.metrics, aion.plot)
+        for name in module.__all__
+    ]
+    found.append(("aion.aggregates.aggregate", aion.aggregates.aggregate))
+    return [(name, value) for name, value in found if inspect.isfunction(value)]
+
+
+@pytest.mark.parametrize(("name", "value"), functions(), ids=[name for name, _ in functions()])
+def test_each_function_has_an_example(name: str, value: Any) -> None:
+    found = re.findall(r"For example::\n\n((?: {4}.*\n?|\n)+)", inspect.getdoc(value) or "")
+    assert len(found) == 1, name
+    tree = ast.parse(textwrap.dedent(found[0]))
+    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    assert called & {name, name.replace("aion.aggregates", "A")}
+
+
+def test_one_table_has_all_aggregates_with_calls_that_work() -> None:
+    text = build().aggregates()
+    calls = re.findall(r"\* - ``(A\..*?)``", text)
+    made = [eval(call, {"A": aion.aggregates}) for call in calls]
+    assert all(isinstance(each, aion.aggregates.Aggregate) for each in made)
+    also = re.findall(r":func:`(\w+)`", " ".join(re.findall(r"Also called (.*)\.$", text, re.MULTILINE)))
+    shown = {each.function for each in made} | {call[2:].partition("(")[0] for call in calls} | set(also)
+    assert set(aion.aggregates.__all__) - shown == {"Aggregate", "aggregate"}
+    assert text.index("list-table") < text.index("autofunction") < text.index("automodule")
 
 
 def test_blocks_of_mermaid_become_pictures_and_lines_keep_their_numbers(tmp_path: Path) -> None:

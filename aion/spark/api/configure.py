@@ -56,6 +56,10 @@ def configure(
 ) -> SparkSession.Builder:
     """Prepares a session builder for :func:`aion.windowed` and :func:`aion.group_by`, and checks the policy and Java.
 
+    For example::
+
+        spark = aion.configure(SparkSession.builder, policy="low_memory").getOrCreate()
+
     ``stateful=True``: also ``df.groupBy(...).transformWithState*`` of pyspark runs on Aion, in all sessions that are
     built with this option (docs/how-to/stateful.md). :func:`aion.unconfigure` undoes it.
 

@@ -85,6 +85,12 @@ def read_files(
 ) -> Files:
     """Reads the files of a folder as a stream of events. Those of Parquet, Arrow and ORC never become Spark rows.
 
+    For example::
+
+        events = aion.read_files(
+            spark, "positions/", schema="ts timestamp, segment int", watermark=("ts", "20 seconds")
+        )
+
     Spark lists the files and remembers which ones it has read. Aion's tasks read them with pyarrow, and only the
     columns that are needed. Only Spark reads CSV and JSON as Spark does, so it reads them itself, as rows. Pass the
     result to :func:`windowed` or :func:`explain`.

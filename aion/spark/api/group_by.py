@@ -61,6 +61,12 @@ def group_by(
 ) -> Grouped:
     """Groups a DataFrame by columns, for a stateful processor whose state is in Aion's store.
 
+    For example::
+
+        counts = aion.group_by(events, "user").transformWithStateInPandas(
+            Count(), "user string, n long", "Update", "None"
+        )
+
     ``df``: a DataFrame, streaming or not. ``columns``: names or expressions, as for ``DataFrame.groupBy``. ``policy``:
     a preset, a path or a mapping; it overrides the session's. ``on_lossy_upstream``: an operator before this one may
     drop late rows, which is an ``"error"``, or you ``"accept"`` it. ``name`` identifies this operator within a query.

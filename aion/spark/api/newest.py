@@ -24,6 +24,11 @@ _FILES = re.compile(r"FileSink\[(.*)\]")
 def table(query: StreamingQuery) -> pd.DataFrame:
     """Returns the newest pane of each key and window that a query has written, as a table of pandas, now.
 
+    For example::
+
+        query = panes.writeStream.format("memory").queryName("panes").start()
+        aion.table(query)
+
     A window that was taken back, and dropped events, are not in it. The rows are read from what the query writes: from
     the table of the format ``memory``, which has the panes of this run, or from Parquet files, which have those of all
     runs. Other sinks keep the newest panes themselves: read their tables. Call it again for what has come since.

@@ -124,6 +124,10 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
 def explain(df: DataFrame | Files, spec: Spec) -> str:
     """Describes in words what :func:`windowed` would do with the same arguments: what runs where, and what is sent.
 
+    For example::
+
+        print(aion.explain(events, spec))
+
     Starts nothing. Raises the same errors as :func:`windowed`, but for those that depend on where state is kept and on
     how keys are hashed.
     """
@@ -216,6 +220,10 @@ def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecisi
 def panes(df: DataFrame) -> DataFrame:
     """Returns the panes in a result of :func:`windowed`, without the columns that only dropped rows use.
 
+    For example::
+
+        aion.panes(result).writeStream.format("parquet").option("path", "panes/")
+
     Raises SchemaError for any other DataFrame.
     """
     _check_result("panes", df)
@@ -225,6 +233,10 @@ def panes(df: DataFrame) -> DataFrame:
 def dropped(df: DataFrame) -> DataFrame:
     """Returns the dropped rows in a result of :func:`windowed`: events that came too late or had no event time.
 
+    For example::
+
+        aion.dropped(result).select("reason", "lateness_us", "event")
+
     Raises SchemaError for any other DataFrame.
     """
     _check_result("dropped", df)
@@ -233,6 +245,10 @@ def dropped(df: DataFrame) -> DataFrame:
 
 def changes(df: DataFrame) -> DataFrame:
     """Returns what each batch changed, from a result of :func:`windowed` with ``emit="changes"``.
+
+    For example::
+
+        aion.changes(aion.windowed(events, spec, emit="changes"))
 
     A row is the newest pane of a key and window in its batch: its values, and in ``old_`` columns those that were shown
     before it. These are null for a window that is new; the others are null for one that was taken back

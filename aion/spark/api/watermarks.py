@@ -50,6 +50,10 @@ def watermark(
 ) -> DataFrame:
     """Sets a watermark as ``df.withWatermark(time, delay)`` does, and says what else moves it, and what does not.
 
+    For example::
+
+        panes = aion.windowed(aion.watermark(events, "ts", "20 seconds", max_ahead="10 minutes"), spec)
+
     ``max_ahead``: how far the time of an event may be after the time at which its batch began, by Spark's clock. Events
     beyond that do not move the watermark, so they do not make the others late, and :func:`aion.windowed` yields them as
     ``dropped`` rows.

@@ -31,6 +31,10 @@ def note_change(what: str, undo: Callable[[], None]) -> None:
 def unconfigure() -> None:
     """Undoes what :func:`aion.configure` and calls of Aion have changed in sessions, in Spark's log and in pyspark.
 
+    For example::
+
+        aion.unconfigure()
+
     A setting that has another value by now stays, and so do those with which :func:`aion.configure` has made a session:
     it never had others. Queries that run go on. Another session in which a query of Aion starts afterwards must be
     configured again.

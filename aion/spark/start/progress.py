@@ -77,6 +77,10 @@ class Progress(dict[str, dict[str, Any]]):
 def progress(query: StreamingQuery) -> dict[str, dict[str, Any]]:
     """Returns the numbers of each operator of a query, by the operator's name.
 
+    For example::
+
+        aion.progress(query)["windowed"]["memory_bytes"]
+
     ``batch``: the last batch that Spark has reported, with what Spark's progress has of it. The others are of the state
     server on the driver's host, now: ``windows``, ``memory_bytes`` and ``disk_bytes`` (what is in both counts in both),
     ``shards``, the bounds of new windows (``bounds_us``), the ``coverage`` of bounds, and, if the state is behind a

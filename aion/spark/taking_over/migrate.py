@@ -64,6 +64,10 @@ def migrate(
 ) -> Migrated:
     """Takes the state of a stopped query of stock Spark over to Aion: makes a checkpoint with which its job goes on.
 
+    For example::
+
+        aion.migrate(spark, "old-checkpoint/", "new-checkpoint/")
+
     ``checkpoint``: the query's checkpoint. It is not changed. ``new``: the new one; nothing may be there yet.
     ``policy``: as the job will have it. ``names``: the name of each operator, by its number in the checkpoint; by
     default they are named as :func:`aion.configure` names them, from the source on. Raises ConfigError with the reason

@@ -37,6 +37,10 @@ def read_state(
 ) -> DataFrame:
     """Returns the state of a processor on Aion, after the last complete batch of a stopped query. One row for each key.
 
+    For example::
+
+        aion.read_state(spark, "checkpoint/").where("user = 'ann'").show()
+
     ``checkpoint``: the query's. ``name``: the processor's. The columns are those of the key, ``timers`` (ms), and one
     for each state variable: a struct, an array of structs, or for a map an array of structs of ``key`` and ``value``;
     null if there is nothing. The last one, ``packed``, is for :func:`restoring`. Raises ConfigError with the reason if
@@ -161,6 +165,13 @@ class _Reader:
 
 def restoring(processor: StatefulProcessor) -> StatefulProcessor:
     """Returns a processor that does what ``processor`` does, and takes its initial state from :func:`read_state`.
+
+    For example::
+
+        state = aion.read_state(spark, "checkpoint/").groupBy("user")
+        events.groupBy("user").transformWithStateInPandas(
+            aion.restoring(Count()), "user string, n long", "Update", "None", initialState=state
+        )
 
     Group the DataFrame of :func:`read_state` by the columns of the key, and give it as ``initialState``. You may leave
     out rows, but not the column ``packed``: the state is taken from there, so other values in other columns change
