@@ -22,7 +22,7 @@ from aion.config import Policy, load_policy
 from aion.config.reference import purpose
 from aion.errors import MissingJava, PolicyError
 from policies.destage import MemoryView, Suggestion, WindowView
-from state_backends import plugins
+from state_backends import backends
 
 ROOT = Path(__file__).parents[2]
 POLICIES = ROOT / "policies"
@@ -132,7 +132,7 @@ def test_the_example_of_the_page_on_policies_works(tmp_path: Path, monkeypatch: 
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     destage = load_policy(tmp_path / "mine.yaml").destage
     assert destage.class_path is not None
-    policy = plugins.build(destage.class_path, destage.arguments, methods=["suggest"])
+    policy = backends.build(destage.class_path, destage.arguments, methods=["suggest"])
     windows = [WindowView(name, 60, 0, 0, False, at_s, 1.0) for name, at_s in (("new", 9.0), ("old", 1.0))]
     view = MemoryView(10.0, 120, 150, 0.0, None, windows)
     assert policy.suggest(view) == [Suggestion("old", 0, "the oldest")]

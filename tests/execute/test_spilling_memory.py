@@ -90,6 +90,7 @@ def test_memory_is_bounded_for_a_window_far_larger_than_the_limit(threads: int, 
     assert peak.bytes < 2 * limit + 6 * MIB
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is in memory")
 def test_a_keyed_window_that_was_handed_over_is_mapped_within_the_limit(tmp_path: Path) -> None:
     """Every key has events in every block, and they are read where they lie."""

@@ -246,6 +246,7 @@ def test_the_report_is_one_file_that_needs_no_other(tmp_path: Path) -> None:
     assert Finding(**record["findings"][-1]) == Finding("9", "p", "f", "holds")
 
 
+@pytest.mark.proof
 def test_a_comparison_names_what_was_set_differently_and_nothing_else(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 2)):
         write_report(tmp_path / name, seed=seed)

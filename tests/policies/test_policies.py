@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aion import config
 from policies.destage import MemoryView, StandardDestage, Suggestion, WindowView
 from policies.prestage import JustInTimePrestage, StagingSpeed
-from state_backends import plugins
+from state_backends import backends
 
 LIMIT = 1_000
 
@@ -404,7 +404,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_class_of_the_user_is_made_from_its_arguments(module: str) -> None:
     arguments = config.Arguments({"names": ["a", "b"]})
-    policy = plugins.build(f"{module}:Outer.Keep", arguments, methods=["suggest"])
+    policy = backends.build(f"{module}:Outer.Keep", arguments, methods=["suggest"])
     assert policy.names == ["a", "b"]
     assert policy.suggest(view()) == []
 
@@ -423,10 +423,10 @@ def test_a_class_that_will_not_do_is_refused(
     module: str, class_path: str, arguments: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
-        plugins.build(class_path, arguments, methods=["suggest"])
+        backends.build(class_path, arguments, methods=["suggest"])
 
 
 def test_the_built_in_policies_can_be_named_as_well() -> None:
-    made = plugins.build("policies.destage:StandardDestage", {"resume": 0.1}, methods=["suggest"])
+    made = backends.build("policies.destage:StandardDestage", {"resume": 0.1}, methods=["suggest"])
     assert made == StandardDestage(resume=0.1)
-    plugins.build("policies.prestage:JustInTimePrestage", {"margin": 1.0}, methods=["start_at_s", "observe"])
+    backends.build("policies.prestage:JustInTimePrestage", {"margin": 1.0}, methods=["start_at_s", "observe"])

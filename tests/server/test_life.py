@@ -147,6 +147,7 @@ def test_an_executor_whose_daemons_have_ended_is_over_a_little_later() -> None:
     ended(executor)
 
 
+@pytest.mark.proof
 def test_it_ends_with_the_daemon_of_its_executor(application: str, executor: Executor) -> None:
     daemon = process()
     StateClient.connect(application, watch_pid=executor.pid, daemon_pid=daemon.pid).close()

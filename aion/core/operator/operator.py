@@ -369,6 +369,7 @@ class Operator:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that a restart needs, as JSON values."""
+        timed = self._timed.snapshot()
         return {
             "version": SNAPSHOT_VERSION,
             "watermark_us": self.watermark.at_us,
@@ -376,17 +377,18 @@ class Operator:
             "next_seq": self.next_seq,
             "next_pane_seq": self.next_pane_seq,
             "reached_us": self.reached_us,
+            "windows": timed.pop("windows"),
             "slices": slices_to_json(self.segments),
             "settled_us": [
                 min((w.open_from_us for w in self.keyed if self._segments_of[w] is segments), default=-NEVER)
                 for segments in self._segments
             ],
             "runs": self._compaction.to_json() if self._compaction is not None else None,
+            **timed,
             "lateness": self._bound.to_json(),
             **self._rules.to_json(self.grid.aligned),
             "completeness": None if self.completeness is None else self.completeness.to_json(),
             "counters": self.counters.to_json(),
-            **self._timed.snapshot(),
             "keyed": [windows.snapshot() for windows in self.keyed],
         }
 

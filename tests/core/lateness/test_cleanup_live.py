@@ -112,6 +112,7 @@ def test_a_bound_longer_than_the_initial_one_is_not_given_up_when_lateness_chang
     assert again.bound_us >= before
 
 
+@pytest.mark.proof
 def test_a_change_is_not_looked_for_again_until_history_is_twice_as_long() -> None:
     """Lateness jumps every three hours. The bound learns this in the end and stops to start again."""
     bound = AdaptiveBound(Cleanup(30 * MINUTE, coverage=0.95), half_life_us=20 * DAY, model="empirical")

@@ -99,6 +99,7 @@ def test_staleness_is_kept_and_takes_fewer_executions_than_every_batch(bound: fl
     assert late["staleness"] * 4 < late["every_batch"]
 
 
+@pytest.mark.proof
 def test_a_tighter_bound_takes_more_executions() -> None:
     counts = [
         play({"kind": "staleness", "bound": bound}, late_stream(2, step_us=5_000), 3 * BOUND_US)[1]["executions"][
