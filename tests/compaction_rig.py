@@ -15,7 +15,6 @@ import aion
 from aion import aggregates as A
 from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, load_policy
-from aion.core.keyed.values import MemoryValues
 from aion.core.operator.operator import Operator
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
@@ -24,6 +23,7 @@ from aion.execute.executor import Executor
 from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.format.block import Block
+from state_backends.format.ordered_map import MemoryMap
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
@@ -77,7 +77,7 @@ def table_of(events: Sequence[tuple[int, str | None, int]]) -> pa.RecordBatch:
     return pa.record_batch([[t * SECOND for t in times], keys, values, floats], schema=SCHEMA)
 
 
-class AsTheyCame(MemoryValues):
+class AsTheyCame(MemoryMap):
     """An attempt that keeps blocks as they came. Compaction must not change the output."""
 
     def __init__(self) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aion.errors import DiskError
+from state_backends.format.ordered_map import KeyedValue
 from state_backends.store.io_thread import Priority
-from state_backends.store.keyed.protocol import KeyedValue
 from tests.stores.rig import nothing
 from tests.versions.host import Host
 from tests.versions.keyed_attempt import LocalKeyedAttempt

@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 
 from aion.aggregates.values import combined
 from aion.base.identity import Identities, identify
-from aion.core.keyed.values import Change, Values
 from aion.core.life.actions import Forget, PaneKind
 from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.query.evolution import widens_or_is
 from aion.core.query.plan import Plan
 from aion.execute.rows import ENTERED
+from state_backends.format.ordered_map import Change, OrderedMap
 from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ class Changes:
     ``over``: the numbers of definitions that have no windows any more, if the map may still have rows of them.
     """
 
-    def __init__(self, plan: Plan, values: Values, secret: bytes, over: Sequence[int] = ()) -> None:
+    def __init__(self, plan: Plan, values: OrderedMap, secret: bytes, over: Sequence[int] = ()) -> None:
         self._plan = plan
         self._values = values
         self._secret = secret

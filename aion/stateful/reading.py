@@ -17,7 +17,7 @@ from aion.stateful.packing import pack, unpack
 from aion.stateful.record import KeyRecord
 from aion.stateful.types import Convert, or_none
 from aion.stateful.variables import Kind, Variable
-from state_backends.store.keyed.protocol import KeyedAttempt
+from state_backends.format.ordered_map import LazyMap
 
 TIMERS = "timers"
 PACKED = "packed"
@@ -52,7 +52,7 @@ def _type_of(kind: str, schema: StructType, key: StructType | None) -> DataType:
     return ArrayType(StructType().add("key", key).add("value", schema))
 
 
-def rows(store: KeyedAttempt, key: StructType, variables: Sequence[Variable], names: Sequence[str]) -> Iterator[Any]:
+def rows(store: LazyMap, key: StructType, variables: Sequence[Variable], names: Sequence[str]) -> Iterator[Any]:
     """Yields a row for each key. ``variables``: the shard's own. ``names``: the columns, in their order."""
     codec = Codec(key)
     own = {v.name: v for v in variables if v.name in names}

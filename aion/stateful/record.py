@@ -17,7 +17,7 @@ from aion.stateful.contents import Content, ListContent, MapContent, ValueConten
 from aion.stateful.layout import PRESENT, page_key, record_key, wake_key
 from aion.stateful.packing import pack, unpack
 from aion.stateful.variables import Kind, Variable
-from state_backends.store.keyed.protocol import NEVER_MS, KeyedReader, KeyedValue
+from state_backends.format.ordered_map import NEVER_MS, KeyedValue, Readable
 
 CONTENTS: Mapping[Kind, type[Any]] = {Kind.VALUE: ValueContent, Kind.LIST: ListContent, Kind.MAP: MapContent}
 
@@ -38,7 +38,7 @@ class KeyRecord:
         "wake",
     )
 
-    def __init__(self, key: bytes, data: bytes | None, store: KeyedReader) -> None:
+    def __init__(self, key: bytes, data: bytes | None, store: Readable) -> None:
         self.key = key
         self.timers: list[int]
         self.wake: int | None
@@ -158,7 +158,7 @@ class KeyPages:
 
     __slots__ = ("_key", "_store", "_variable", "written")
 
-    def __init__(self, store: KeyedReader, key: bytes, variable: Variable) -> None:
+    def __init__(self, store: Readable, key: bytes, variable: Variable) -> None:
         self._store, self._key, self._variable = store, key, variable
         self.written: list[KeyedValue] = []
 

@@ -22,7 +22,7 @@ from aion.stateful.layout import MIN_MS, pages_of, record_key, wake_of, wakes
 from aion.stateful.record import KeyRecord
 from aion.stateful.restore import Declaration, Restored, restore
 from aion.stateful.variables import Variables
-from state_backends.store.keyed.protocol import KeyedAttempt, KeyedValue
+from state_backends.format.ordered_map import KeyedValue, LazyMap
 from state_backends.thresholds import threshold
 
 CHUNK_KEYS = threshold(8192, 2)
@@ -58,7 +58,7 @@ class ShardRun:
         processor: StatefulProcessor,
         handle: Handle,
         variables: Variables,
-        store: KeyedAttempt,
+        store: LazyMap,
         keys: Keys,
         times: TimerValues,
         due_ms: int | None,

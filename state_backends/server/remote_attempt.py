@@ -26,6 +26,7 @@ from policies.sizing import Execution
 from state_backends.files.bodies import Bodies, Places
 from state_backends.format.block import Block
 from state_backends.format.errors import CorruptBlock, CorruptState, ServerUnreachable, StateError
+from state_backends.format.ordered_map import Change
 from state_backends.server import wire
 from state_backends.server.verbs import VERBS
 from state_backends.store.protocol import Only, StoredBlock
@@ -38,7 +39,7 @@ ABORT_SECONDS = 10.0
 log = logging.getLogger(__name__)
 BlocksToAppend = Sequence[tuple[int, bool, Block]]
 """(seq, late, block)."""
-ToSend = BlocksToAppend | Sequence[tuple[bytes, bytes | None, int | None]]
+ToSend = BlocksToAppend | Sequence[Change]
 _DAMAGE = CorruptBlock, CorruptState
 _KEYS_AT_ONCE = threshold(1 << 16, 2)  # keys of one request
 _VALUE_BYTES = 128  # what a value that is kept takes besides key and value
@@ -134,7 +135,7 @@ class RemoteAttempt:
 
     @property
     def on_disk(self) -> bool:
-        """See :class:`state_backends.store.keyed.protocol.KeyedAttempt`."""
+        """See :class:`state_backends.format.ordered_map.LazyMap`."""
         return bool(self._answer.get("on_disk", False))
 
     @property
@@ -199,7 +200,7 @@ class RemoteAttempt:
         self._call("release", destage=list(destage), purge=list(purge))
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See :class:`state_backends.store.keyed.protocol.KeyedAttempt` for this and the next three."""
+        """See :class:`state_backends.format.ordered_map.LazyMap` for this and the next three."""
         return list(self.stream(keys))
 
     def stream(self, keys: Sequence[bytes]) -> Iterator[bytes | None]:
@@ -213,7 +214,7 @@ class RemoteAttempt:
                 done += 1
                 yield value
 
-    def put(self, values: Sequence[tuple[bytes, bytes | None, int | None]]) -> None:
+    def put(self, values: Sequence[Change]) -> None:
         if values:
             sent = list(values)
             size = sum(len(value[0]) + len(value[1] or b"") + _VALUE_BYTES for value in sent)

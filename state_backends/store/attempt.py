@@ -8,11 +8,12 @@ from typing import Protocol
 
 from state_backends.format.block import Block
 from state_backends.format.errors import RequestError, StateError
+from state_backends.format.ordered_map import Change, OrderedMap, PagedMap
 from state_backends.store.protocol import BlockStore, Only, StoredBlock
 
 
-class ShardAttempt(Protocol):
-    """The blocks of one shard, as an executor sees them.
+class ShardAttempt(OrderedMap, Protocol):
+    """The blocks and the map of one shard, as an executor sees them.
 
     :class:`StoreAttempt` if the store is in this process, as in LocalOperator and inside the state server;
     :class:`state_backends.server.remote_attempt.RemoteAttempt` in Spark's workers.
@@ -33,32 +34,12 @@ class ShardAttempt(Protocol):
     def abandon(self, from_seq: int) -> None:
         """After a failure: forgets the blocks numbered from there on. What they replaced is visible again."""
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See :class:`state_backends.store.keyed.protocol.KeyedAttempt` for this and the next two."""
-
-    def put(self, values: Sequence[tuple[bytes, bytes | None, int | None]]) -> None: ...
-
-    def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]: ...
-
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         """Memory may let go of the slices ``destage``. Nobody needs the slices ``purge`` any longer.
 
         The purge takes effect when the attempt ends, so an attempt that fails has purged nothing. A slice that gets
         blocks until then is not purged: its old blocks stay beside them.
         """
-
-
-class ValueStore(Protocol):
-    """The keyed values beside the blocks: :class:`state_backends.store.keyed.store.KeyedStore`."""
-
-    def get(self, keys: Sequence[bytes]) -> Iterator[list[bytes | None]]:
-        """The value of each key, in pages."""
-
-    def put(self, values: Iterable[tuple[bytes, bytes | None, int | None]]) -> None:
-        """Sets values, given as key, value, and when it will be needed."""
-
-    def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yields key and value where ``begin <= key < end``."""
 
 
 class StoreAttempt:
@@ -68,7 +49,7 @@ class StoreAttempt:
     and purges wait for the end. To make a version of the attempt, do it before :meth:`end`.
     """
 
-    def __init__(self, store: BlockStore, keyed: ValueStore | None = None) -> None:
+    def __init__(self, store: BlockStore, keyed: PagedMap | None = None) -> None:
         self.store = store
         self.keyed = keyed
         self._first_seq = 0
@@ -122,14 +103,14 @@ class StoreAttempt:
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return list(chain.from_iterable(self._values.get(keys)))
 
-    def put(self, values: Sequence[tuple[bytes, bytes | None, int | None]]) -> None:
+    def put(self, values: Sequence[Change]) -> None:
         self._values.put(values)
 
     def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         return self._values.scan(begin, end)
 
     @property
-    def _values(self) -> ValueStore:
+    def _values(self) -> PagedMap:
         if self.keyed is None:
             raise StateError("this attempt has no store for keyed values")
         return self.keyed

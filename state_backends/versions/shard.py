@@ -34,6 +34,7 @@ from state_backends.format.errors import (
     RequestError,
     StateError,
 )
+from state_backends.format.ordered_map import Change
 from state_backends.store.attempt import StoreAttempt
 from state_backends.store.body_files import BodyFiles
 from state_backends.store.counting import only_counts
@@ -169,10 +170,10 @@ class Shard:
         self._working(attempt).replace(spans, below)
 
     def get(self, attempt: str, keys: Sequence[bytes]) -> Iterator[list[bytes | None]]:
-        """The value of each key, None if there is none, in pages. See KeyedAttempt for this and the next two."""
+        """The value of each key, None if there is none, in pages. See LazyMap for this and the next two."""
         return self._naming_the_version(self._keyed_of(attempt).get(keys))
 
-    def put(self, attempt: str, values: Iterable[tuple[bytes, bytes | None, int | None]]) -> None:
+    def put(self, attempt: str, values: Iterable[Change]) -> None:
         with self._noticing_damage():
             self._keyed_of(attempt).put(values)
 
@@ -181,7 +182,7 @@ class Shard:
 
     @property
     def on_disk(self) -> bool:
-        """See :class:`state_backends.store.keyed.protocol.KeyedAttempt`."""
+        """See :class:`state_backends.format.ordered_map.LazyMap`."""
         return self._keyed is not None and self._keyed.on_disk
 
     def expect(self, keys: Sequence[bytes]) -> bool:

@@ -15,7 +15,6 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 import aion
 from aion import aggregates as A
-from aion.core.keyed.values import MemoryValues
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.run import ShardRun
@@ -39,6 +38,7 @@ from experiments.chaos.query import POLICY
 from experiments.chaos.sessions import SPLIT, Sessions
 from experiments.chaos.stateful import HOT, PARTS, Ledger, Stateful
 from experiments.chaos.windows import COLUMNS, Windows, digest
+from state_backends.format.ordered_map import MemoryMap
 
 FILES = 14
 FILE = [events_of(5, file, FILES, 60, 3) for file in range(FILES)]
@@ -174,7 +174,7 @@ def ledger() -> dict[int, list[Row]]:
     """What the processor makes of the files, with keyed values in memory."""
     keys = Keys(StructType([StructField("k", StringType()), StructField("part", LongType())]))
     rows_of = pyspark.sql.Row("id", "ms", "payload")
-    store, snapshot = MemoryValues(), None
+    store, snapshot = MemoryMap(), None
     latest_us = before_ms = now_ms = 0
     found: dict[int, list[Row]] = {}
     for file, events in enumerate(FILE):

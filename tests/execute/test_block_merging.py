@@ -17,12 +17,12 @@ from aion.config import load_policy
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.levels import BlockMerger
-from aion.core.keyed.values import MemoryValues
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import CorruptBlock
 from aion.execute.assembly import make_operator
 from aion.execute.executor import Executor
 from state_backends.format.block import HEADER_BYTES, Block, Codec, Compression
+from state_backends.format.ordered_map import MemoryMap
 from state_backends.store.protocol import Only, StoredBlock
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64())])
@@ -65,7 +65,7 @@ OF_SESSIONS = {how: plan_for(how, SESSIONS) for how in HOW}
 OF_SESSIONS["partials beside rows of events"] = plan_for("partials", [*SESSIONS, aion.PerRecord("5s")])
 
 
-class Kept(MemoryValues):
+class Kept(MemoryMap):
     """A shard's blocks in a dict."""
 
     def __init__(self) -> None:

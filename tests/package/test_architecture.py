@@ -330,9 +330,10 @@ def test_parts_of_a_store_hold_each_other() -> None:
     """None inherits from another, and none reaches into the private attributes of another module's objects."""
     for module in (m for m in FILES if belongs(m, "state_backends.store")):
         classes = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.ClassDef)]
-        bases = {ast.unparse(base).partition("[")[0] for node in classes for base in node.bases}
+        of_each = [{ast.unparse(base).partition("[")[0] for base in node.bases} for node in classes]
+        # A protocol that has another one's verbs, too, inherits nothing that runs.
+        bases = {base for bases in of_each if "Protocol" not in bases for base in bases}
         assert bases <= {
-            "Protocol",
             "NamedTuple",
             "StrEnum",
             "IntEnum",

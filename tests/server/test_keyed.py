@@ -11,10 +11,10 @@ import pytest
 
 from aion import errors
 from state_backends.backends import StoreConfig
+from state_backends.format.ordered_map import KeyedValue
 from state_backends.server import remote_attempt, wire
 from state_backends.server.remote_attempt import RemoteAttempt
 from state_backends.server.verbs import addressed
-from state_backends.store.keyed.protocol import KeyedValue
 from state_backends.versions.json_values import dumps
 from tests.server.conftest import Connect, kill, open_shard, server_of, snapshot, wait_until
 

@@ -32,7 +32,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from aion.core.keyed.values import MemoryValues
 from aion.spark.session.types import arrow_schema
 from aion.stateful.columns import plain_values
 from aion.stateful.encoding import Codec
@@ -42,6 +41,7 @@ from aion.stateful.reading import rows, unpacked
 from aion.stateful.restore import Declaration, Declaring, restored_keys
 from aion.stateful.run import ShardRun, variables_of
 from aion.stateful.variables import Kind, Variables
+from state_backends.format.ordered_map import MemoryMap
 
 NUMBER = StructType([StructField("n", LongType())])
 TEXT = StructType([StructField("s", StringType())])
@@ -99,7 +99,7 @@ def test_a_time_that_the_clock_shows_twice_is_read_as_it_was(monkeypatch: pytest
                 "state_0": pa.array([[{"at": instant} for instant in instants]], type_),
             }
         )
-        store, keys = MemoryValues(), Keys(KEY)
+        store, keys = MemoryMap(), Keys(KEY)
         restored, handle = restored_keys(table, keys, 1, 1), _handle(Declaring(declared), 0)
         snapshot = _run(store, handle, keys, None, lambda run: run.restore(restored, declared))
         ((*_, packed),) = rows(store, KEY, list(variables_of(snapshot)), ["at"])
@@ -135,7 +135,7 @@ def test_each_element_keeps_the_time_at_which_it_expires() -> None:
     }
     for at, (type_, cell) in enumerate(zip(types, cells, strict=True)):
         columns[f"state_{at}"] = pa.array([cell if row == at else None for row in range(6)], type_)
-    store, keys = MemoryValues(), Keys(KEY)
+    store, keys = MemoryMap(), Keys(KEY)
     restored = restored_keys(pa.table(columns), keys, 1, len(declared))
     handle = _handle(Declaring(declared), 0)
     snapshot = _run(store, handle, keys, None, lambda run: run.restore(restored, declared))
@@ -185,7 +185,7 @@ def _handle(processor: StatefulProcessor, now: int) -> Handle:
     return handle
 
 
-def _run(store: MemoryValues, handle: Any, keys: Keys, snapshot: Any, act: Any) -> dict[str, Any]:
+def _run(store: MemoryMap, handle: Any, keys: Keys, snapshot: Any, act: Any) -> dict[str, Any]:
     variables = Variables(None if snapshot is None else snapshot["stateful"])
     handle.begin_shard(variables)
     run = ShardRun(handle.processor, handle, variables, store, keys, TimerValues(handle.now_ms, -1), 0, snapshot)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from aion.core.keyed.values import MemoryValues
 from aion.stateful import contents, run
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
@@ -20,6 +19,7 @@ from aion.stateful.packing import pack
 from aion.stateful.record import KeyRecord
 from aion.stateful.run import ShardRun
 from aion.stateful.variables import Variables
+from state_backends.format.ordered_map import MemoryMap
 
 NUMBER = StructType([StructField("n", LongType())])
 PAIR = StructType([StructField("n", LongType()), StructField("s", StringType())])
@@ -142,7 +142,7 @@ class Shard:
     """A shard over several batches, with its model."""
 
     def __init__(self, ttl_ms: int | None) -> None:
-        self.store = MemoryValues()
+        self.store = MemoryMap()
         self.models: dict[int, Model] = {}
         self._ttl_ms = ttl_ms
         self.snapshot: dict[str, Any] | None = None
@@ -349,7 +349,7 @@ class Changing(StatefulProcessor):
 @pytest.mark.parametrize("page_bytes", [64, 64 << 10])
 def test_an_iterator_gives_what_was_there_when_it_began(page_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "PAGE_BYTES", page_bytes)
-    store, handle = MemoryValues(), Handle("none", 1, lambda text: pytest.fail("schemas are not text here"))
+    store, handle = MemoryMap(), Handle("none", 1, lambda text: pytest.fail("schemas are not text here"))
     processor, variables = Changing(), Variables(None)
     processor.init(handle)
     handle.initialized()
@@ -360,7 +360,7 @@ def test_an_iterator_gives_what_was_there_when_it_began(page_bytes: int, monkeyp
     assert given == [(list(range(100)), {n: n for n in range(100)})]
 
 
-class SeesLater(MemoryValues):
+class SeesLater(MemoryMap):
     """Its scans see what is put meanwhile, as those of a real store may if memory is short."""
 
     def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
@@ -388,9 +388,9 @@ class Ticking(StatefulProcessor):
         pass
 
 
-@pytest.mark.parametrize("store", [MemoryValues, SeesLater])
+@pytest.mark.parametrize("store", [MemoryMap, SeesLater])
 def test_a_timer_that_is_set_when_it_is_due_expires_in_the_next_batch(
-    store: type[MemoryValues], monkeypatch: pytest.MonkeyPatch
+    store: type[MemoryMap], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "CHUNK_KEYS", 2)
     values, handle = store(), Handle("eventtime", 1, lambda text: pytest.fail("schemas are not text here"))
@@ -410,7 +410,7 @@ def test_a_timer_that_is_set_when_it_is_due_expires_in_the_next_batch(
 def test_a_timer_is_an_integer(wrong: Any) -> None:
     handle = Handle("eventtime", 1, lambda text: pytest.fail("schemas are not text here"))
     handle.initialized()
-    handle.enter(KeyRecord(b"k", None, MemoryValues()))
+    handle.enter(KeyRecord(b"k", None, MemoryMap()))
     for call in (handle.registerTimer, handle.deleteTimer):
         with pytest.raises((TypeError, ValueError)):
             call(wrong)

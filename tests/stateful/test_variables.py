@@ -10,13 +10,12 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import DoubleType, FloatType, IntegerType, LongType, StringType, StructField, StructType
 
-from aion.core.keyed.values import MemoryValues
 from aion.errors import ForeignState
 from aion.stateful.handle import Handle
 from aion.stateful.layout import MIN_MS, pages_of, record_key
 from aion.stateful.record import KeyRecord
 from aion.stateful.variables import Kind, Variables
-from state_backends.store.keyed.protocol import KeyedValue
+from state_backends.format.ordered_map import KeyedValue, MemoryMap
 
 INT = StructType([StructField("n", IntegerType())])
 LONG = StructType([StructField("n", LongType()), StructField("s", StringType())])
@@ -35,7 +34,7 @@ def handle_with(
 
 
 def test_stored_values_are_read_by_the_schema_they_were_written_with() -> None:
-    store = MemoryValues()
+    store = MemoryMap()
     calls = ("getValueState", "v"), ("getListState", "l"), ("getMapState", "m", INT)
     handle, (value, items, table), variables = handle_with(None, *((*call, INT) for call in calls))
     record = KeyRecord(KEY, None, store)
@@ -61,7 +60,7 @@ def test_stored_values_are_read_by_the_schema_they_were_written_with() -> None:
 @pytest.mark.parametrize("many", [1, 3_000], ids=["in the record", "in pages"])
 def test_each_element_is_converted_once_from_the_schema_it_was_written_with(many: int) -> None:
     """A field that a release has not comes back, and a value is not rounded by the type of a release between."""
-    store, known, data = MemoryValues(), None, None
+    store, known, data = MemoryMap(), None, None
     fields = [("n", LongType()), ("s", StringType())], [("n", FloatType())], [("s", StringType()), ("n", DoubleType())]
     exact = (1 << 40) + 1
     for release, named in enumerate(fields):
@@ -90,7 +89,7 @@ def test_each_element_is_converted_once_from_the_schema_it_was_written_with(many
 
 
 def test_a_variable_that_was_deleted_starts_empty() -> None:
-    store = MemoryValues()
+    store = MemoryMap()
     handle, (value,), variables = handle_with(None, ("getValueState", "v", INT))
     record = KeyRecord(KEY, None, store)
     handle.enter(record)
@@ -113,7 +112,7 @@ def test_a_variable_that_was_deleted_starts_empty() -> None:
 @pytest.mark.parametrize("number", [0, 65_534, 65_535, 65_536, 1 << 33])
 def test_a_variable_that_each_init_deletes_and_defines_goes_on_for_ever(number: int) -> None:
     """Each batch takes another number. Its pages are its own, and those that went are deleted."""
-    store, data = MemoryValues(), None
+    store, data = MemoryMap(), None
     known: dict[str, Any] = {"next": number, "variables": {}}
     for batch in range(3):
         handle, (_, table), variables = handle_with(known, ("deleteIfExists", "m"), ("getMapState", "m", INT, LONG))
@@ -134,7 +133,7 @@ def test_a_variable_that_each_init_deletes_and_defines_goes_on_for_ever(number: 
 @pytest.mark.parametrize("by_name", [False, True])
 def test_fields_get_other_names(by_name: bool) -> None:
     """Spark finds fields by their places, or by their names if its encoding is Avro. Those of map keys by places."""
-    store = MemoryValues()
+    store = MemoryMap()
     inner = StructType([StructField("x", IntegerType())])
     before = StructType([StructField("n", IntegerType()), StructField("i", inner)])
     renamed = StructType([StructField("x", IntegerType(), nullable=False)])
@@ -188,7 +187,7 @@ def test_wrong_calls_later_are_refused() -> None:
     handle, (value, items), _ = handle_with(None, ("getValueState", "v", INT), ("getListState", "l", INT))
     with pytest.raises(PySparkRuntimeError, match="Implicit key not found"):
         value.get()
-    handle.enter(KeyRecord(KEY, None, MemoryValues()))
+    handle.enter(KeyRecord(KEY, None, MemoryMap()))
     for call in (lambda: handle.getValueState("w", INT), lambda: handle.deleteIfExists("v")):
         with pytest.raises(PySparkRuntimeError, match="INVALID_HANDLE_STATE"):
             call()
@@ -204,7 +203,7 @@ def test_a_variable_that_init_deletes_cannot_be_used() -> None:
     handle, (value, items, table, *_), variables = handle_with(None, *calls, *deletes)
     assert handle.undone == {"v", "l", "m"} and handle.deleted == {"v", "l", "m", "never"}
     assert not variables.names and not handle.variables
-    handle.enter(KeyRecord(KEY, None, MemoryValues()))
+    handle.enter(KeyRecord(KEY, None, MemoryMap()))
     for kind, call in (
         ("Value", value.get),
         ("Value", value.exists),
@@ -238,6 +237,6 @@ def test_a_ttl_may_be_an_integer_of_numpy() -> None:
 
 def test_doubles_of_the_schema() -> None:
     _, (value,), _ = (found := handle_with(None, ("getValueState", "v", StructType([StructField("d", DoubleType())]))))
-    found[0].enter(KeyRecord(KEY, None, MemoryValues()))
+    found[0].enter(KeyRecord(KEY, None, MemoryMap()))
     value.update((0.5,))
     assert value.get() == (0.5,) and value.exists()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from aion.errors import DiskError
+from state_backends.format.ordered_map import KeyedValue
 from state_backends.store.keyed import run_files
-from state_backends.store.keyed.protocol import KeyedValue
 from tests.io_thread.rig import result
 from tests.stores.test_disk_faults import Faults
 from tests.versions.host import Host

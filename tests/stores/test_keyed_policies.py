@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.values import leaving
+from state_backends.format.ordered_map import NEVER_MS
 from state_backends.store.keyed.cache import VALUE_BYTES, ValueCache
 from state_backends.store.keyed.merge_choice import FAN_IN, MOST_RUNS, choose
 from state_backends.store.keyed.overlay import CHANGE_BYTES, Overlay
-from state_backends.store.keyed.protocol import NEVER_MS
 from state_backends.store.m_bucket import MemoryBudget
 
 KEYS = st.binary(min_size=1, max_size=3)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from state_backends.store.keyed.protocol import KeyedValue
+from state_backends.format.ordered_map import KeyedValue
 from state_backends.versions.shard import Shard
 
 
 class LocalKeyedAttempt:
-    """A :class:`state_backends.store.keyed.protocol.KeyedAttempt`. The shard is open for the attempt ``attempt``."""
+    """A :class:`state_backends.format.ordered_map.LazyMap`. The shard is open for the attempt ``attempt``."""
 
     def __init__(self, shard: Shard, attempt: str) -> None:
         self._shard, self._attempt = shard, attempt

@@ -12,9 +12,9 @@ import pytest
 from aion.errors import CorruptState, DiskError
 from state_backends.files.names import MERGED
 from state_backends.format.checksum import crc32
+from state_backends.format.ordered_map import KeyedValue
 from state_backends.store.io_thread import Priority, Steps
 from state_backends.store.keyed.cache import VALUE_BYTES
-from state_backends.store.keyed.protocol import KeyedValue
 from state_backends.versions.json_values import dumps
 from state_backends.versions.manifest import load
 from tests.stores.rig import nothing

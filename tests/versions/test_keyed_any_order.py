@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from state_backends.format.ordered_map import KeyedValue
 from state_backends.store.io_thread import Priority
-from state_backends.store.keyed.protocol import KeyedValue
 from tests.examples import some
 from tests.io_thread.rig import result
 from tests.stores.rig import nothing

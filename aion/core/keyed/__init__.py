@@ -11,7 +11,7 @@ They follow from the events of a key. A few integers are kept for each session o
     indexed_windows  which windows an index has, and which of those that ran no longer exist
     orders           facts and orders with many rows; table has their columns
     summary          the windows that end first, for people
-    values           the map, and waiting where rows wait, as the shell provides them
+    waiting          where rows wait, as the shell provides it
 
 Called by: operator; the shell brings rows and carries out orders.
 Must never know: windows of time, and the store behind the map.

@@ -28,8 +28,8 @@ from aion.base.stretches import at_once
 from aion.core.keyed.assigners import Flags, completed
 from aion.core.keyed.pages import HEAD, PageFormat, Pages
 from aion.core.keyed.table import Ints, Table
-from aion.core.keyed.values import Change, MemoryValues, Values
 from aion.core.packing import table, untable
+from state_backends.format.ordered_map import Change, MemoryMap, OrderedMap
 from state_backends.thresholds import threshold
 
 ROWS = threshold(32, 1)
@@ -51,7 +51,7 @@ _KEY = np.dtype([("space", "S1"), ("definition", ">u2"), ("kind", "u1"), ("time"
 _PAGE_KEY = np.dtype([("space", "S1"), ("definition", ">u2"), ("kind", "u1"), ("page", ">u8")])
 _SPACE = b"w"
 _SIGN = 1 << 63
-_SCAN_ONLY = (1 << 63) - 1  # state_backends.store.keyed.protocol.NEVER_MS
+_SCAN_ONLY = (1 << 63) - 1  # state_backends.format.ordered_map.NEVER_MS
 _PRESENT = b"\1"
 
 Bins = Callable[[Ints], tuple[Ints, Ints]]
@@ -182,7 +182,7 @@ class PageStore:
         self._format = format_
         self._lasts = lasts
         self._bins = bins
-        self.values: Values = MemoryValues()
+        self.values: OrderedMap = MemoryMap()
         self.pages: int = 1 if snapshot is None else snapshot["pages"]
         self.rest = Rest(None if snapshot is None else snapshot["rest"])
         self.first: dict[int, int | None] = dict.fromkeys((OPEN, CLOSED, KEPT, EARLY))

@@ -24,7 +24,6 @@ from aion.base.numbers import NEVER, within
 from aion.core.compaction import BlockCompaction, BlockFact, CompactionDone
 from aion.core.keyed.orders import Arrivals, ExecuteKeyed, Order, Retract
 from aion.core.keyed.table import Ints, Table
-from aion.core.keyed.values import Values
 from aion.core.keyed.waiting import WaitingRows
 from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.completeness import Completeness
@@ -52,6 +51,7 @@ from aion.core.life.window_table import WindowTable
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows, slices_from_json, slices_to_json
 from aion.core.timed.windows import TimeWindows
 from aion.core.trigger.triggers import Trigger
+from state_backends.format.ordered_map import OrderedMap
 
 PLANNED_AHEAD = 3
 """For this many batches after the next one, :meth:`Operator.plan_ahead` says what they will read."""
@@ -216,7 +216,7 @@ class Operator:
 
     # -- where windows of keys are kept -------------------------------------------------------------------
 
-    def keep_in(self, values: Values) -> None:
+    def keep_in(self, values: OrderedMap) -> None:
         """Sets the map in which the windows of keys are kept, before any event. Otherwise they are kept in a dict."""
         for windows in self.keyed:
             windows.kept.values = values

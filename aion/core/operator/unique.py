@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from aion.base.identity import Identities, identify
 from aion.base.numbers import EARLIEST_US, LATEST_US
-from aion.core.keyed.values import Change, Values
+from state_backends.format.ordered_map import Change, OrderedMap
 from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
@@ -39,7 +39,7 @@ class Unique:
         self._columns = tuple(dict.fromkeys((*columns, time)))
         self._time = time
 
-    def of(self, events: pa.RecordBatch, values: Values) -> pa.RecordBatch:
+    def of(self, events: pa.RecordBatch, values: OrderedMap) -> pa.RecordBatch:
         """Returns the events that have not come before. ``values``: the map of the shard.
         Those without a usable time are among them."""
         times = events.column(self._time).cast(pa.int64())
@@ -52,7 +52,7 @@ class Unique:
         fresh[timed] = _Bins(values).add(at[timed] // BIN_US, ids)
         return events if fresh.all() else events.filter(pa.array(fresh))
 
-    def forget(self, before_us: int, values: Values) -> None:
+    def forget(self, before_us: int, values: OrderedMap) -> None:
         """Forgets events before this time, which no window takes any more."""
         _Bins(values).drop(before_us // BIN_US)
 
@@ -60,7 +60,7 @@ class Unique:
 class _Bins:
     """The bins in a map. Of each bin, how many events it has, and in how many pages; and its pages."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: OrderedMap) -> None:
         self._values = values
 
     def add(self, bins: Ints, identities: Identities) -> Flags:

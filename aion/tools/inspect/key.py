@@ -26,9 +26,9 @@ from aion.stateful.variables import Variable
 from aion.tools.inspect import tables
 from state_backends.backends import Stores
 from state_backends.files.location import Location
+from state_backends.format.ordered_map import Readable
 from state_backends.server.live_folder import LiveFolder, own_name
 from state_backends.store.io_thread import IoThread
-from state_backends.store.keyed.protocol import KeyedReader
 from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket
@@ -134,7 +134,7 @@ def _asked(operator: _Operator, given: dict[str, Any]) -> _Asked:
 
 
 @contextmanager
-def _reading(location: Location, finding: ShardFinding, manifest: Manifest) -> Iterator[KeyedReader]:
+def _reading(location: Location, finding: ShardFinding, manifest: Manifest) -> Iterator[Readable]:
     """Returns a context in which the keyed values of a version can be read. Raises CorruptState, DiskError,
     StorageError.
 
@@ -160,7 +160,7 @@ def _reading(location: Location, finding: ShardFinding, manifest: Manifest) -> I
 
 
 class _Reader:
-    """See KeyedReader."""
+    """See Readable."""
 
     def __init__(self, store: KeyedStore) -> None:
         self._store = store

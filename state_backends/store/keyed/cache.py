@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from policies.values import leaving
-from state_backends.store.keyed.protocol import NEVER_MS
+from state_backends.format.ordered_map import NEVER_MS
 from state_backends.store.m_bucket import MemoryBudget
 
 VALUE_BYTES = 256

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from state_backends.files.names import SstFile
+from state_backends.format.ordered_map import Change
 from state_backends.store.io import Io, Pending, Priority, Steps
 from state_backends.store.keyed.cache import VALUE_BYTES, ValueCache
 from state_backends.store.keyed.merging import RunMerger
@@ -43,7 +44,7 @@ _LARGE_SHARE = 8  # without versions, they go to disk when they take this part
 
 
 class KeyedStore:
-    """See :class:`state_backends.store.keyed.protocol.KeyedAttempt` for what an attempt asks of it.
+    """See :class:`state_backends.format.ordered_map.LazyMap` for what an attempt asks of it.
 
     One thread puts, commits and undoes. Gets and scans may run beside it. Raises DiskError, and CorruptState naming a
     damaged file. ``keeps_all``: values stay in memory, even beyond the budget. ``keeps_none``: none stays after the
@@ -113,7 +114,7 @@ class KeyedStore:
             if generation == self._generation and not self._closed:
                 self._cache.put(found)
 
-    def put(self, values: Iterable[tuple[bytes, bytes | None, int | None]]) -> None:
+    def put(self, values: Iterable[Change]) -> None:
         """Sets values, given as KeyedValue. Waits for the disk if the attempt's changes take too much memory."""
         left = iter(values)
         full = True

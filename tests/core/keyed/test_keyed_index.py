@@ -17,7 +17,6 @@ import aion
 from aion.core.keyed.assigner_of import assigner_of
 from aion.core.keyed.page_store import ROWS
 from aion.core.keyed.table import Table, hashes_of
-from aion.core.keyed.values import Change, MemoryValues
 from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.observe import Lateness
 from aion.core.life.actions import Forget
@@ -25,6 +24,7 @@ from aion.core.life.definition import Turn
 from aion.core.life.late_work import LateWork
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
+from state_backends.format.ordered_map import Change, MemoryMap
 from tests.durations import us
 
 DEFINITIONS = [
@@ -71,7 +71,7 @@ def make(definition: Any, bound_us: int, snapshot: dict[str, Any] | None = None)
     )
 
 
-class CountedValues(MemoryValues):
+class CountedValues(MemoryMap):
     """Counts the pages that are read, and the bytes that are written."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class CountedValues(MemoryValues):
         super().put(values)
 
 
-class WithDeleted(MemoryValues):
+class WithDeleted(MemoryMap):
     """Keeps what was deleted, as runs do until they are merged.
 
     ``found``: the entries that scans have found. ``passed``: those that they have passed, also deleted ones.

@@ -22,7 +22,6 @@ from aion.core.compaction import BlockFact, Compact, CompactionDone
 from aion.core.ingest.encoding import decode, encode
 from aion.core.keyed.orders import Arrivals
 from aion.core.keyed.table import Table
-from aion.core.keyed.values import MemoryValues
 from aion.core.life.actions import Arrived, BatchEnded, Event, Forget, SliceFacts, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.packing import table, untable
@@ -30,6 +29,7 @@ from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE
 from aion.execute.assembly import make_builder, make_operator
 from aion.local import LocalOperator
+from state_backends.format.ordered_map import MemoryMap
 from state_backends.server import requests
 from state_backends.server.verbs import Way, request_of
 from state_backends.store.codec_pool import CodecPool
@@ -72,7 +72,7 @@ class Life:
         self.policy = load_policy(policy)
         self.straight = make_operator(self.plan, self.policy, None)
         self.restarted = make_operator(self.plan, self.policy, None)
-        self.values = MemoryValues()
+        self.values = MemoryMap()
         self.restarted.keep_in(self.values)
 
     def tell(self, event: Event) -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.core.keyed.values import MemoryValues
 from aion.core.operator.unique import Unique
 from aion.errors import SchemaError
+from state_backends.format.ordered_map import MemoryMap
 
 SECOND = 1_000_000
 SECRET = bytes(16)
@@ -88,7 +88,7 @@ def test_repeats_change_nothing(kind: str, content: str, script: list[Any]) -> N
 )
 def test_it_keeps_the_first_of_each(batches: list[list[tuple[int, int, int]]], gone: list[int]) -> None:
     """Whatever the bins and pages; and what is forgotten may come again."""
-    values, seen = MemoryValues(), set()
+    values, seen = MemoryMap(), set()
     unique = Unique(["id", "key"], "ts", SECRET)
     for number, batch in enumerate(batches):
         keys, seconds, ids = (list(column) for column in zip(*batch, strict=True)) if batch else ([], [], [])
@@ -108,7 +108,7 @@ def test_it_keeps_the_first_of_each(batches: list[list[tuple[int, int, int]]], g
 
 
 def test_nulls_are_values_and_untimed_events_stay() -> None:
-    values = MemoryValues()
+    values = MemoryMap()
     times = pa.array([1, 1, None, None, 1], pa.timestamp("us"))
     batch = pa.record_batch([times, pa.array([None, None, 1, 1, 2])], ["ts", "id"])
     assert Unique(["id"], "ts", SECRET).of(batch, values).num_rows == 4
@@ -153,7 +153,7 @@ def test_wrong_columns(unique: Any, message: str) -> None:
 
 def test_many_events_of_one_time() -> None:
     """They need more pages than one, again and again."""
-    values, unique = MemoryValues(), Unique(["id"], "ts", SECRET)
+    values, unique = MemoryMap(), Unique(["id"], "ts", SECRET)
     draw = np.random.default_rng(1)
     for begin in range(0, 20_000, 1000):
         ids = np.concatenate((np.arange(begin, begin + 1000), draw.integers(0, begin + 1, 1000)))
