@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion.base.numbers import NEVER
-from aion.core.keyed import kept
+from aion.core.keyed import page_store
 from aion.core.keyed.page_store import PageStore
 from aion.core.keyed.table import Table
 from tests.core.keyed.test_keyed_index import DEFINITIONS, Shard, panes, told
@@ -31,10 +31,10 @@ steps = st.lists(arrivals | st.integers(-20, 120), max_size=6)
 def sizes(*, rows: int, at_once: int) -> Iterator[None]:
     """Sets how many rows a page has, and how many pages are in memory at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept, "ROWS", rows)
-        patch.setattr(kept, "_SPARSE", max(rows // 4, 1))
-        patch.setattr(kept, "PAGES_AT_ONCE", at_once)
-        patch.setattr(kept, "_SHRINKS", 1)
+        patch.setattr(page_store, "ROWS", rows)
+        patch.setattr(page_store, "_SPARSE", max(rows // 4, 1))
+        patch.setattr(page_store, "PAGES_AT_ONCE", at_once)
+        patch.setattr(page_store, "_SHRINKS", 1)
         yield
 
 
