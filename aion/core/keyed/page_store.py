@@ -224,7 +224,7 @@ class PageStore:
         away = np.flatnonzero(~here)
         stretches = [away[some] for some in at_once(weights[away], PAGES_AT_ONCE)]
         # Numpy sorts small integers by radix, so the items are sorted by part, and not by page.
-        part_of = np.zeros(int(distinct[-1]) + 1, np.min_scalar_type(len(stretches)))
+        part_of = np.zeros(int(distinct.max(initial=-1)) + 1, np.min_scalar_type(len(stretches)))
         for number, which in enumerate(stretches, start=1):
             part_of[distinct[which]] = number
         part_of_item = part_of[pages]
