@@ -199,6 +199,7 @@ def test_a_kept_copy_never_has_holes(bucket: ObjectStore, hosts: Any, tmp_path: 
     one.disk.limit(LIMIT // 4)
     later = append(one, token, 8)
     assert one.disk.used() > LIMIT, "these are the other's, too"
+    settled(other)  # its first opening has work behind it
     with bucket.watched() as watched:
         assert read(other, token, range(8 * BLOCKS)) == [*range(8 * BLOCKS)]
         assert watched.count() == {}
