@@ -42,7 +42,7 @@ GROUPS = {
 }
 """The names of the package in the order in which users meet them."""
 SHARED = "(df, spec=None, /, **fields)"
-"""How a function that takes the fields of a ``Spec`` is shown: the fields are told once."""
+"""The signature that the reference shows for a function that takes the fields of a ``Spec``."""
 WITH_FIELDS = {("aion", "windowed"), ("aion", "explain")}
 ARGUMENTS = {"column": '"speed"', "ord": '"ts"', "k": "3", "percentage": "0.9"}
 """What examples of aggregates are called with."""

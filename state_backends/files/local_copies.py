@@ -276,7 +276,7 @@ class LocalCopies:
 
 
 class RemoteFile:
-    """A file on a remote file system, of which ranges are read. Threads may read it together.
+    """Reads ranges of a file on a remote file system. Threads may use it together.
 
     It is opened when it is first read. ``where``: its URI, for messages.
     """

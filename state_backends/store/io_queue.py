@@ -89,7 +89,7 @@ class IoQueue(Generic[R]):
         return request
 
     def moved(self, request: R, size_bytes: int, begin_s: float) -> None:
-        """A step of the request, which began then, has moved so many bytes."""
+        """Counts the bytes of a step towards the rate limit. ``begin_s``: when the step began."""
         if self._rate and request.priority in LIMITED:
             self._background_from_s = max(self._background_from_s, begin_s) + size_bytes / self._rate
 

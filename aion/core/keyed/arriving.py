@@ -93,7 +93,10 @@ class ArrivingWindows(WindowsInMemory):
     def _dropped(
         self, rows: Arrivals, seen: Table, which: Flags, now_us: int | None, reason: str | None
     ) -> Iterator[EmitDroppedRows]:
-        """Orders to emit these rows as dropped. ``now_us``: they came too late. None: they have a ``reason``."""
+        """Returns orders to emit these rows as dropped.
+
+        ``now_us``: the watermark that they came too late for. It is None if they have a ``reason`` instead.
+        """
         lost, blocks = seen.take(which), rows.block[which]
         starts, ends = self.assigner.alone(lost)
         for block in np.unique(blocks).tolist():

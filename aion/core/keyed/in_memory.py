@@ -36,7 +36,7 @@ from aion.core.life.window_table import WindowTable
 class Cells:
     """A row of ``table`` stands for all windows that end in a cell, as if they were one that ends where it begins.
 
-    ``width_us``: of a cell. ``table``: from the snapshot. None: there are no cells yet.
+    ``width_us``: the width of a cell. ``table``: the cells of the snapshot. It is None if there are none yet.
     """
 
     def __init__(self, width_us: int, bound: NewBounds, table: WindowTable | None = None) -> None:

@@ -54,11 +54,11 @@ class Stretches(NamedTuple):
 class Claim(NamedTuple):
     """What windows take of an arrival, and what they drop.
 
-    ``blocks``: the numbers of the blocks from which they take events. ``open_blocks``: those from which windows take
-    events that have not ended. None: all that lie in segments which open windows may need. ``drops``: orders to emit
-    events as dropped. ``dropped``: by block, how many events come too late for some window. ``late``: how many events
-    come late, those that come too late among them. ``taken``: what the windows themselves know of it. ``rows``: a mask
-    of the rows that they take, if they take single rows.
+    ``blocks``: the numbers of the blocks from which they take events. ``open_blocks``: the blocks from which windows
+    take events that have not ended. It is None if all blocks count whose segments open windows may need. ``drops``:
+    orders to emit events as dropped. ``dropped``: by block, how many events come too late for some window. ``late``:
+    how many events come late, those that come too late among them. ``taken``: what the windows themselves know of it.
+    ``rows``: a mask of the rows that they take, if they take single rows.
     """
 
     blocks: frozenset[int] = frozenset()
@@ -74,7 +74,8 @@ class Distinguished(NamedTuple):
     """What compaction must know of a segment.
 
     ``cuts``: blocks that windows distinguish from those before. ``ended``: whether all windows there have ended.
-    ``by_rows``: whether windows need single rows of it, so that the others are waste. None: no window needs anything.
+    ``by_rows``: whether windows need single rows of it, so that the others are waste. It is None if no window needs
+    anything of it.
     """
 
     cuts: Iterable[int] = ()

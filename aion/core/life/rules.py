@@ -159,7 +159,7 @@ class Rules:
         return self._with_triggers.get(definition, self._trigger)
 
     def clock(self, definition: int) -> EarlyClock | None:
-        """The clock of the definition's early executions. None: it has none."""
+        """Returns the clock of the definition's early executions. It is None if no window of it runs early."""
         return self._clocks.get(definition)
 
     def staleness_bound(self, definition: int) -> float | None:

@@ -15,9 +15,9 @@ from aion.core.slicing.grid import LiveSegments, SliceGrid
 class Segments:
     """The segments that hold blocks of one grid. All arguments and results are names, unless they are in µs.
 
-    ``name_offset_us``: a segment's name minus its start (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). ``names``: of
-    those that there are. ``definitions``: the windows that take events from these blocks. ``compaction``: of the
-    blocks. None: they are never compacted.
+    ``name_offset_us``: a segment's name minus its start (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). ``names``: the
+    segments that there are. ``definitions``: the windows that take events from these blocks. ``compaction`` compacts
+    the blocks. It is None if they are never compacted.
     """
 
     def __init__(

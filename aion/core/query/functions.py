@@ -38,8 +38,8 @@ class Apply:
     ``function`` is called with ``(key, window, events)``. ``key``: a tuple, empty without a key. ``window``: a
     :class:`aion.Window`. ``events``: an iterator of ``pyarrow.RecordBatch`` with the key, the time, and the ``columns``
     of the input, in the input's order; also those that windows and ``unique`` need. It returns a mapping, an iterable
-    of mappings, a RecordBatch or a Table; nothing if the window has no result. ``schema``: the columns of the result,
-    in Spark's DDL or as a schema of Arrow or Spark.
+    of mappings, a RecordBatch or a Table; without any row if the window has no result. ``schema``: the columns of the
+    result, in Spark's DDL or as a schema of Arrow or Spark.
 
     ``columns``: one column or several that the function reads. Default: all columns, but on Spark not one that has the
     watermark and is not the time. ``blocking=False``: the function reads event by event, so a window may be larger
