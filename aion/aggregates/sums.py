@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from aion.aggregates.doubled import add_by_group, add_double, sum_by_group, sums_are_exact
 from aion.aggregates.groups import Groups, total_by_group
 from aion.aggregates.partial import Done, Partial, Rows, States, by_kernel, present
-from aion.aggregates.values import Ints, spread, to_int64
+from aion.aggregates.values import Ints, Mask, spread, to_int64
 from aion.errors import IntegerOverflow
 
 _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
@@ -51,13 +51,17 @@ def _integer_sums(groups: Groups, values: Ints) -> pa.Array:
     if not len(values) or max(-int(values.min()), int(values.max())) * groups.most <= _I64_MAX:
         return spread(total_by_group(groups, values), groups.nonempty)
     # The sums may overflow, so the low and high halves of the numbers are added separately; these sums cannot.
-    low = total_by_group(groups, values & 0xFFFFFFFF)
-    high = total_by_group(groups, values >> 32) + (low >> 32)
+    return joined(total_by_group(groups, values >> 32), total_by_group(groups, values & 0xFFFFFFFF), groups.nonempty)
+
+
+def joined(high: Ints, low: Ints, valid: Mask | None) -> pa.Array:
+    """Returns sums from those of the high and the low 32 bits of numbers. Raises IntegerOverflow."""
+    high = high + (low >> 32)
     beyond = np.flatnonzero((high < -(2**31)) | (high >= 2**31))
     if len(beyond):
         total = (int(high[beyond[0]]) << 32) + (int(low[beyond[0]]) & 0xFFFFFFFF)
         raise IntegerOverflow(f"{total} does not fit into a bigint; cast the column to decimal or double")
-    return spread((high << 32) | (low & 0xFFFFFFFF), groups.nonempty)
+    return spread((high << 32) | (low & 0xFFFFFFFF), valid)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 HAND_OVER = "spark.aion.distribution.hand_over"
+JVM_PARTIALS = "spark.aion.jvm_partials"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,16 @@ def partials(events: DataFrame | Files, shape: Shape) -> DataFrame:
         windows=[window],
         aggregates={"n": A.count(), "mean": A.mean("value")},
     )
+
+
+def grouped_in_python(events: DataFrame, shape: Shape) -> DataFrame:
+    """The same, and each event crosses to Python before it is grouped (docs/inside/architecture.md)."""
+    conf = events.sparkSession.conf
+    conf.set(JVM_PARTIALS, "off")
+    try:
+        return partials(events, shape)
+    finally:
+        conf.unset(JVM_PARTIALS)
 
 
 def kept(events: DataFrame | Files, shape: Shape) -> DataFrame:
@@ -236,6 +247,7 @@ class ListStateMean(StatefulProcessor):
 
 CONTENDERS: dict[str, Contender] = {
     "partials": Contender("Aion, partials", True, partials),
+    "partials-python": Contender("Aion, grouped in Python", True, grouped_in_python),
     "apply": Contender("Aion, events kept (apply)", True, kept),
     "apply-rows": Contender("Aion, events kept, no files", True, kept_as_rows),
     "unique": Contender("Aion, partials, unique", True, unique),

@@ -18,18 +18,17 @@ import pyarrow.compute as pc
 from aion.aggregates.groups import Coded, number
 from aion.aggregates.values import as_batch, combined
 from aion.base.hashing import ShardOfKeys
-from aion.base.numbers import EARLIEST_US, LATEST_US, sum_of
+from aion.base.numbers import sum_of
 from aion.core.ingest.encoding import BlockSettings, decode, encode, is_quick, settled
+from aion.core.ingest.event_slices import Flagged, coded, within
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.ingest.sorting import codes_of, ranks_of, sorted_by
 from aion.core.query.plan import SLICE, Plan
-from aion.core.slicing.edges import EdgeSet
-from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, TEXT_SLICE, is_timed
+from aion.core.slicing.grid import FLAGGED_SLICES, NO_SLICE, TEXT_SLICE, is_timed
 from state_backends.format.block import Block, BlockKind, Codec, Compacted, Compression
 from state_backends.thresholds import threshold
 
 Micros = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 MIB = 1 << 20
 _FEW_PARTIALS = threshold(1 << 16)
 _BUFFER_BYTES = threshold(64 * MIB, 4096)
@@ -54,13 +53,6 @@ class ShardBlock(NamedTuple):
     shard: int
     block: Block
     keys: Range | None = None
-
-
-class Flagged(NamedTuple):
-    """A mask of events that no window takes, and the slice that says why."""
-
-    which: Flags
-    slice_us: int
 
 
 class _Piece(NamedTuple):
@@ -147,6 +139,21 @@ class BlockBuilder:
             others = (*others, Flagged(which, TEXT_SLICE))
         yield from self._add(batch, shards, others)
 
+    def add_grouped(self, slices: pa.Array, keys: pa.RecordBatch, states: Sequence[pa.Array]) -> Iterator[ShardBlock]:
+        """Takes states of events that were grouped before, by slice and key and perhaps by more.
+
+        ``slices``: an instant in the slice and its cell; where there are no cells, the start of the slice. For events
+        that no window takes, the slice that says why.
+        """
+        keys, bad = settled(keys)
+        if bad is not None and self._drops_bad_texts:
+            has_reason = pc.is_in(slices, pa.array(FLAGGED_SLICES))
+            slices = pc.if_else(pc.and_not(pa.array(bad), has_reason), TEXT_SLICE, slices)
+        assert self.plan.layout is not None
+        names = [_SLICE, *(field.name for field in (*self.plan.key_fields, *self.plan.layout.fields))]
+        self._is_mixed = True
+        yield from self._collect(self._in_cells(pa.table([slices, *self._one_zero(keys).columns, *states], names)))
+
     def _add(
         self, batch: pa.RecordBatch, shards: pa.Array | None, flagged: tuple[Flagged, ...]
     ) -> Iterator[ShardBlock]:
@@ -162,7 +169,7 @@ class BlockBuilder:
             return
         if self._event_rows is not None:
             # An event without a time in range is dropped and counted once, with the partials. Leave it out here.
-            timed = pc.and_kleene(*_within(batch.column(self.plan.time))).fill_null(False)
+            timed = pc.and_kleene(*within(batch.column(self.plan.time))).fill_null(False)
             for each in flagged:
                 timed = pc.and_not(timed, pa.array(each.which))
             if timed.true_count == batch.num_rows:  # a filter copies
@@ -286,7 +293,11 @@ class BlockBuilder:
             keys[_CELL] = pa.array(self._events(batch.num_rows))
         for name, field in zip(plan.key, plan.key_fields, strict=True):
             keys[field.name] = batch.column(name)
-        partials = plan.layout.lift(keys, {n: batch.column(n) for n in plan.layout.columns})
+        return self._in_cells(plan.layout.lift(keys, {n: batch.column(n) for n in plan.layout.columns}))
+
+    def _in_cells(self, partials: pa.Table) -> pa.Table:
+        """Returns partials of slices and cells, whose starts are in one column, with a column for each."""
+        plan = self.plan
         if plan.cell_us is None:
             return partials
         starts = combined(partials.column(_SLICE)).to_numpy()
@@ -449,38 +460,6 @@ def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.
     parts = np.empty(partials.num_rows, np.int64)
     parts[groups.order] = before * event_bytes // target_bytes
     return parts
-
-
-def coded(edges: EdgeSet, times: pa.Array, *flagged: Flagged) -> Coded:
-    """The slice of each event, as codes: it starts at the last edge at or before the event.
-
-    Events without a time get NO_SLICE, those with a time out of range get BEYOND_SLICE, and flagged ones their own.
-    """
-    values = times.cast(pa.int64())
-    is_null = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
-    micros = (values.fill_null(0) if is_null is not None else values).to_numpy(zero_copy_only=False)
-    is_beyond = None
-    extent = (int(micros.min()), int(micros.max())) if len(micros) else (0, 0)
-    if extent[0] < EARLIEST_US or extent[1] > LATEST_US:
-        is_beyond = (micros < EARLIEST_US) | (micros > LATEST_US)
-    named = (is_beyond, BEYOND_SLICE), (is_null, NO_SLICE), *flagged
-    outside = [(flags, name) for flags, name in named if flags is not None]
-    if outside:
-        inside = ~np.logical_or.reduce([flags for flags, _ in outside])
-        # Times outside the range must not widen the extent that the edges are computed for.
-        micros = np.where(inside, micros, micros[inside][0] if inside.any() else 0)
-        extent = int(micros.min()), int(micros.max())
-    codes, starts = edges.slots(micros, extent)
-    for flags, name in outside:
-        codes = np.where(flags, len(starts), codes)
-        starts = np.append(starts, name)
-    return Coded(codes, pa.array(starts))
-
-
-def _within(times: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Two masks: whether each time is not before the allowed range, and not after it. Null if there is no time."""
-    micros = times.cast(pa.int64())
-    return pc.greater_equal(micros, EARLIEST_US), pc.less_equal(micros, LATEST_US)
 
 
 def _runs(shards: npt.NDArray[np.int32], slices: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:

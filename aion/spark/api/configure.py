@@ -32,7 +32,7 @@ from aion.spark import NEWEST, numbers
 from aion.spark.session import undo
 from aion.spark.session.quiet import quiet
 from aion.spark.session.sessions import is_remote
-from aion.spark.session.settings import REQUIRED
+from aion.spark.session.settings import REQUIRED, of_policy
 from aion.spark.start import listener
 
 _OF_HOSTS = (
@@ -153,8 +153,7 @@ def _connects(builder: Any) -> bool:
 
 def _of_hosts(session: SparkSession) -> dict[str, Any]:
     """Returns the keys of a session's policy that a host takes from the first query only, with their values."""
-    settings = {key: value for key, value in session.conf.getAll.items() if key.startswith(SPARK_PREFIX)}
-    values = policy_to_json(resolve(None, keyword={}, spark_conf=settings))
+    values = policy_to_json(resolve(None, keyword={}, spark_conf=of_policy(session)))
     keys = {f"{section}.{name}": value for section, names in values.items() for name, value in names.items()}
     return {key: value for key, value in keys.items() if key.startswith(_OF_HOSTS)}
 

@@ -38,13 +38,14 @@ def explain_plan(
     before: Sequence[str] = (),
     clock: Sequence[str] = (),
     hand_over_bytes: int | None = None,
+    why_in_python: str | None = None,
 ) -> str:
     """Says the text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer.
 
     ``reading``: how the children read events themselves. None: Spark reads them. ``before``: what comes before, in
     words. ``clock``: what moves the watermark besides events, and which events do not.
     ``hand_over_bytes``: from how many bytes on they hand events over in files (docs/inside/hand-over.md). None: they
-    never do.
+    never do. ``why_in_python``: why children group events in Python. None: Spark's own functions group them.
     """
     by = f"by key {', '.join(plan.key)}" if plan.key else "without key"
     sections = {
@@ -58,7 +59,7 @@ def explain_plan(
             *([("files", reading)] if reading else []),
             *(("before", words) for words in before),
             *(("clock", sentence) for sentence in clock),
-            *_places(plan, policy, tree, asked_levels),
+            *_places(plan, policy, tree, asked_levels, why_in_python),
         ],
         "What crosses the network": [*_crossing(plan, tree, decisions, hand_over_bytes)],
         "State": [("", _state(policy, final_only=plan.final_only)), *_completeness(plan, policy)],
@@ -178,15 +179,19 @@ def _aggregates(plan: Plan) -> Iterator[Line]:
 # -- places ---------------------------------------------------------------------------------------------
 
 
-def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int) -> Iterator[Line]:
+def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int, why_in_python: str | None) -> Iterator[Line]:
     target = format_bytes(policy.blocks.target_bytes)
     lifted = (
         f"kept as they are, in blocks of about {target}"
         if plan.sent.layout is None
         else f"lifted to partials, combined over the whole task: one row for each {'key and ' * bool(plan.key)}slice"
     )
-    yield "child", f"on every source partition: events are assigned to slices and {lifted}."
     sent = plan.sent.layout
+    grouped = ""
+    if sent is not None:
+        grouped = "" if why_in_python is None else f" Python groups the events, because {why_in_python}."
+        grouped = grouped or " Spark's own functions group the events, before they reach Python."
+    yield "child", f"on every source partition: events are assigned to slices and {lifted}.{grouped}"
     merged = "put together" if sent is None else "combined" if not sent.holistic else "combined or joined"
     for level in range(1, tree.levels + 1):
         nodes, tasks = _count(tree.nodes(level), "node"), _count(tree.tasks(level), "task")

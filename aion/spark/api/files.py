@@ -252,6 +252,9 @@ class Files:
             f"{self._format.name}, and of them the columns {columns}."
         )
 
+    def why_in_python(self, plan: Plan, *, drops_bad_texts: bool) -> str:
+        return "the tasks of Python read the files themselves"
+
     def children(self, work: ChildWork) -> DataFrame:
         """Returns the rows of blocks (:mod:`aion.spark.tasks.blocks`) that the children make of the events, with the
         watermark.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -18,9 +19,10 @@ from aion.errors import SchemaError, WatermarkError
 from aion.spark.api.names import Names
 from aion.spark.api.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
 from aion.spark.session import upstream
+from aion.spark.session.partials import grouped, why_in_python
 from aion.spark.session.workers import in_arrow
 from aion.spark.tasks.blocks import row_type
-from aion.spark.tasks.child import NO_EVENT, Child, ChildWork
+from aion.spark.tasks.child import FLAGGED, NO_EVENT, Child, ChildWork
 from aion.spark.tasks.shards import hash_column
 from aion.spec import Spec
 
@@ -68,6 +70,9 @@ class Source(Protocol):
     @property
     def before(self) -> Sequence[str]:
         """Returns what comes before and matters, in words."""
+
+    def why_in_python(self, plan: Plan, *, drops_bad_texts: bool) -> str | None:
+        """Says why events are grouped in Python, and not by Spark's own functions. None: these group them."""
 
     def children(self, work: ChildWork) -> DataFrame:
         """Returns the rows of blocks (:mod:`aion.spark.tasks.blocks`) that the children make of the events, with the
@@ -148,7 +153,15 @@ class Rows:
         if flag is not None:
             needed.append(flag.cast("tinyint").alias(FLAG))
         child = Child(work, has_flags=flag is not None)
-        return in_arrow(self._df.select(*needed), child, row_type(work.tree, level=0))
+        rows = self._df.select(*needed)
+        if self.why_in_python(work.plan, drops_bad_texts=work.settings.drops_bad_texts) is None:
+            uid = uuid.uuid4().hex
+            flagged = {**FLAGGED, NO_EVENT: None}
+            rows = grouped(rows, work.plan, work.name, uid, flags=None if flag is None else FLAG, flagged=flagged)
+        return in_arrow(rows, child, row_type(work.tree, level=0))
+
+    def why_in_python(self, plan: Plan, *, drops_bad_texts: bool) -> str | None:
+        return why_in_python(self.session, plan, drops_bad_texts=drops_bad_texts)
 
     def _flag(self, plan: Plan) -> Column | None:
         """Which rows no window takes, or are no events. None: all are events, and windows may take them."""

@@ -136,6 +136,7 @@ def explain(df: DataFrame | Files, spec: Spec) -> str:
     query = _resolve(source, spec)
     levels = query.policy.distribution.merge_levels
     reading = source.reading(query.plan)
+    drops = block_settings(query.policy).drops_bad_texts
     return explain_plan(
         query.plan,
         query.policy,
@@ -146,6 +147,7 @@ def explain(df: DataFrame | Files, spec: Spec) -> str:
         before=source.before,
         clock=source.clock,
         hand_over_bytes=hand_over_bytes(query.plan, query.policy),
+        why_in_python=source.why_in_python(query.plan.sent, drops_bad_texts=drops),
     )
 
 

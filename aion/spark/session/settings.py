@@ -35,6 +35,10 @@ _OF_LOCAL = {
 """On a local disk, Spark's default starts processes (chmod, readlink) whenever it writes a file of a checkpoint, which
 takes a quarter of the time of a small batch. This writer starts fewer. On a cluster the default stays: there it uses
 the file system's atomic rename where there is one."""
+JVM_PARTIALS = "spark.aion.jvm_partials"
+"""Whether Spark's own functions may group events (:mod:`aion.spark.session.partials`). It is of a session, and of no
+policy, because it changes nothing of what comes out.
+"""
 CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 FOLDER = "aion-state"
 """The folder for state if none is set: in CHECKPOINTS if that is set, otherwise in the driver's working folder."""
@@ -97,8 +101,13 @@ def resolved_policy(spark: SparkSession, policy: PolicySource | None, keyword: M
             stacklevel=4,
         )
     # Read the session, not the context: getOrCreate sets its options on a session that already runs.
-    options = {key: value for key, value in spark.conf.getAll.items() if key.startswith(SPARK_PREFIX)}
-    return resolve(policy, keyword=keyword, spark_conf=options)
+    return resolve(policy, keyword=keyword, spark_conf=of_policy(spark))
+
+
+def of_policy(spark: SparkSession) -> dict[str, str]:
+    """Returns the settings of a session that are keys of a policy."""
+    settings = spark.conf.getAll.items()
+    return {key: value for key, value in settings if key.startswith(SPARK_PREFIX) and key != JVM_PARTIALS}
 
 
 def conf(spark: SparkSession, key: str) -> str:

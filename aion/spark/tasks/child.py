@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from aion.base.hashing import ShardOfKeys
-from aion.core.ingest.builder import BlockBuilder, Flagged
+from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import BlockSettings
+from aion.core.ingest.event_slices import Flagged
+from aion.core.ingest.grouped import GROUP, Grouped
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.core.topology import Tree
@@ -24,7 +26,8 @@ from state_backends.thresholds import threshold
 
 AHEAD, NO_EVENT, DROPPED_BEFORE = 1, 2, 3
 """Flags of rows: the time is ahead of the clock; it is no event; earlier windows dropped it. 0: none of these."""
-_SLICES = {AHEAD: AHEAD_SLICE, DROPPED_BEFORE: DROPPED_SLICE}
+FLAGGED = {AHEAD: AHEAD_SLICE, DROPPED_BEFORE: DROPPED_SLICE}
+"""The slices of rows that no window takes, by their flags."""
 
 # Each pass over a batch has a fixed cost, and Spark's batches are small because their rows may be wide.
 _ROWS_AT_ONCE = threshold(1 << 16)
@@ -71,10 +74,11 @@ class ChildWork:
 
 
 class Child:
-    """The function for ``mapInArrow``. Its input is the columns of the plan; then the hash of the key, if
-    that cannot be computed here.
+    """The function for ``mapInArrow``. Its input is the columns of the plan; then the hash of the key, if that cannot
+    be computed here; and further columns, which it does not need. Or Spark has grouped the events
+    (:mod:`aion.core.ingest.grouped`).
 
-    ``has_flags``: the last column says which rows no window takes, and which are no events.
+    ``has_flags``: the column after those says which rows no window takes, and which are no events.
     """
 
     def __init__(self, work: ChildWork, *, has_flags: bool = False) -> None:
@@ -87,9 +91,12 @@ class Child:
         hashed = None if ShardOfKeys.covers(self._work.key_types) else ShardOfKeys(self._work.shards)
         with self._work.begun() as (builder, sending):
             for batch in together(batches):
+                if batch.schema.names[0].startswith(GROUP):
+                    yield from sending.of(Grouped(plan).blocks(batch, builder))
+                    continue
                 flagged = None
                 if self._has_flags:
-                    batch, flagged = _without_flags(batch)
+                    batch, flagged = _without_flags(batch, sent if hashed is None else sent + 1)
                 events = pa.RecordBatch.from_arrays(
                     [
                         column if column.type == field.type else column.cast(field.type)
@@ -122,14 +129,14 @@ def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield _joined(waiting)
 
 
-def _without_flags(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Flagged | None]:
+def _without_flags(batch: pa.RecordBatch, column: int) -> tuple[pa.RecordBatch, Flagged | None]:
     """Returns the rows that are events, and which of them no window takes. None: none of them. All have one reason."""
-    flags = batch.column(batch.num_columns - 1).to_numpy()
+    flags = batch.column(column).to_numpy()
     if not flags.any():
         return batch, None
     if not (is_event := flags != NO_EVENT).all():
         batch, flags = batch.filter(pa.array(is_event)), flags[is_event]
-    return batch, Flagged(flags > 0, _SLICES[int(flags.max())]) if flags.any() else None
+    return batch, Flagged(flags > 0, FLAGGED[int(flags.max())]) if flags.any() else None
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

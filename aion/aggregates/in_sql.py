@@ -1,0 +1,157 @@
+"""Partials that Spark's own aggregate functions compute: what they compute in SQL, and what state that is. Pure.
+
+All of it is exact, so that results are those of :meth:`aion.aggregates.partial.Partial.lift`. A double is cut into four
+pieces, each an integer of up to 32 bits times a power of two, and Spark adds up each piece as a bigint, which does not
+round. A value that does not fit into the pieces (it is infinite, not a number, at least 2**48, or has bits below
+2**-83) stays as it is: rows are also grouped by such values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from aion.aggregates.doubled import sum_by_group
+from aion.aggregates.groups import Groups
+from aion.aggregates.partial import Counted, Extreme, Partial, States, extremes, present
+from aion.aggregates.sums import DecimalSum, DoubleSum, IntegerSum, joined
+from aion.aggregates.values import Doubles, Ints, Mask, spread
+
+Read = Callable[[Sequence[pa.Array], Sequence[pa.Array]], States]
+
+
+class InSql(NamedTuple):
+    """What Spark computes for a partial, as SQL.
+
+    ``steps``: columns by their names; each step has those of the steps before it. ``groups``: columns by which rows are
+    grouped besides. ``aggregates``: the aggregate functions. ``read``: makes the states of rows from their groups and
+    their aggregates.
+    """
+
+    aggregates: tuple[str, ...]
+    read: Read
+    steps: tuple[Mapping[str, str], ...] = ()
+    groups: tuple[str, ...] = ()
+
+
+def in_sql(partial: Partial, columns: Mapping[str, tuple[str, pa.DataType]], name: str) -> InSql | None:
+    """Returns what Spark computes for a partial. None: its functions do not compute the same.
+
+    ``columns``: by the names that partials know, each column as SQL, and its type. ``name``: with it, names of columns
+    begin that the partial needs.
+    """
+    column, type_ = columns[partial.columns[0]] if partial.columns else ("1", pa.int32())
+    match partial:
+        case Counted():
+            return InSql((f"count({column})",), _as_they_are)
+        case IntegerSum() if pa.types.is_int64(type_):
+            return InSql((f"sum(shiftright({column}, 32))", f"sum({column} & {_LOW})"), _joined)
+        case IntegerSum():
+            return InSql((f"sum(cast({column} as bigint))",), _as_they_are)
+        case DecimalSum() if type_.precision <= _DIGITS:
+            return InSql((f"sum({column})",), lambda _, sums: [sums[0].cast(partial.types[0])])
+        case DoubleSum() if pa.types.is_floating(type_):
+            return _of_doubles(column, name)
+        case DoubleSum():
+            return _of_integers(column, name)
+        case Extreme() if _is_plain(type_):
+            return InSql(
+                (f"{'max' if partial.largest else 'min'}({column})",), lambda _, found: [_extreme(partial, found[0])]
+            )
+    return None
+
+
+_LOW = 2**32 - 1
+_DIGITS = 28
+"""Spark adds up decimals of this many digits with ten more, which are enough for any number of rows."""
+
+
+def _is_plain(type_: pa.DataType) -> bool:
+    t = pa.types
+    return bool(t.is_integer(type_) or t.is_floating(type_) or t.is_decimal128(type_) or _is_instant(type_))
+
+
+def _is_instant(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_date32(type_) or pa.types.is_timestamp(type_))
+
+
+def _as_they_are(_: Sequence[pa.Array], aggregates: Sequence[pa.Array]) -> States:
+    return list(aggregates)
+
+
+def _joined(_: Sequence[pa.Array], halves: Sequence[pa.Array]) -> States:
+    high, low = (half.fill_null(0).to_numpy() for half in halves)
+    return [joined(high, low, halves[0].is_valid().to_numpy(zero_copy_only=False))]
+
+
+def _extreme(partial: Extreme, found: pa.Array) -> pa.Array:
+    """Returns what Spark found, in the type of the state. Of two zeros, Spark may return the negative one."""
+    groups, (values,), _ = present(Groups(np.arange(len(found)), len(found)), found.cast(partial.type))
+    return extremes(groups, values, largest=partial.largest)
+
+
+_SCALES = (2.0**-16, 2.0**17, 2.0**50, 2.0**83)
+"""Each piece of a double is an integer divided by one of these."""
+_LIMIT = 2.0**48
+
+
+def _of_doubles(column: str, name: str) -> InSql:
+    value, rest = f"{name}v", f"{name}r0"
+    steps = [{value: f"cast({column} as double)"}, {rest: f"if(abs({value}) < {_LIMIT!r}D, {value}, 0D)"}]
+    pieces = []
+    for number, scale in enumerate(_SCALES):
+        piece = f"{name}p{number}"
+        steps.append({piece: f"rint({rest} * {scale!r}D)"})
+        pieces.append(piece)
+        left = f"{name}r{number + 1}"
+        steps.append({left: f"{rest} - {piece} * {1 / scale!r}D"})
+        rest = left
+    large = f"{name}x"
+    steps.append({large: f"if(abs({value}) < {_LIMIT!r}D and {rest} = 0D, null, {value})"})
+    sums = (*(f"sum(cast({piece} as bigint))" for piece in pieces), f"count({value})")
+    return InSql(sums, _doubles, tuple(steps), (large,))
+
+
+def _of_integers(column: str, name: str) -> InSql:
+    """The sum of integers as doubles, which have been rounded if they have more than 53 bits."""
+    high = f"{name}h"
+    steps = ({high: f"floor(cast({column} as double) / {2.0**32!r}D)"},)
+    low = f"cast(cast({column} as double) - cast({high} as double) * {2.0**32!r}D as bigint)"
+    return InSql((f"sum({high})", f"sum({low})", f"count({column})"), _integers, steps)
+
+
+def _doubles(groups: Sequence[pa.Array], aggregates: Sequence[pa.Array]) -> States:
+    """A row that was grouped by its value has as many of it as it has events."""
+    (large,), (*pieces, counts) = groups, aggregates
+    is_large = large.is_valid().to_numpy(zero_copy_only=False)
+    found = [(np.where(is_large, 0, _numbers(p)), 1 / scale) for p, scale in zip(pieces, _SCALES, strict=True)]
+    times = counts.to_numpy()[is_large]
+    return _added(found, counts, np.repeat(np.flatnonzero(is_large), times), large.drop_null().to_numpy().repeat(times))
+
+
+def _integers(_: Sequence[pa.Array], aggregates: Sequence[pa.Array]) -> States:
+    high, low, counts = aggregates
+    return _added([(_numbers(high), 2.0**32), (_numbers(low), 1.0)], counts, np.empty(0, np.int64), np.empty(0))
+
+
+def _numbers(column: pa.Array) -> Ints:
+    numbers: Ints = column.fill_null(0).to_numpy()
+    return numbers
+
+
+def _added(pieces: Sequence[tuple[Ints, float]], counts: pa.Array, rows: Ints, values: Doubles) -> States:
+    """Returns the sum of each row's pieces, each an integer times a power of two, and of the values of ``rows``."""
+    count = len(counts)
+    ids, all_values = [rows], [np.asarray(values, np.float64)]
+    for numbers, unit in pieces:
+        # A double holds 53 bits of the 63.
+        for part, of in ((numbers >> 32, unit * 2.0**32), (numbers & _LOW, unit)):
+            some = np.flatnonzero(part)
+            ids.append(some)
+            all_values.append(np.asarray(part[some] * of, np.float64))
+    high, low = sum_by_group(Groups(np.concatenate(ids), count), np.concatenate(all_values))
+    valid: Mask = counts.to_numpy() > 0
+    return [spread(high, None if bool(valid.all()) else valid), pa.array(low)]

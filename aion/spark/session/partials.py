@@ -1,0 +1,127 @@
+"""Lets Spark's own aggregate functions group the events of each source partition in the JVM, before they reach Python.
+
+Spark has no call for an aggregation without a shuffle and without state. So the driver compiles a planning strategy
+(``PartialAggregates.java``, with the compiler that Spark brings for its generated code), and adds it to those of the
+session. It plans a marked node of a query as such an aggregation. Executors need nothing. A session to which it cannot
+be added groups events in Python, and so does a session that loses it while a query runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import TimestampNTZType
+
+from aion.core.ingest.grouped import GROUP, STATE, Grouped, why_not
+from aion.core.query.plan import Plan
+from aion.errors import ConfigError
+from aion.spark import NEWEST, OLDEST, numbers
+from aion.spark.session.query_settings import PAST
+from aion.spark.session.sessions import is_remote
+from aion.spark.session.settings import JVM_PARTIALS
+
+AUTO, OFF = "auto", "off"
+_MARKER = "aion-partials"
+_CLASS = "aion.PartialAggregates"
+_MICROS = "event_us"
+log = logging.getLogger(__name__)
+
+
+def why_in_python(session: SparkSession, plan: Plan, *, drops_bad_texts: bool) -> str | None:
+    """Says why events are grouped in Python. None: Spark groups them. Raises ConfigError for an unknown setting."""
+    asked = session.conf.get(JVM_PARTIALS, AUTO)
+    if asked not in (AUTO, OFF):
+        raise ConfigError(f"{JVM_PARTIALS}: {asked!r} is neither {AUTO!r} nor {OFF!r}")
+    if asked == OFF:
+        return f"{JVM_PARTIALS} is {OFF!r}"
+    reason = why_not(plan, drops_bad_texts=drops_bad_texts)
+    if reason is not None:
+        return reason
+    return _why_not_here(session)
+
+
+def _why_not_here(session: SparkSession) -> str | None:
+    """Says why the strategy cannot be in a session. None: it is there."""
+    if is_remote(session):
+        return "the planning of Spark Connect's server cannot be extended"
+    if not numbers(OLDEST) <= numbers(session.version) <= numbers(NEWEST):
+        return f"that was tried with Spark {OLDEST} to {NEWEST}, and this is {session.version}"
+    try:
+        _add(session)
+    except Exception as error:  # whatever a platform has changed or forbids
+        first = str(error).strip().splitlines()
+        _say(first[0] if first else type(error).__name__)
+        return "the planning of this Spark cannot be extended"
+    return None
+
+
+@lru_cache(maxsize=1)
+def _say(why: str) -> None:
+    log.info("events are grouped in Python, because the planning of this Spark cannot be extended: %s", why)
+
+
+def _add(session: SparkSession) -> None:
+    """Adds the strategy to a session, beside those that it has. A copy that Spark makes of the session has it, too."""
+    strategy = _strategy(session)
+    methods = session._jsparkSession.experimental()
+    existing = methods.extraStrategies()
+    if not existing.contains(strategy):
+        getattr(methods, "extraStrategies_$eq")(existing.appended(strategy))
+
+
+_compiled: dict[str, Any] = {}
+"""The strategy, by the application in whose JVM it is."""
+
+
+def _strategy(session: SparkSession) -> Any:
+    context = session.sparkContext
+    if context.applicationId not in _compiled:
+        jvm = context._jvm
+        assert jvm is not None
+        text = Path(__file__).with_name("PartialAggregates.java").read_text(encoding="utf-8")
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader())
+        compiler.cook(text.replace("MARKER", _MARKER).replace("PAST", PAST))
+        nothing = [context._gateway.new_array(kind, 0) for kind in (jvm.java.lang.Class, jvm.java.lang.Object)]
+        made = compiler.getClassLoader().loadClass(_CLASS).getConstructor(nothing[0])
+        _compiled.clear()
+        _compiled[context.applicationId] = made.newInstance(nothing[1])
+    return _compiled[context.applicationId]
+
+
+def grouped(
+    rows: DataFrame, plan: Plan, name: str, uid: str, *, flags: str | None, flagged: Mapping[int, int | None]
+) -> DataFrame:
+    """Returns rows that Spark groups when it plans a batch. Where it does not, they only have more columns.
+
+    ``rows``: the columns of the plan, ``column0``, ``column1``, ... ``flags``: the column that says which rows no
+    window takes. ``flagged``: the slices of these rows, by their flags. ``name``: of the operator. ``uid``: of the
+    call.
+    """
+    how, columns = Grouped(plan), rows.columns
+    rows = rows.select("*", _micros(rows, f"column{plan.schema.get_field_index(plan.time)}").alias(_MICROS))
+    conditions = {} if flags is None else {f"{flags} = {flag}": at for flag, at in flagged.items()}
+    for step in how.steps(_MICROS, conditions):
+        rows = rows.select("*", *(F.expr(sql).alias(column) for column, sql in step.items()))
+    groups = [F.max(column).alias(f"{GROUP}{number}") for number, column in enumerate(how.groups)]
+    states = [F.expr(sql).alias(f"{STATE}{number}") for number, sql in enumerate(how.aggregates)]
+    return rows.observe(":".join((_MARKER, str(len(columns)), uid, name)), *groups, *states)
+
+
+def _micros(rows: DataFrame, name: str) -> Column:
+    """Returns a time as microseconds, as ``window`` has it. No function does that for a time without a zone."""
+    from pyspark.sql.classic.column import Column as ClassicColumn  # only here: a client of Spark Connect lacks it
+
+    jvm: Any = rows.sparkSession.sparkContext._jvm
+    types, utils = jvm.org.apache.spark.sql.types.DataTypes, jvm.org.apache.spark.sql.classic.ExpressionUtils
+    zoned = not isinstance(rows.schema[name].dataType, TimestampNTZType)
+    conversion = jvm.org.apache.spark.sql.catalyst.expressions.PreciseTimestampConversion(
+        utils.expression(rows[name]._jc), types.TimestampType if zoned else types.TimestampNTZType, types.LongType
+    )
+    return ClassicColumn(utils.column(conversion))
