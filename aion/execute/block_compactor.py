@@ -14,7 +14,8 @@ from aion.aggregates.groups import number
 from aion.aggregates.values import as_batch, combined
 from aion.base.stretches import at_once
 from aion.core.compaction import Compact
-from aion.core.ingest.builder import encode_rows, parts_of
+from aion.core.ingest.builder import parts_of
+from aion.core.ingest.encoding import encode_rows
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.keyed.table import Ints, Table
 from aion.core.query.plan import SLICE, Plan

@@ -76,7 +76,7 @@ def partials(events: DataFrame | Files, shape: Shape) -> DataFrame:
 
 
 def grouped_in_python(events: DataFrame, shape: Shape) -> DataFrame:
-    """The same, and each event crosses to Python before it is grouped (docs/inside/architecture.md)."""
+    """The same, and each event crosses to Python before it is grouped (docs/inside/distribution.md)."""
     conf = events.sparkSession.conf
     conf.set(JVM_PARTIALS, "off")
     try:

@@ -12,6 +12,7 @@ SAID = {
     "aion/spark/start/progress.py",
     "aion/spark/api/configure.py",
     "aion/spark/api/stream.py",
+    "aion/spark/session/partials.py",  # once for each program
     "state_backends/files/local_copies.py",  # once for each file system that cannot keep within a limit
 }
 

@@ -28,7 +28,7 @@ from aion.core.ingest.grouped import Grouped
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import ConfigError
 from aion.spark.session import partials
-from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain
+from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain, take_all
 
 SETTING = "spark.aion.jvm_partials"
 HOUR = 3600
@@ -179,6 +179,25 @@ def test_what_groups_events_is_in_the_plan_and_explained(off: SparkSession, stre
         aion.windowed(events, **minutes)
 
 
+def test_events_of_many_groups_are_not_grouped(off: SparkSession, stream: FileStream, sink: Sink) -> None:
+    """What a batch had decides the one after the next at the latest, and few groups are grouped again."""
+    panes = aion.windowed(
+        stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"), key="k", windows=aion.Tumbling("1 hour"),
+        aggregates={"n": A.count()}, bound="1 hour",
+    )  # fmt: skip
+    query = sink.start(panes)
+    try:
+        seen = []
+        for keys in (1, 5000, 5000, 5000, 1, 1, 1):
+            stream.put([(str(n % keys), 10.0, 1.0) for n in range(5000)])
+            take_all(query)
+            off.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+            seen.append("HashAggregate" in query._jsq.explainInternal(False))
+    finally:
+        query.stop()
+    assert seen[:2] == [True, True] and not seen[3] and seen[6]
+
+
 def test_a_definition_that_changes(off: SparkSession, stream: FileStream, sink: Sink) -> None:
     """Windows that finish have edges that only tasks know."""
 
@@ -296,7 +315,7 @@ def test_the_same_states(spark: SparkSession, windows: str, rows: list[tuple[Any
     df = spark.createDataFrame(pa.Table.from_batches([events]))
     df = df.select(*(F.col(name).alias(f"column{n}") for n, name in enumerate(plan.schema.names)))
     assert partials.why_in_python(spark, plan, drops_bad_texts=False) is None
-    marked = partials.grouped(df, plan, "w", "1", flags=None, flagged={})
+    marked, _ = partials.grouped(df, plan, "w", flags=None, flagged={})
     sent = [row.batch for row in marked.mapInArrow(as_bytes, "batch binary").collect()]
     batches = [batch for data in sent for batch in pa.ipc.open_stream(data)]
     assert batches[0].num_columns == len(Grouped(plan).groups) + len(Grouped(plan).aggregates)

@@ -18,17 +18,18 @@ import pyarrow.compute as pc
 from aion.aggregates.groups import Coded, number
 from aion.aggregates.values import as_batch, combined
 from aion.base.hashing import ShardOfKeys
-from aion.base.numbers import sum_of
-from aion.core.ingest.encoding import BlockSettings, decode, encode, is_quick, settled
-from aion.core.ingest.event_slices import Flagged, coded, within
+from aion.base.numbers import EARLIEST_US, LATEST_US, sum_of
+from aion.core.ingest.encoding import BlockSettings, decode, encode_rows, is_quick, settled
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.ingest.sorting import codes_of, ranks_of, sorted_by
 from aion.core.query.plan import SLICE, Plan
-from aion.core.slicing.grid import FLAGGED_SLICES, NO_SLICE, TEXT_SLICE, is_timed
-from state_backends.format.block import Block, BlockKind, Codec, Compacted, Compression
+from aion.core.slicing.edges import EdgeSet
+from aion.core.slicing.grid import BEYOND_SLICE, FLAGGED_SLICES, NO_SLICE, TEXT_SLICE
+from state_backends.format.block import Block, Codec, Compression
 from state_backends.thresholds import threshold
 
 Micros = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 MIB = 1 << 20
 _FEW_PARTIALS = threshold(1 << 16)
 _BUFFER_BYTES = threshold(64 * MIB, 4096)
@@ -53,6 +54,13 @@ class ShardBlock(NamedTuple):
     shard: int
     block: Block
     keys: Range | None = None
+
+
+class Flagged(NamedTuple):
+    """A mask of events that no window takes, and the slice that says why."""
+
+    which: Flags
+    slice_us: int
 
 
 class _Piece(NamedTuple):
@@ -169,7 +177,7 @@ class BlockBuilder:
             return
         if self._event_rows is not None:
             # An event without a time in range is dropped and counted once, with the partials. Leave it out here.
-            timed = pc.and_kleene(*within(batch.column(self.plan.time))).fill_null(False)
+            timed = pc.and_kleene(*_within(batch.column(self.plan.time))).fill_null(False)
             for each in flagged:
                 timed = pc.and_not(timed, pa.array(each.which))
             if timed.true_count == batch.num_rows:  # a filter copies
@@ -409,38 +417,6 @@ class BlockBuilder:
         return ShardBlock(piece.shard, block, piece.keys)
 
 
-def encode_rows(
-    plan: Plan,
-    rows: pa.RecordBatch,
-    slice_us: int,
-    *,
-    compression: Compression,
-    codec: Codec,
-    compacted: Compacted | None = None,
-) -> Block:
-    """A block of the plan from rows of ``plan.block_schema``. ``slice_us``: the name of their slice or segment."""
-    if plan.layout is None:
-        times = pc.min_max(rows.column(plan.time).cast(pa.int64()))
-        low, high = times["min"].as_py(), times["max"].as_py()
-        kind, events = BlockKind.EVENTS, rows.num_rows
-    else:
-        low = high = slice_us - plan.name_offset_us
-        kind, events = BlockKind.PARTIALS, sum_of(rows.column("p0").to_numpy())
-    if not is_timed(slice_us):
-        low = high = NO_SLICE
-    return encode(
-        rows,
-        kind=kind,
-        slice_us=slice_us,
-        events=events,
-        min_us=low,
-        max_us=high,
-        compression=compression,
-        codec=codec,
-        compacted=compacted,
-    )
-
-
 # No user's column has these names: Spark's parser accepts no column name with a NUL. And nowhere else do these columns
 # share a table with the user's.
 _SHARD, _SLICE, _CELL, _PART = "\0shard", "\0slice", "\0cell", "\0part"
@@ -460,6 +436,38 @@ def parts_of(partials: pa.Table, keys: Sequence[str], target_bytes: int) -> npt.
     parts = np.empty(partials.num_rows, np.int64)
     parts[groups.order] = before * event_bytes // target_bytes
     return parts
+
+
+def coded(edges: EdgeSet, times: pa.Array, *flagged: Flagged) -> Coded:
+    """The slice of each event, as codes: it starts at the last edge at or before the event.
+
+    Events without a time get NO_SLICE, those with a time out of range get BEYOND_SLICE, and flagged ones their own.
+    """
+    values = times.cast(pa.int64())
+    is_null = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
+    micros = (values.fill_null(0) if is_null is not None else values).to_numpy(zero_copy_only=False)
+    is_beyond = None
+    extent = (int(micros.min()), int(micros.max())) if len(micros) else (0, 0)
+    if extent[0] < EARLIEST_US or extent[1] > LATEST_US:
+        is_beyond = (micros < EARLIEST_US) | (micros > LATEST_US)
+    named = (is_beyond, BEYOND_SLICE), (is_null, NO_SLICE), *flagged
+    outside = [(flags, name) for flags, name in named if flags is not None]
+    if outside:
+        inside = ~np.logical_or.reduce([flags for flags, _ in outside])
+        # Times outside the range must not widen the extent that the edges are computed for.
+        micros = np.where(inside, micros, micros[inside][0] if inside.any() else 0)
+        extent = int(micros.min()), int(micros.max())
+    codes, starts = edges.slots(micros, extent)
+    for flags, name in outside:
+        codes = np.where(flags, len(starts), codes)
+        starts = np.append(starts, name)
+    return Coded(codes, pa.array(starts))
+
+
+def _within(times: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Two masks: whether each time is not before the allowed range, and not after it. Null if there is no time."""
+    micros = times.cast(pa.int64())
+    return pc.greater_equal(micros, EARLIEST_US), pc.less_equal(micros, LATEST_US)
 
 
 def _runs(shards: npt.NDArray[np.int32], slices: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:

@@ -13,8 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from aion.base.numbers import sum_of
 from aion.core.ingest import json_codec
+from aion.core.query.plan import Plan
+from aion.core.slicing.grid import NO_SLICE, is_timed
 from aion.errors import CorruptBlock
 from state_backends.format.block import Block, BlockKind, Codec, Compacted, Compression, check, from_body
 from state_backends.thresholds import threshold
@@ -59,6 +63,38 @@ def encode(
         body, kind=kind, slice_us=slice_us, rows=batch.num_rows, events=events, min_us=min_us, max_us=max_us,
         codec=codec, compression=compression, raw_bytes=raw.size, compacted=compacted,
     )  # fmt: skip
+
+
+def encode_rows(
+    plan: Plan,
+    rows: pa.RecordBatch,
+    slice_us: int,
+    *,
+    compression: Compression,
+    codec: Codec,
+    compacted: Compacted | None = None,
+) -> Block:
+    """A block of the plan from rows of ``plan.block_schema``. ``slice_us``: the name of their slice or segment."""
+    if plan.layout is None:
+        times = pc.min_max(rows.column(plan.time).cast(pa.int64()))
+        low, high = times["min"].as_py(), times["max"].as_py()
+        kind, events = BlockKind.EVENTS, rows.num_rows
+    else:
+        low = high = slice_us - plan.name_offset_us
+        kind, events = BlockKind.PARTIALS, sum_of(rows.column("p0").to_numpy())
+    if not is_timed(slice_us):
+        low = high = NO_SLICE
+    return encode(
+        rows,
+        kind=kind,
+        slice_us=slice_us,
+        events=events,
+        min_us=low,
+        max_us=high,
+        compression=compression,
+        codec=codec,
+        compacted=compacted,
+    )
 
 
 def decode(block: Block, schema: pa.Schema, name: str = "block") -> pa.RecordBatch:

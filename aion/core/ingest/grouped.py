@@ -117,6 +117,8 @@ class Grouped:
     def blocks(self, batch: pa.RecordBatch, builder: BlockBuilder) -> Iterator[ShardBlock]:
         """Yields the blocks of a builder that takes rows with the columns ``groups`` and ``aggregates``."""
         batch = batch.filter(batch.column(0).is_valid()) if batch.column(0).null_count else batch
+        if not batch.num_rows:
+            return
         slices, *keys = batch.columns[: 1 + len(self._plan.key)]
         others = iter(batch.columns[1 + len(keys) :])
         groups = [list(islice(others, len(said.groups))) for said in self.said.values()]

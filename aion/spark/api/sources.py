@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -16,10 +15,11 @@ from aion.base.hashing import ShardOfKeys
 from aion.config import Policy
 from aion.core.query.plan import Plan
 from aion.errors import SchemaError, WatermarkError
+from aion.spark import NEWEST, OLDEST, numbers
 from aion.spark.api.names import Names
 from aion.spark.api.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
 from aion.spark.session import upstream
-from aion.spark.session.partials import grouped, why_in_python
+from aion.spark.session.partials import grouped, said, why_in_python
 from aion.spark.session.workers import in_arrow
 from aion.spark.tasks.blocks import row_type
 from aion.spark.tasks.child import FLAGGED, NO_EVENT, Child, ChildWork
@@ -152,15 +152,16 @@ class Rows:
         flag = self._flag(work.plan)
         if flag is not None:
             needed.append(flag.cast("tinyint").alias(FLAG))
-        child = Child(work, has_flags=flag is not None)
-        rows = self._df.select(*needed)
+        rows, tally = self._df.select(*needed), None
         if self.why_in_python(work.plan, drops_bad_texts=work.settings.drops_bad_texts) is None:
-            uid = uuid.uuid4().hex
             flagged = {**FLAGGED, NO_EVENT: None}
-            rows = grouped(rows, work.plan, work.name, uid, flags=None if flag is None else FLAG, flagged=flagged)
+            rows, tally = grouped(rows, work.plan, work.name, flags=None if flag is None else FLAG, flagged=flagged)
+        child = Child(work, has_flags=flag is not None, tally=tally)
         return in_arrow(rows, child, row_type(work.tree, level=0))
 
     def why_in_python(self, plan: Plan, *, drops_bad_texts: bool) -> str | None:
+        if numbers(self.session.version) > numbers(NEWEST):
+            return said(f"Aion was tried with Spark {OLDEST} to {NEWEST}, and this is {self.session.version}")
         return why_in_python(self.session, plan, drops_bad_texts=drops_bad_texts)
 
     def _flag(self, plan: Plan) -> Column | None:

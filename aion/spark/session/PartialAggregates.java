@@ -9,6 +9,8 @@ package aion;
 
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
@@ -28,6 +30,17 @@ import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 
 public class PartialAggregates extends SparkStrategy {
+    // The calls whose events are not worth grouping, because few of them share a group.
+    private final Set ungrouped = ConcurrentHashMap.newKeySet();
+
+    public void setGrouped(String call, boolean grouped) {
+        if (grouped) {
+            ungrouped.remove(call);
+        } else {
+            ungrouped.add(call);
+        }
+    }
+
     public Seq apply(LogicalPlan plan) {
         List found = new ArrayList();
         if (plan instanceof CollectMetrics && ((CollectMetrics) plan).name().startsWith("MARKER:")) {
@@ -35,7 +48,7 @@ public class PartialAggregates extends SparkStrategy {
             String[] name = marker.name().split(":", 4);
             LogicalPlan child = (LogicalPlan) marker.child();
             // If the definition has changed, only tasks know all edges of slices.
-            boolean asRows = SQLConf.get().contains("PAST" + name[3]);
+            boolean asRows = ungrouped.contains(name[2]) || SQLConf.get().contains("PAST" + name[3]);
             found.add(
                 asRows
                     ? new ProjectExec((Seq) child.output().take(Integer.parseInt(name[1])), planLater(child))

@@ -9,6 +9,7 @@ be added groups events in Python, and so does a session that loses it while a qu
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -21,10 +22,10 @@ from pyspark.sql.types import TimestampNTZType
 from aion.core.ingest.grouped import GROUP, STATE, Grouped, why_not
 from aion.core.query.plan import Plan
 from aion.errors import ConfigError
-from aion.spark import NEWEST, OLDEST, numbers
 from aion.spark.session.query_settings import PAST
 from aion.spark.session.sessions import is_remote
 from aion.spark.session.settings import JVM_PARTIALS
+from aion.spark.session.tally import Tally
 
 AUTO, OFF = "auto", "off"
 _MARKER = "aion-partials"
@@ -49,21 +50,20 @@ def why_in_python(session: SparkSession, plan: Plan, *, drops_bad_texts: bool) -
 def _why_not_here(session: SparkSession) -> str | None:
     """Says why the strategy cannot be in a session. None: it is there."""
     if is_remote(session):
-        return "the planning of Spark Connect's server cannot be extended"
-    if not numbers(OLDEST) <= numbers(session.version) <= numbers(NEWEST):
-        return f"that was tried with Spark {OLDEST} to {NEWEST}, and this is {session.version}"
+        return said("the planning of Spark Connect's server cannot be extended")
     try:
         _add(session)
     except Exception as error:  # whatever a platform has changed or forbids
-        first = str(error).strip().splitlines()
-        _say(first[0] if first else type(error).__name__)
-        return "the planning of this Spark cannot be extended"
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        return said(f"the planning of this Spark cannot be extended ({first[0]})")
     return None
 
 
-@lru_cache(maxsize=1)
-def _say(why: str) -> None:
-    log.info("events are grouped in Python, because the planning of this Spark cannot be extended: %s", why)
+@lru_cache(maxsize=16)
+def said(reason: str) -> str:
+    """Logs a reason that lies in the session, once, and returns it."""
+    log.info("Python groups the events of each query, because %s", reason)
+    return reason
 
 
 def _add(session: SparkSession) -> None:
@@ -73,6 +73,15 @@ def _add(session: SparkSession) -> None:
     existing = methods.extraStrategies()
     if not existing.contains(strategy):
         getattr(methods, "extraStrategies_$eq")(existing.appended(strategy))
+
+
+_tallies: list[Tally] = []
+
+
+def decide() -> None:
+    """Lets each call decide after a batch of a query."""
+    for tally in _tallies:
+        tally.decide()
 
 
 _compiled: dict[str, Any] = {}
@@ -96,22 +105,23 @@ def _strategy(session: SparkSession) -> Any:
 
 
 def grouped(
-    rows: DataFrame, plan: Plan, name: str, uid: str, *, flags: str | None, flagged: Mapping[int, int | None]
-) -> DataFrame:
-    """Returns rows that Spark groups when it plans a batch. Where it does not, they only have more columns.
+    rows: DataFrame, plan: Plan, name: str, *, flags: str | None, flagged: Mapping[int, int | None]
+) -> tuple[DataFrame, Tally]:
+    """Returns rows that Spark groups when it plans a batch, and what tasks count. Where Spark does not group them, they
+    only have more columns.
 
     ``rows``: the columns of the plan, ``column0``, ``column1``, ... ``flags``: the column that says which rows no
-    window takes. ``flagged``: the slices of these rows, by their flags. ``name``: of the operator. ``uid``: of the
-    call.
+    window takes. ``flagged``: the slices of these rows, by their flags. ``name``: of the operator.
     """
-    how, columns = Grouped(plan), rows.columns
+    how, columns, call = Grouped(plan), rows.columns, uuid.uuid4().hex
+    _tallies.append(tally := Tally(rows.sparkSession.sparkContext, call, _strategy(rows.sparkSession)))
     rows = rows.select("*", _micros(rows, f"column{plan.schema.get_field_index(plan.time)}").alias(_MICROS))
     conditions = {} if flags is None else {f"{flags} = {flag}": at for flag, at in flagged.items()}
     for step in how.steps(_MICROS, conditions):
         rows = rows.select("*", *(F.expr(sql).alias(column) for column, sql in step.items()))
     groups = [F.max(column).alias(f"{GROUP}{number}") for number, column in enumerate(how.groups)]
     states = [F.expr(sql).alias(f"{STATE}{number}") for number, sql in enumerate(how.aggregates)]
-    return rows.observe(":".join((_MARKER, str(len(columns)), uid, name)), *groups, *states)
+    return rows.observe(":".join((_MARKER, str(len(columns)), call, name)), *groups, *states), tally
 
 
 def _micros(rows: DataFrame, name: str) -> Column:

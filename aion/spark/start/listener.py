@@ -25,7 +25,7 @@ from pyspark.sql.streaming import StreamingQueryListener
 
 from aion.core.heartbeat import RUN
 from aion.errors import WatermarkError
-from aion.spark.session import failures, upstream
+from aion.spark.session import failures, partials, upstream
 from aion.spark.session.plans import node_of
 from aion.spark.session.query_settings import CHECKPOINT
 from aion.spark.session.sessions import application, is_remote
@@ -73,6 +73,10 @@ class _Starts(StreamingQueryListener):
             log.exception("the location of a query's checkpoint could not be found; the tasks of the query will fail")
 
     def onQueryProgress(self, event: Any) -> None:
+        try:
+            partials.decide()
+        except Exception:
+            log.exception("whether Spark groups events could not be decided; it goes on as before")
         if progress.log.isEnabledFor(logging.INFO):  # it asks the JVM several times
             try:
                 progress.log_batch(event.progress())

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from aion.base.hashing import ShardOfKeys
-from aion.core.ingest.builder import BlockBuilder
+from aion.core.ingest.builder import BlockBuilder, Flagged
 from aion.core.ingest.encoding import BlockSettings
-from aion.core.ingest.event_slices import Flagged
 from aion.core.ingest.grouped import GROUP, Grouped
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.core.topology import Tree
+from aion.spark.session.tally import Tally
 from aion.spark.tasks.blocks import BlockRows
 from aion.spark.tasks.hand_over import HandOverConfig, Sending
 from aion.spark.tasks.shards import ids_here
@@ -78,12 +78,14 @@ class Child:
     be computed here; and further columns, which it does not need. Or Spark has grouped the events
     (:mod:`aion.core.ingest.grouped`).
 
-    ``has_flags``: the column after those says which rows no window takes, and which are no events.
+    ``has_flags``: the column after those says which rows no window takes, and which are no events. ``tally``: counts
+    the blocks, if Spark may group the events.
     """
 
-    def __init__(self, work: ChildWork, *, has_flags: bool = False) -> None:
+    def __init__(self, work: ChildWork, *, has_flags: bool = False, tally: Tally | None = None) -> None:
         self._work = work
         self._has_flags = has_flags
+        self._count = iter if tally is None else tally.of
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         plan = self._work.plan
@@ -92,7 +94,7 @@ class Child:
         with self._work.begun() as (builder, sending):
             for batch in together(batches):
                 if batch.schema.names[0].startswith(GROUP):
-                    yield from sending.of(Grouped(plan).blocks(batch, builder))
+                    yield from sending.of(self._count(Grouped(plan).blocks(batch, builder)))
                     continue
                 flagged = None
                 if self._has_flags:
@@ -105,8 +107,8 @@ class Child:
                     schema=schema,
                 )
                 shards = None if hashed is None else pa.array(hashed.of_hashes(batch.column(sent).to_numpy()))
-                yield from sending.of(builder.add(events, shards, flagged))
-            yield from sending.finish(builder.finish())
+                yield from sending.of(self._count(builder.add(events, shards, flagged)))
+            yield from sending.finish(self._count(builder.finish()))
 
 
 def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

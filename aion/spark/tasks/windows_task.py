@@ -13,9 +13,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from aion.config import Policy
-from aion.core.ingest.builder import ShardBlock
+from aion.core.ingest.builder import Flagged, ShardBlock
 from aion.core.ingest.encoding import decode
-from aion.core.ingest.event_slices import Flagged
 from aion.core.ingest.fragments import Defragmenter
 from aion.core.life.lifecycle import EXECUTED
 from aion.core.slicing.grid import FLAGGED_SLICES
