@@ -227,7 +227,7 @@ def choose(
     if sliding:
         known = {name: known[name] for name in ("partials", "stock-window", "tuned-window", "scan")}
     # Without a payload, hardly anything is handed over; with one, a mean keeps nothing of it.
-    idle = {"unique", "flink-mean"} if payload_bytes else {"unique", "apply-rows"}
+    idle = {"unique", "partials-python", "flink-mean" if payload_bytes else "apply-rows"}
     wanted = bench.pick(names, list(known), [name for name in known if name not in idle])
     return {name: known[name] for name in wanted}
 

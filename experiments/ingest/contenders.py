@@ -247,10 +247,10 @@ class ListStateMean(StatefulProcessor):
 
 CONTENDERS: dict[str, Contender] = {
     "partials": Contender("Aion, partials", True, partials),
-    "partials-python": Contender("Aion, grouped in Python", True, grouped_in_python),
     "apply": Contender("Aion, events kept (apply)", True, kept),
     "apply-rows": Contender("Aion, events kept, no files", True, kept_as_rows),
     "unique": Contender("Aion, partials, unique", True, unique),
+    "partials-python": Contender("Aion, grouped in Python", True, grouped_in_python),
     "stock-window": Contender("Spark window().agg", False, stock_window, alone=True),
     "tuned-window": Contender("Spark window().agg, tuned", False, stock_window),
     "list-state": Contender("Spark ListState of events", False, list_state, alone=True),
