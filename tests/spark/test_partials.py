@@ -163,7 +163,6 @@ def test_what_groups_events_is_in_the_plan_and_explained(off: SparkSession, stre
     in_python: dict[str, dict[str, Any]] = {
         "'v' = median(v) is none that": {"aggregates": {"n": A.count(), "v": A.median("v")}},
         "some of the windows begin or end with single events": {"windows": aion.Count(3)},
-        "calendar windows have slices": {"windows": aion.Calendar("day", "Europe/Paris")},
         "the events themselves are kept": {"unique": "v"},
     }
     said = {reason: re.sub(r"\s+", " ", aion.explain(events, **minutes | more)) for reason, more in in_python.items()}
@@ -257,16 +256,21 @@ WINDOWS: dict[str, Any] = {
     "many": [
         aion.Tumbling(f"{n} seconds") for n in (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
     ],
+    "days": [aion.Calendar("day", "America/St_Johns", start="00:30"), aion.Calendar("6 hours", "Africa/Monrovia")],
+    "days and sessions": [aion.Calendar("week", "Pacific/Apia"), aion.Session("90 seconds")],
     "sessions": [aion.Session("2 seconds"), aion.Tumbling("1 minute")],
 }
 NUMBERS = st.one_of(
     st.none(), st.integers(-(2**40), 2**40).map(lambda n: n / 2**20), st.sampled_from([-0.0, 0.1, 1e9, 1e-9])
 )
+# The clocks of Monrovia change at odd seconds, those of St John's at 00:01; Apia leaves a day out.
+CHANGES = [63_593_070, 983_413_860, 1_325_239_200, 1_710_000_000]
+INSTANTS = st.builds(lambda at, by: (at + by) * 10**6, st.sampled_from(CHANGES), st.integers(-100_000, 100_000))
 ROWS = st.lists(
     st.tuples(
         st.sampled_from(["a", "b", None]),
         st.sampled_from([0.0, -0.0, float("nan"), None]),
-        st.one_of(st.none(), st.integers(0, 200 * 10**6), st.sampled_from([2**62, -(2**62)])),
+        st.one_of(st.none(), st.integers(0, 200 * 10**6), st.sampled_from([2**62, -(2**62)]), INSTANTS),
         st.one_of(NUMBERS, st.sampled_from([float("nan"), float("inf"), -float("inf"), 2.0**49])),
         st.one_of(st.none(), st.integers(-(2**50), 2**50)),
         st.one_of(st.none(), st.integers(-128, 127)),

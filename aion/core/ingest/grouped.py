@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import islice
+from math import gcd
 
 import pyarrow as pa
 
@@ -26,6 +27,11 @@ GROUP, STATE = "group", "state"
 """The names of the columns of grouped rows begin so: what rows were grouped by, and what was computed of each group."""
 _FAMILIES = threshold(16, 1)
 """With more families of edges, rows are grouped by the unit of all of them, and their slices are found later."""
+_SECOND_US, _MINUTE_US = 1_000_000, 60_000_000
+_WHOLE_MINUTES_US = 315_532_800 * _SECOND_US
+"""From 1980 on, the clocks of all zones are whole minutes apart and change at whole minutes, and before that at whole
+seconds. So a minute, or a second, is within one slice of calendar windows, whatever the rules of their zone are.
+"""
 
 
 def why_not(plan: Plan, *, drops_bad_texts: bool) -> str | None:
@@ -34,8 +40,6 @@ def why_not(plan: Plan, *, drops_bad_texts: bool) -> str | None:
         return "the events themselves are kept"
     if plan.by_event or plan.event_rows is not None:
         return "some of the windows begin or end with single events"
-    if plan.grid.edges.calendars:
-        return "calendar windows have slices that Spark's functions do not give"
     others = [name for name in plan.key if not can_hash(plan.schema.field(name).type)]
     if others:
         return f"the key {others[0]!r} is of type {plan.schema.field(others[0]).type}"
@@ -95,13 +99,18 @@ class Grouped:
 
     def _start(self, micros: str) -> str:
         edges = self._plan.cell_edges
-        families = [(edges.unit_us, edges.origin_us)] if self._is_by_unit else edges.families
+        families = edges.families if len(edges.families) <= _FAMILIES else [(edges.unit_us, edges.origin_us)]
         starts = [f"{micros} - pmod({micros} - {phase}, {period})" for period, phase in families]
+        if edges.calendars:
+            unit = gcd(_MINUTE_US, *(calendar.steps.time_us for calendar in edges.calendars))
+            starts.append(f"{micros} - pmod({micros}, if({micros} < {_WHOLE_MINUTES_US}, {_SECOND_US}, {unit}))")
         return starts[0] if len(starts) == 1 else f"greatest({', '.join(starts)})"
 
     @property
-    def _is_by_unit(self) -> bool:
-        return len(self._plan.cell_edges.families) > _FAMILIES
+    def _are_starts(self) -> bool:
+        """Whether rows are grouped by the starts of their slices, and not by less."""
+        edges = self._plan.cell_edges
+        return not edges.calendars and len(edges.families) <= _FAMILIES
 
     @property
     def groups(self) -> list[str]:
@@ -128,8 +137,9 @@ class Grouped:
             states += [s if s.type == t else s.cast(t) for s, t in zip(found, partial.types, strict=True)]
         fields = [self._plan.schema.field(name) for name in self._plan.key]
         of_plan = [k if k.type == field.type else k.cast(field.type) for k, field in zip(keys, fields, strict=True)]
-        if self._is_by_unit:
-            slices = pa.array(self._plan.grid.starts_of(slices.to_numpy()))
+        if not self._are_starts:
+            # By the plan of the task: the rules of time zones that it has known decide where calendar windows begin.
+            slices = pa.array(builder.plan.grid.starts_of(slices.to_numpy()))
         yield from builder.add_grouped(slices, pa.RecordBatch.from_arrays(of_plan, schema=pa.schema(fields)), states)
 
 
