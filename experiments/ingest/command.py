@@ -55,12 +55,16 @@ def ingest(
         Literal["rows", "files"],
         typer.Option(help="files: compare aion.read_files with Spark's reader, at 1 and 16 million events a batch."),
     ] = "rows",
+    curve: Annotated[
+        bool,
+        typer.Option("--curve", help="The time of a batch of 1,000 to 8 million events, with and without late ones."),
+    ] = False,
     slide: Annotated[str | None, typer.Option(help="A new window every SLIDE, e.g. '1 second'.")] = None,
     contenders: Annotated[
         str,
         typer.Option(
             help="Some of: partials,apply,apply-rows,unique,stock-window,tuned-window,list-state,scan,files,"
-            "files-apply; with --flink also flink-heap,flink-rocksdb,flink-mean."
+            "files-apply,partials-python; with --flink also flink-heap,flink-rocksdb,flink-mean."
         ),
     ] = "",
     list_events: Annotated[
@@ -97,6 +101,18 @@ def ingest(
         found = {"versions": bench.versions(PACKAGES), "machine": bench.machine()}
         start = {"experiment": "ingest", "settings": asdict(settings), "source": source, "sizes": sizes, **found}
         compare_files(settings, of_files, sizes, seed, out, start, console)
+        return
+    if curve:
+        from experiments.ingest.curve import CONTENDERS, SIZES, measure
+
+        if slide is not None or payload:
+            raise typer.BadParameter("--curve does not go with --slide or --payload")
+        of_curve = choose_files(contenders or ",".join(CONTENDERS), payload)
+        sizes = tuple(size for size in SIZES if events is None or size <= events)
+        settings = Settings(max(sizes), dict.fromkeys(of_curve, batches), runs, warm_ups, payload, slide, policy, cores)
+        found = {"versions": bench.versions(PACKAGES), "machine": bench.machine()}
+        start = {"experiment": "ingest", "settings": asdict(settings), "sizes": sizes, **found}
+        measure(settings, of_curve, sizes, seed, out, start, console)
         return
     chosen = choose(contenders, sliding=slide is not None, payload_bytes=payload, flink=flink is not None)
     events = events or (200_000 if payload else 2_000_000)

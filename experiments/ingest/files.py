@@ -64,7 +64,7 @@ def compare_files(
         plan = EventPlan(events_per_batch=events, payload_bytes=settings.payload_bytes, seed=seed)
         with console.status(f"generating {batches} files of {events:,} events"):
             paths[events] = write_batches(plan, batches, out / "data")
-    done = _take_turns(settings, chosen, paths, out, console)
+    done = take_turns(settings, chosen, paths, out, console)
     figures, labels = rates_of(chosen, sizes, done)
     rates = bench.summarise(figures)
     judged = bench.verdicts(targets_of(chosen, sizes), rates)
@@ -142,7 +142,7 @@ def _seconds(rates: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{int(size) / rates[name].median:.2f} s" for name, size in sizes.items() if size.isdecimal()}
 
 
-def _take_turns(
+def take_turns(
     settings: Settings,
     chosen: Mapping[str, Contender],
     paths: Mapping[int, list[Path]],

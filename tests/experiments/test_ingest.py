@@ -16,6 +16,7 @@ import typer
 
 from experiments.ingest.command import choose, overlap, remarks, targets_for
 from experiments.ingest.contenders import mean_of_events
+from experiments.ingest.curve import Curve, chart, table
 from experiments.ingest.settings import Settings
 from experiments.shared import bench
 from experiments.shared.generate import (
@@ -238,6 +239,24 @@ def test_contenders_are_chosen_by_name() -> None:
     for refused in ("list-state", "flink-heap"):
         with pytest.raises(typer.BadParameter, match="use partials, stock-window, tuned-window, scan"):
             choose(refused, sliding=True, flink=True)
+
+
+def test_a_curve_has_a_fixed_and_a_marginal_cost(tmp_path: Path) -> None:
+    ours = Curve("Aion", 0.05, {1_000: 400.0, 2_000_000: 700.0, 8_000_000: 1_900.0})
+    assert (ours.fixed_ms, ours.marginal_ms) == (400.0, 200.0)
+    curves = [
+        ours,
+        ours._replace(late_share=0.0),
+        Curve("Spark", 0.0, {1_000: 200.0, 2_000_000: 500.0, 8_000_000: 9e3}),
+    ]
+    shown = bench.wide_console()
+    with shown.capture() as capture:
+        shown.print(table("title", curves))
+    assert ["Aion", "5%", "400", "700", "1,900", "200"] in [
+        [cell.strip() for cell in line.strip("│ ").split("│")] for line in capture.get().splitlines()
+    ]
+    chart(tmp_path / "curve.png", "title", curves)
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
 
 
 def test_remarks_say_that_list_state_reads_less() -> None:
