@@ -26,8 +26,8 @@ Read = Callable[[Sequence[pa.Array], Sequence[pa.Array]], States]
 class InSql(NamedTuple):
     """What Spark computes for a partial, as SQL.
 
-    ``steps``: columns by their names; each step has those of the steps before it. ``groups``: columns by which rows are
-    grouped besides. ``aggregates``: the aggregate functions. ``read``: makes the states of rows from their groups and
+    ``steps``: columns by their names; each step has those of the steps before it. ``groups``: by what rows are grouped
+    besides. ``aggregates``: the aggregate functions. ``read``: makes the states of rows from their groups and
     their aggregates.
     """
 
@@ -99,20 +99,28 @@ _LIMIT = 2.0**48
 
 
 def _of_doubles(column: str, name: str) -> InSql:
-    value, rest = f"{name}v", f"{name}r0"
-    steps = [{value: f"cast({column} as double)"}, {rest: f"if(abs({value}) < {_LIMIT!r}D, {value}, 0D)"}]
-    pieces = []
-    for number, scale in enumerate(_SCALES):
-        piece = f"{name}p{number}"
-        steps.append({piece: f"rint({rest} * {scale!r}D)"})
-        pieces.append(piece)
-        left = f"{name}r{number + 1}"
-        steps.append({left: f"{rest} - {piece} * {1 / scale!r}D"})
-        rest = left
-    large = f"{name}x"
-    steps.append({large: f"if(abs({value}) < {_LIMIT!r}D and {rest} = 0D, null, {value})"})
-    sums = (*(f"sum(cast({piece} as bigint))" for piece in pieces), f"count({value})")
-    return InSql(sums, _doubles, tuple(steps), (large,))
+    """Few steps, because each makes the plan of every batch longer: two of the rests are made in one."""
+    value = f"cast({column} as double)"
+    fits = f"abs({value}) < {_LIMIT!r}D"
+    rests = [f"{name}r{number}" for number in range(len(_SCALES))]
+    steps = (
+        {rests[0]: f"if({fits}, {value}, 0D)"},
+        {rests[1]: _rest(rests[0], 0), rests[2]: _rest(f"({_rest(rests[0], 0)})", 1)},
+        {rests[3]: _rest(rests[2], 2)},
+    )
+    pieces = [_piece(rest, number) for number, rest in enumerate(rests)]
+    sums = (*(f"sum(cast({piece} as bigint))" for piece in pieces), f"count({column})")
+    large = f"if({fits} and {rests[3]} * {_SCALES[3]!r}D = {pieces[3]}, null, {value})"
+    return InSql(sums, _doubles, steps, (large,))
+
+
+def _piece(rest: str, number: int) -> str:
+    return f"rint({rest} * {_SCALES[number]!r}D)"
+
+
+def _rest(rest: str, number: int) -> str:
+    """What a piece leaves of a rest."""
+    return f"{rest} - {_piece(rest, number)} * {1 / _SCALES[number]!r}D"
 
 
 def _of_integers(column: str, name: str) -> InSql:

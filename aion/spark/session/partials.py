@@ -119,7 +119,7 @@ def grouped(
     conditions = {} if flags is None else {f"{flags} = {flag}": at for flag, at in flagged.items()}
     for step in how.steps(_MICROS, conditions):
         rows = rows.select("*", *(F.expr(sql).alias(column) for column, sql in step.items()))
-    groups = [F.max(column).alias(f"{GROUP}{number}") for number, column in enumerate(how.groups)]
+    groups = [F.max(F.expr(sql)).alias(f"{GROUP}{number}") for number, sql in enumerate(how.groups)]
     states = [F.expr(sql).alias(f"{STATE}{number}") for number, sql in enumerate(how.aggregates)]
     return rows.observe(":".join((_MARKER, str(len(columns)), call, name)), *groups, *states), tally
 
