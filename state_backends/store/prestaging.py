@@ -83,6 +83,8 @@ class Prestager:
         resident = self._fetcher.resident([block for _, block in lacking])
         cold = {entry for (entry, _), is_there in zip(lacking, resident, strict=True) if not is_there}
         with self._blocks.lock:
+            # An earlier prestage may have brought a body since it was looked for.
+            cold = {entry for entry in cold if not self._blocks.memory.is_whole(entry.seq)}
             # At most what memory has room for, and what a function needs: it may begin before everything is there.
             for slice_us in slices:
                 entries = self._blocks.visible([slice_us], only)
@@ -180,6 +182,7 @@ class Prestager:
         self, entry: Entry, priority: Priority, reserved_bytes: int, run: _Run | None = None, *, body_only: bool = False
     ) -> _Staging:
         """Starts fetching one block, or its body. Hold the lock."""
+        self._stop(entry.seq)  # its body may be on its way, and the reference has left memory since
         if not body_only:
             self._blocks.ledger.move(entry.seq, Move.STAGE)
         prestage = self._under_way[entry.seq] = _Staging(entry, reserved_bytes, body_only)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import pyarrow as pa
 
 from aion.core.ingest.encoding import encode
 from state_backends.backends import STORES
+from state_backends.files.bodies import Bodies, Places
+from state_backends.files.handed import HandedFile, name_of
 from state_backends.files.names import SstFile
-from state_backends.format.block import Block, BlockKind, Compacted
+from state_backends.format.block import Block, BlockKind, BodyAt, Compacted
+from state_backends.store.body_files import BodyFiles
 from state_backends.store.io_thread import IoThread, Priority, Steps
 from state_backends.store.m_bucket import MemoryBudget, Stretches
 from state_backends.store.merge_choice import DEFAULTS, Limits
@@ -42,8 +47,37 @@ def flags(runs: Runs, count: int) -> list[bool]:
     return [any(first <= at <= last for first, last in runs) for at in range(count)]
 
 
+class WatchedBudget(MemoryBudget):
+    """A budget that remembers how little of it was left at worst."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes)
+        self.least_left_bytes = limit_bytes
+
+    def make_room(self) -> None:  # each change of what is used ends with this
+        super().make_room()
+        with self._lock:
+            self.least_left_bytes = min(self.least_left_bytes, self.left())
+
+
+class HandedFiles:
+    """A shard's storage of handed-over files. A host that has no folder with them asks another one for ranges."""
+
+    def __init__(self, folder: Path, *, is_local: bool) -> None:
+        self.folder = folder
+        self.bodies = Places([str(folder)] if is_local else [])
+
+    def body_of(self, at: BodyAt, size: int) -> Future[bytes]:
+        future: Future[bytes] = Future()
+        future.set_result((self.folder / at.file).read_bytes()[at.offset :][:size])
+        return future
+
+
 class Rig:
-    """A store with everything that it stands on. Blocks are (seq, slice)."""
+    """A store with everything that it stands on. Blocks are (seq, slice).
+
+    ``is_local``: whether handed-over files are in a folder of this host.
+    """
 
     def __init__(
         self,
@@ -56,8 +90,11 @@ class Rig:
         limits: Limits = DEFAULTS,
         windows: Sequence[Stretches] = (),
         blocking: bool = True,
+        is_local: bool = True,
     ) -> None:
         self.kind, self.folder = kind, folder
+        self.handed = HandedFiles(folder / "handed", is_local=is_local)
+        self.staged = folder / "staged"
         self.options: dict[str, Any] = {
             "bucket_limit_bytes": min(bucket_limit, budget),
             "keep_fraction": keep,
@@ -66,13 +103,15 @@ class Rig:
             **({} if blocking else {"blocking": False}),
         }
         self.io = IoThread()
-        self.budget = MemoryBudget(budget)
+        self.budget = WatchedBudget(budget)
         self.blocks: dict[int, Block] = {}
+        self.bodies: dict[BodyAt, bytes] = {}
         self.numbers = 0
         self.store = self.open()
 
     def open(self, disk: Disk | None = None) -> BlockStore:
         self.p_bucket = PBucket(self.folder / "files", self.folder / "live", durable=True)
+        self.p_bucket.bodies = BodyFiles(self.staged, lambda: self.handed)
         p_bucket: Any = OnDisk(self.p_bucket, disk) if disk else self.p_bucket
         return STORES[self.kind](p_bucket, self.io, self.budget, **self.options)
 
@@ -97,15 +136,46 @@ class Rig:
             self.blocks[seq] = make_block(slice_us, self.numbers, size, compacted)
             self.store.append(seq, self.blocks[seq], late=late)
 
+    def hand_over(self, *blocks: tuple[int, int], late: bool = False, size: int = 0) -> None:
+        """Appends references to blocks, whose bodies are neighbours in a file."""
+        with closing(HandedFile(self.handed.folder, name_of(0, "rig", f"{self.numbers:06d}"))) as file:
+            for seq, slice_us in blocks:
+                self.numbers += 1
+                block = make_block(slice_us, self.numbers, size)
+                self.blocks[seq] = reference = file.add(block)
+                assert reference.at is not None
+                self.bodies[reference.at] = bytes(block.body)
+            file.end()
+            file.seal()
+        for seq, _ in blocks:
+            self.store.append(seq, self.blocks[seq], late=late)
+
     def read(self, *slices: int, blocking: bool = False) -> list[int]:
         """The seqs of the blocks of these slices; their bytes are those that were appended."""
         return [self.check(stored) for stored in self.store.read(slices, blocking=blocking)]
 
     def check(self, stored: Any) -> int:
         seq, block = stored
-        assert block.header == self.blocks[seq].header
-        assert bytes(block.stored) == bytes(self.blocks[seq].stored), f"block {seq} is another one"
+        original = self.blocks[seq]
+        assert block.header == original.header
+        if original.at is None:
+            assert bytes(block.stored) == bytes(original.stored), f"block {seq} is another one"
+        else:  # whole, or a reference that a worker follows, to a staged body or to the file
+            assert block.at in (None, original.at)
+            worker = Bodies(Places([str(self.handed.folder)], staged=str(self.staged)))
+            assert bytes(worker.of(block).body) == self.bodies[original.at], f"the body of {seq} is another one"
         return int(seq)
+
+    def whole_bytes(self, seq: int) -> int:
+        """Of a block, with its body if that was handed over."""
+        block = self.blocks[seq]
+        return block.size_bytes + (0 if block.at is None else block.header.body_bytes)
+
+    def bytes_in_memory(self) -> int:
+        """Of the blocks that the store holds, and of the staged files: not what anyone has counted."""
+        held = self.store.blocks.memory  # type: ignore[attr-defined]
+        blocks = sum(len(bytes(held[seq].stored)) for seq in held.seqs())
+        return blocks + sum(path.stat().st_size for path in self.staged.glob("*"))
 
     def settle(self) -> None:
         """Waits until the I/O thread has nothing more to do."""
