@@ -275,9 +275,11 @@ def test_the_handle_is_no_dataframe(spark: SparkSession, stream: FileStream, tmp
     reading = f"Spark lists the files of {tmp_path}/input; 2 tasks read parts of files with pyarrow, as parquet, and"
     said = " ".join(aion.explain(events, **WINDOWS).split())
     assert f"files {reading} of them the columns k, ts, v. child" in said
-    assert said.replace(f"files {reading} of them the columns k, ts, v. ", "") == " ".join(
-        aion.explain(df, **WINDOWS).split()
+    of_rows = said.replace(f"files {reading} of them the columns k, ts, v. ", "").replace(
+        "Python groups the events, because the tasks of Python read the files themselves.",
+        "Spark's own functions group the events, before they reach Python.",
     )
+    assert of_rows == " ".join(aion.explain(df, **WINDOWS).split())
     with pytest.raises(errors.SchemaError, match="there is no column 'nokey'"):
         aion.windowed(events, **{**WINDOWS, "key": "nokey"})
 
