@@ -38,7 +38,7 @@ class InSql(NamedTuple):
 
 
 def in_sql(partial: Partial, columns: Mapping[str, tuple[str, pa.DataType]], name: str) -> InSql | None:
-    """Returns what Spark computes for a partial. None: its functions do not compute the same.
+    """Returns what Spark computes for a partial, or None if its functions do not compute the same.
 
     ``columns``: by the names that partials know, each column as SQL, and its type. ``name``: with it, names of columns
     begin that the partial needs.

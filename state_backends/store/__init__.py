@@ -10,6 +10,6 @@
     body_files    bodies in shared memory
     keyed         the map
 
-Called by: versions, server, and whoever works without a server.
+Called by: versions, server, and programs that work without a server.
 Must never know: versions, tasks, and what a window is.
 """

@@ -35,7 +35,7 @@ seconds. So a minute, or a second, is within one slice of calendar windows, what
 
 
 def why_not(plan: Plan, *, drops_bad_texts: bool) -> str | None:
-    """Says why Spark's functions do not group the events of a plan as its children do. None: they do."""
+    """Says why Spark's functions cannot group the events of a plan as its children do, or returns None if they can."""
     if plan.layout is None:
         return "the events themselves are kept"
     if plan.by_event or plan.event_rows is not None:

@@ -72,7 +72,7 @@ class Source(Protocol):
         """Returns what comes before and matters, in words."""
 
     def why_in_python(self, plan: Plan, *, drops_bad_texts: bool) -> str | None:
-        """Says why events are grouped in Python, and not by Spark's own functions. None: these group them."""
+        """Says why Python groups the events, or returns None if Spark's own functions do."""
 
     def children(self, work: ChildWork) -> DataFrame:
         """Returns the rows of blocks (:mod:`aion.spark.tasks.blocks`) that the children make of the events, with the

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def why_in_python(session: SparkSession, plan: Plan, *, drops_bad_texts: bool) -> str | None:
-    """Says why events are grouped in Python. None: Spark groups them. Raises ConfigError for an unknown setting."""
+    """Says why Python groups the events, or returns None if Spark does. Raises ConfigError for an unknown setting."""
     asked = session.conf.get(JVM_PARTIALS, AUTO)
     if asked not in (AUTO, OFF):
         raise ConfigError(f"{JVM_PARTIALS}: {asked!r} is neither {AUTO!r} nor {OFF!r}")
@@ -48,7 +48,7 @@ def why_in_python(session: SparkSession, plan: Plan, *, drops_bad_texts: bool) -
 
 
 def _why_not_here(session: SparkSession) -> str | None:
-    """Says why the strategy cannot be in a session. None: it is there."""
+    """Adds the strategy to a session. Says why that is not possible, or returns None."""
     if is_remote(session):
         return said("the planning of Spark Connect's server cannot be extended")
     try:
