@@ -28,7 +28,8 @@ from aion.core.ingest.grouped import Grouped
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import ConfigError
 from aion.spark.session import partials
-from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain, take_all
+from tests.server.conftest import wait_until
+from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain
 
 SETTING = "spark.aion.jvm_partials"
 HOUR = 3600
@@ -179,23 +180,29 @@ def test_what_groups_events_is_in_the_plan_and_explained(off: SparkSession, stre
 
 
 def test_events_of_many_groups_are_not_grouped(off: SparkSession, stream: FileStream, sink: Sink) -> None:
-    """What a batch had decides how the next ones go."""
+    """What a batch had decides how the next one goes, and the events of few groups are grouped again."""
     panes = aion.windowed(
         stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"), key="k", windows=aion.Tumbling("1 hour"),
         aggregates={"n": A.count()}, bound="1 hour",
     )  # fmt: skip
     query = sink.start(panes)
 
+    taken = 0
+
     def is_grouped(keys: int) -> bool:
-        """Whether Spark has grouped the events of a batch with this many keys."""
+        """Whether Spark groups the events of a batch with this many keys, which has been decided after."""
+        nonlocal taken
         stream.put([(str(n % keys), 10.0, 1.0) for n in range(5000)])
-        take_all(query)
+        taken += 5000
+        wait_until(lambda: sum(report["numInputRows"] for report in query.recentProgress) == taken)
         off.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
         return "HashAggregate" in query._jsq.explainInternal(False)
 
     try:
         assert is_grouped(1) and is_grouped(5000)
-        assert not all(is_grouped(5000) for _ in range(8))
+        assert not is_grouped(5000)
+        assert not is_grouped(1)
+        assert is_grouped(1)
     finally:
         query.stop()
 
