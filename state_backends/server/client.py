@@ -228,6 +228,7 @@ class StateClient:
         run: str,
         operator_uid: str,
         place: tuple[int, int] | None = None,
+        next_start: tuple[float, float] | None = None,
         state_dir: str,
         store: StoreConfig,
         others: bool = False,
@@ -238,6 +239,7 @@ class StateClient:
         """Starts an attempt on the version ``token``; None: there is none yet. The new version will be ``makes``.
 
         ``place``: Spark's stage and the partition in it, where the task is. None: the attempt only reads.
+        ``next_start``: see OpenRequest.
         ``others``: whether the answer contains what the operator's other shards have learnt. ``moved``: whether it
         contains how long the disk took to stage and to write. ``committed``, ``asked``: see OpenRequest.
         """
@@ -248,6 +250,7 @@ class StateClient:
             "run": run,
             "operator_uid": operator_uid,
             "place": place,
+            "next_start": next_start,
             "state_dir": state_dir,
             "store": store.to_json(),
             "others": others,

@@ -126,7 +126,8 @@ class Host:
                 self._made_for[key] = made_for
             shard, lock = self._shards[key]
             self.attempts.begin(request.attempt, Work(key, shard, lock))
-            self._schedule.opened(key, reopened=request.attempt != request.makes)
+            reopened = request.attempt != request.makes
+            self._schedule.opened(key, reopened=reopened, next_start=request.next_start)
         if before is not None and before[0] is not shard:
             self._close(*before)
         with lock:

@@ -1,4 +1,8 @@
-"""Predicts when the next batch of each shard comes, and keeps the prestages that wait for their time."""
+"""Predicts when the next batch of each shard comes, and keeps the prestages that wait for their time.
+
+A query whose trigger has an interval says when its next batch starts. Of other queries it is learnt how often they have
+batches.
+"""
 
 from __future__ import annotations
 
@@ -48,18 +52,26 @@ class Schedule:
         self.now_s = clock
         self._opened_s: dict[ShardKey, float] = {}
         self._intervals: dict[ShardKey, _Interval] = {}
+        self._triggers: dict[ShardKey, tuple[float, float]] = {}  # the interval, and when it next starts a batch
         self._planned: list[PlannedPrestage] = []
 
     def __len__(self) -> int:
         """Returns the number of prestages that wait."""
         return len(self._planned)
 
-    def opened(self, key: ShardKey, *, reopened: bool) -> None:
-        """Records that an attempt opened a shard. ``reopened``: the same attempt had opened it before."""
+    def opened(self, key: ShardKey, *, reopened: bool, next_start: tuple[float, float] | None = None) -> None:
+        """Records that an attempt opened a shard. ``reopened``: the same attempt had opened it before.
+
+        ``next_start``: see :class:`state_backends.server.requests.OpenRequest`.
+        """
         before = self._opened_s.get(key)
         if reopened and before is not None:
             return
         now = self._opened_s[key] = self.now_s()
+        if next_start is None:
+            self._triggers.pop(key, None)
+        else:
+            self._triggers[key] = next_start[0], now + next_start[1]
         if before is not None:
             if (known := self._intervals.get(key)) is None:
                 self._intervals[key] = _Interval(now - before, (now - before) / 2)
@@ -67,13 +79,15 @@ class Schedule:
                 known.learn(now - before)
 
     def due_s(self, key: ShardKey) -> float:
-        """Returns when the next batch may come: earlier than on average, because batches do not come evenly.
+        """Returns when the next batch may come: earlier than on average, because batches do not come evenly, but not
+        before the query's trigger starts one.
 
         What is staged for a batch that comes earlier than this is not in memory yet. Not earlier than now.
         """
         known = self._intervals.get(key)
         after_s = 0.0 if known is None else known.mean_s - _DEVIATIONS * known.deviation_s
-        return max(self._opened_s[key] + after_s, self.now_s())
+        _, starts_s = self._triggers.get(key, (0.0, 0.0))
+        return max(self._opened_s[key] + after_s, starts_s, self.now_s())
 
     def next_s(self) -> float | None:
         """Returns when the next planned prestage starts, or None if none is planned."""
@@ -97,6 +111,7 @@ class Schedule:
         for key in over:
             del self._opened_s[key]
             self._intervals.pop(key, None)
+            self._triggers.pop(key, None)
         return {key[:2] for key in over}
 
     def _is_over(self, key: ShardKey, least_s: float) -> bool:
@@ -104,7 +119,8 @@ class Schedule:
         return now - self._opened_s.get(key, now) > max(least_s, _IDLE_BATCHES * self._mean_s(key))
 
     def _mean_s(self, key: ShardKey) -> float:
-        return self._intervals[key].mean_s if key in self._intervals else 0.0
+        every_s, _ = self._triggers.get(key, (0.0, 0.0))
+        return max(every_s, self._intervals[key].mean_s if key in self._intervals else 0.0)
 
     def plan(self, planned: PlannedPrestage) -> None:
         self._planned.append(planned)

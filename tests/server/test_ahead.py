@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from tests.server.conftest import STORE, Connect, block, open_shard, snapshot, wait_until
@@ -42,3 +43,20 @@ def test_what_is_due_later_takes_no_room_from_what_is_due_next(connect: Connect,
     again = open_shard(client, tmp_path, "first-0", "second-1")
     assert all([*again.read([slice_us])] for slice_us in later)
     assert client.stats()["staging"]["hits"] == 0, "only what is due next was staged"
+
+
+def test_without_room_for_all_staging_waits_for_the_time_at_which_the_trigger_starts_a_batch(
+    connect: Connect, tmp_path: Path
+) -> None:
+    """Nothing is known of the intervals yet, so without the trigger the next batch might come at once."""
+    client = connect()
+    attempt = open_shard(client, tmp_path, None, "first-0")
+    attempt.append([(n, True, block(*range(5000), slice_us=s)) for n, s in enumerate(SLICES)])
+    attempt.commit(snapshot(len(SLICES)), prestage=[0])
+    size_bytes = block(*range(5000)).size_bytes
+    wait_until(lambda: client.stats()["staging"]["staged_bytes"] >= size_bytes)  # so the speed is known
+    opened_s = time.monotonic()
+    attempt = open_shard(client, tmp_path, "first-0", "second-1", next_start=(3600.0, 2.5))
+    attempt.commit(snapshot(len(SLICES)), prestage=[*SLICES])
+    wait_until(lambda: client.stats()["staging"]["staged_bytes"] >= 2 * size_bytes)
+    assert time.monotonic() - opened_s >= 1.5

@@ -61,3 +61,26 @@ def test_a_prestage_that_is_planned_wakes_the_thread_in_time() -> None:
         assert len(looks) <= 3
     finally:
         sampler.stop()
+
+
+def test_a_trigger_says_when_the_next_batch_starts() -> None:
+    now = [5.0]
+    schedule = Schedule(lambda: now[0])
+    schedule.opened(KEY, reopened=False, next_start=(10.0, 4.0))
+    assert schedule.due_s(KEY) == 9.0
+    now[0] = 12.0
+    assert schedule.due_s(KEY) == 12.0, "a batch that takes longer than the interval is followed at once"
+    schedule.opened(KEY, reopened=False, next_start=(10.0, 7.0))
+    assert schedule.due_s(KEY) == 19.0
+    schedule.opened(KEY, reopened=False)
+    assert schedule.due_s(KEY) == 12.0, "the query has another trigger now"
+
+
+def test_a_shard_is_not_idle_between_two_batches_of_its_trigger() -> None:
+    now = [0.0]
+    schedule = Schedule(lambda: now[0])
+    schedule.opened(KEY, reopened=False, next_start=(3600.0, 3600.0))
+    now[0] = 3 * 3600.0
+    assert not schedule.is_idle(KEY, in_use=False)
+    now[0] = 30 * 3600.0
+    assert schedule.is_idle(KEY, in_use=False)

@@ -12,15 +12,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 import aion
 from aion import metrics
 from aion.metrics import StateMetrics
+from aion.spark.tasks.running import next_start
 from experiments.workloads import application, load, sources
 from experiments.workloads.average import SCHEMA, mean
 from experiments.workloads.model import Shape
-from tests.spark.conftest import EVENTS_DDL, FileStream, take_all
+from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, take_all
 from tests.spark.test_tiers import new_server
 
 __all__ = ["new_server"]
@@ -113,6 +115,36 @@ def test_a_part_of_each_window_stays_if_it_shall(
     policy = {"prestage": {"mode": "none"}, "blocks": {"target": "64KiB"}, "destage": {"keep_fraction": keep}}
     found = averages(spark, tmp_path, policy, blocking=False)[-1]
     assert least <= found.m_bucket_bytes / (found.m_bucket_bytes + found.disk_only_bytes) <= most
+
+
+def next_batch(key: Any, window: Any, events: Any) -> dict[str, float]:
+    context = TaskContext.get()
+    assert context is not None
+    every_s, after_s = next_start(context) or (0.0, 0.0)
+    return {"every_s": every_s, "after_s": after_s}
+
+
+@pytest.mark.parametrize(("interval", "every_s"), [("2 seconds", 2.0), ("0 seconds", 0.0)])
+def test_tasks_know_when_the_trigger_starts_the_next_batch(
+    spark: SparkSession, stream: FileStream, sink: Sink, interval: str, every_s: float
+) -> None:
+    """By that the state server stages for it, before it has seen how often batches come."""
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+    windows = aion.windowed(
+        events,
+        time="ts",
+        windows=aion.Tumbling("10 seconds"),
+        apply=aion.Apply(next_batch, "every_s double, after_s double"),
+    )
+    stream.put([("a", 1, 1.0), ("a", 100, 1.0)])
+    query = sink.start(windows, processingTime=interval)
+    take_all(query)
+    stream.put([("a", 200, 1.0)])
+    take_all(query)
+    query.stop()
+    rows = [row for row in sink.rows() if row["kind"] == "on_time"]
+    assert rows and {row["every_s"] for row in rows} == {every_s}
+    assert all(0 <= row["after_s"] <= every_s for row in rows)
 
 
 # -- windows that are open, and pressure ----------------------------------------------------------------------

@@ -20,6 +20,8 @@ or null. ``again``: what holds instead for a batch that an earlier run has begun
 """
 BEGINS = "spark.sql.streaming.aion.begins"
 """The number of the run's first batch. Unset: the query is new."""
+EVERY = "spark.sql.streaming.aion.every"
+"""The milliseconds between the times at which the query's trigger starts batches. Unset: as soon as there are rows."""
 PAST = "spark.sql.streaming.aion.past."
 """What the definition of an operator has been before, as JSON, if it was another one. The name of the operator follows.
 """

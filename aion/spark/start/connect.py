@@ -22,12 +22,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from aion import errors
+from aion.base.time import duration_us
 from aion.errors import AionError, ConfigError, WatermarkError
 from aion.spark.session import failures, upstream
 from aion.spark.session.checkpoint_files import RemoteFiles
 from aion.spark.session.partitions import NOTE, rescaled
 from aion.spark.session.plans import plan_of
-from aion.spark.session.query_settings import BEGINS, CHECKPOINT, ENDS, RESCALED, TEMPORARY
+from aion.spark.session.query_settings import BEGINS, CHECKPOINT, ENDS, EVERY, RESCALED, TEMPORARY
 from aion.spark.session.sessions import master
 from aion.spark.session.settings import CHECKPOINTS, of_queries
 from aion.spark.session.undo import note_change
@@ -126,10 +127,20 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
     names = tuple(operator.config.name for operator in there)
     if writer._write_proto.available_now or writer._write_proto.once:
         found[ENDS] = json.dumps({"from": 0, "again": {}})  # each batch may be the last one
+    if (every := writer._write_proto.processing_time_interval) and (every_ms := _milliseconds(every)) > 0:
+        found[EVERY] = str(every_ms)
     for operator in there:
         look = Look(operator, query, checkpoint, master(spark).startswith("local"), batch, names)
         found |= settings_of(operator.config.name, _in_a_task(spark, look))
     return own | found
+
+
+def _milliseconds(interval: str) -> int:
+    """Returns the milliseconds of a trigger's interval. 0 for what only Spark's parser understands."""
+    try:
+        return duration_us(interval) // 1000
+    except AionError:
+        return 0
 
 
 def _location(spark: SparkSession, writer: Any, given: dict[str, Any]) -> str | None:

@@ -57,12 +57,22 @@ def decide(execution: Any, files: CheckpointFiles, commits: list[int]) -> str | 
     return json.dumps(found)
 
 
+def interval_ms(execution: Any) -> int:
+    """Returns how often a query's trigger starts a batch, in milliseconds. 0: as soon as there are rows."""
+    trigger = execution.trigger()
+    return int(trigger.intervalMs()) if _name(trigger) == "ProcessingTimeTrigger" else 0
+
+
+def _name(trigger: Any) -> str:
+    return str(trigger.getClass().getSimpleName()).rstrip("$")
+
+
 def _shows_all_from(execution: Any) -> int | None:
     """Returns the batch from which on a run shows all late windows. None: the run does not end by itself.
 
     ``execution``: Spark's, before its first batch.
     """
-    if execution.trigger().getClass().getSimpleName().rstrip("$") not in _TRIGGERS:
+    if _name(execution.trigger()) not in _TRIGGERS:
         return None
     planned = execution.offsetLog().getLatestBatchId()
     next_batch = int(planned.get()) + 1 if planned.isDefined() else 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, NamedTuple
 
 from pyspark import TaskContext
 
 from aion import errors
 from aion.errors import AionError, ConfigError, StateError
-from aion.spark.session.query_settings import BEGINS, CHECKPOINT, ENDS, REFUSED, RUNNING, TEMPORARY
+from aion.spark.session.query_settings import BEGINS, CHECKPOINT, ENDS, EVERY, REFUSED, RUNNING, TEMPORARY
 
 
 class Running(NamedTuple):
@@ -37,6 +38,19 @@ def is_first(context: TaskContext) -> bool:
     """Returns whether this is the first batch of a run that goes on with a checkpoint."""
     begins = context.getLocalProperty(BEGINS)
     return begins is not None and Running.of(context).batch == int(begins)
+
+
+def next_start(context: TaskContext) -> tuple[float, float] | None:
+    """Returns how often the query's trigger starts a batch, and when it does so next, in seconds from now.
+
+    Spark's triggers start batches at multiples of the interval since 1970, and at once when one took longer than that.
+    Returns None for a query whose batches start as soon as there are rows, and for one of Spark Connect.
+    """
+    said = context.getLocalProperty(EVERY)
+    if said is None:
+        return None
+    every_s = int(said) / 1000
+    return every_s, every_s - time.time() % every_s
 
 
 def shows_all(context: TaskContext, batch: int) -> bool:

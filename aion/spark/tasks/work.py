@@ -15,7 +15,7 @@ from aion.config import policy_from_text
 from aion.errors import MissingState
 from aion.execute.assembly import store_config
 from aion.spark.session.settings import CHECKPOINTS, FOLDER
-from aion.spark.tasks.running import Running, checkpoint_of, is_first, shows_all
+from aion.spark.tasks.running import Running, checkpoint_of, is_first, next_start, shows_all
 from aion.spark.tasks.shards import ids_here, partition_of
 from aion.spark.tasks.task import client_of
 from aion.spark.tasks.tenants import Batch, TenantDefinition, Tenants
@@ -35,7 +35,7 @@ class Task:
         self._config = config = definition.config
         self._ids = ids_here(config.name, config.ids)
         self._policy = policy_from_text(config.policy)
-        context = TaskContext.get()
+        self._context = context = TaskContext.get()
         assert context is not None
         self._query, self._run, self.batch = Running.of(context)
         self._brings = definition.batch is not None  # state from elsewhere, where it may have been before
@@ -71,6 +71,7 @@ class Task:
                 run=self._run,
                 operator_uid=config.uid,
                 place=self._place,
+                next_start=next_start(self._context),
                 state_dir=config.state_dir,
                 store=self._store,
                 committed=-1 if self._brings else self.batch - 1,
