@@ -44,6 +44,8 @@ def identify(columns: Sequence[pa.Array], secret: bytes) -> Identities:
     :func:`can_identify` must accept the type of each.
     """
     rows = len(columns[0])
+    if not rows:
+        return Identities(np.empty((0, 2), np.int64))
     families = [_family(column.type) for column in columns]
     # The types are the same for all rows, so they are hashed once, into the key.
     of_types = _siphash(_words_of("\n".join(map(str, families)).encode()), secret)

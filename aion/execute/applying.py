@@ -210,8 +210,7 @@ def dropped_events(
     if plan.updates is not None and reason == UNTIMED[DROPPED_SLICE]:
         texts = combined(batch.column(DROPPED))
     else:
-        shown = _plain_rows(batch.select(visible(plan)))
-        texts = pa.array([orjson.dumps(row, default=_plain).decode() for row in shown], pa.string())
+        texts = as_texts(batch.select(visible(plan)))
     n, at = len(rows), pa.array(rows)
     return pane_rows(
         plan,
@@ -431,6 +430,11 @@ def _cuts(type_: pa.DataType) -> bool:
     """Whether pyarrow may cut a number to make a value of this type, at any depth."""
     inner = [type_.field(i).type for i in range(type_.num_fields)]
     return pa.types.is_integer(type_) or pa.types.is_temporal(type_) or any(map(_cuts, inner))
+
+
+def as_texts(rows: pa.RecordBatch) -> pa.Array:
+    """Returns each row as JSON."""
+    return pa.array([orjson.dumps(row, default=_plain).decode() for row in _plain_rows(rows)], pa.string())
 
 
 def _plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:

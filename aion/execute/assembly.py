@@ -150,22 +150,27 @@ def make_compaction(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | No
 def make_bound(plan: Plan, policy: Policy, snapshot: Mapping[str, Any] | None, *, shards: int = 1) -> AdaptiveBound:
     """Learns how late events come, and says how long new windows are kept. ``shards``: how many the query has."""
     lateness = policy.lateness
-    initial_us = max(lateness.initial_bound_us, panes_kept_us(plan, snapshot))
-    asked = Cleanup(
+    longest_us = max(w.reach_us for w in plan.windows.values())
+    known = snapshot["lateness"] if snapshot is not None else None
+    return AdaptiveBound(
+        asked_bound(policy, panes_kept_us(plan, snapshot)),
+        model=lateness.model,
+        ahead_us=longest_us,
+        together=lateness.per == "query" and shards > 1,
+        snapshot=known,
+    )
+
+
+def asked_bound(policy: Policy, at_least_us: int = 0) -> Cleanup:
+    """Returns what the policy asks of bounds. ``at_least_us``: no first bound is shorter."""
+    lateness = policy.lateness
+    initial_us = max(lateness.initial_bound_us, at_least_us)
+    return Cleanup(
         initial_us,
         coverage=lateness.coverage,
         confidence=lateness.confidence,
         max_bound_us=max(lateness.max_bound_us, initial_us),
         max_state_bytes=lateness.max_state_bytes,
-    )
-    longest_us = max(w.reach_us for w in plan.windows.values())
-    known = snapshot["lateness"] if snapshot is not None else None
-    return AdaptiveBound(
-        asked,
-        model=lateness.model,
-        ahead_us=longest_us,
-        together=lateness.per == "query" and shards > 1,
-        snapshot=known,
     )
 
 

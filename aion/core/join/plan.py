@@ -1,0 +1,213 @@
+"""What a join is: its sides, which rows match, and the columns of its result. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aion.base.identity import can_identify
+from aion.base.time import format_duration
+from aion.core.query.columns import DROPPED_COLUMNS, PANE_SEQ
+from aion.errors import ConfigError, SchemaError
+
+LEFT, RIGHT = 0, 1
+SIDES = ("left", "right")
+INNER, OUTER_LEFT, OUTER_RIGHT, FULL, ASOF = "inner", "left", "right", "full", "asof"
+HOW = (INNER, OUTER_LEFT, OUTER_RIGHT, FULL, ASOF)
+ALL, FINAL = "all", "final"
+PAIR, PAIR_TIME, SIDE = "pair", "pair_time", "side"
+OWN = (PAIR, PAIR_TIME, "kind", PANE_SEQ, SIDE, *DROPPED_COLUMNS)
+"""The columns that every result has besides those of the rows."""
+
+Condition = Callable[[pa.RecordBatch], Any]
+
+
+class Side(NamedTuple):
+    """One side of a join. ``schema``: of its rows. ``time``: the column with the event time. ``identity``: the columns
+    that identify a row, together with the key and the time. ``unique``: whether a row that has come before counts once.
+    ``bound_us``: how late its rows may be; None: it is learnt.
+    """
+
+    schema: pa.Schema
+    time: str
+    identity: tuple[str, ...]
+    unique: bool
+    bound_us: int | None
+
+
+@dataclass(frozen=True)
+class JoinPlan:
+    """Rows of both sides match if their keys are equal, and ``first_us <= right time - left time <= last_us``.
+
+    ``how``: one of ``HOW``. ``condition``: what else must hold for a pair; None: nothing. ``emit``: ``ALL`` or
+    ``FINAL``. Raises SchemaError or ConfigError for what does not fit together.
+    """
+
+    left: Side
+    right: Side
+    key: tuple[str, ...]
+    first_us: int
+    last_us: int
+    how: str = INNER
+    condition: Condition | None = None
+    emit: str = ALL
+
+    def __post_init__(self) -> None:
+        if self.how not in HOW:
+            raise ConfigError(f"how: {self.how!r} is none of {', '.join(HOW)}")
+        if self.emit not in (ALL, FINAL):
+            raise ConfigError(f"emit: {self.emit!r} is neither {ALL!r} nor {FINAL!r}")
+        if self.first_us > self.last_us:
+            raise ConfigError(
+                f"within: {format_duration(self.first_us)} is more than {format_duration(self.last_us)}; give the "
+                "smaller difference first"
+            )
+        if self.how == ASOF and self.condition is not None:
+            raise ConfigError("on: how='asof' takes the newest row of the right side, whatever is in it; leave on out")
+        for name, side in zip(SIDES, self.sides, strict=True):
+            self._check(name, side)
+        for name in self.key:
+            types = [side.schema.field(name).type for side in self.sides]
+            if types[0] != types[1]:
+                raise SchemaError(
+                    f"key: column {name!r} is of type {types[0]} on the left and {types[1]} on the right; cast one of "
+                    "them"
+                )
+        names = self.result_schema.names
+        for name in names:
+            if names.count(name) > 1:
+                what = "a column that every result has" if name in OWN else "a column of both sides"
+                raise SchemaError(f"{name!r} is {what}; rename it before the join")
+
+    def _check(self, name: str, side: Side) -> None:
+        schema = side.schema
+        for what, column in (("time", side.time), *(("key", k) for k in self.key), *(("id", i) for i in side.identity)):
+            if column not in schema.names:
+                raise SchemaError(
+                    f"{what}: the {name} side has no column {column!r}; its columns are {', '.join(schema.names)}"
+                )
+            if what != "time" and not can_identify(schema.field(column).type):
+                raise SchemaError(
+                    f"{what}: column {column!r} of the {name} side is of type {schema.field(column).type}; rows are "
+                    "recognised by numbers, texts, bytes, dates and times; give id= other columns, or make a text of it"
+                )
+        if not self.key:
+            raise ConfigError("key: a join needs at least one column that is equal on both sides; give e.g. key='id'")
+        if not pa.types.is_timestamp(schema.field(side.time).type):
+            raise SchemaError(
+                f"time: column {side.time!r} of the {name} side is of type {schema.field(side.time).type}; a timestamp "
+                "is needed"
+            )
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.left, self.right
+
+    @property
+    def outer(self) -> tuple[bool, bool]:
+        """Of which sides a row without a partner comes out."""
+        return self.how in (OUTER_LEFT, FULL, ASOF), self.how in (OUTER_RIGHT, FULL)
+
+    def interval(self, side: int) -> tuple[int, int]:
+        """Where the partners of a row are: the times of the other side, counted from its own."""
+        return (self.first_us, self.last_us) if side == LEFT else (-self.last_us, -self.first_us)
+
+    @property
+    def timestamp(self) -> pa.DataType:
+        return self.left.schema.field(self.left.time).type
+
+    @property
+    def result_schema(self) -> pa.Schema:
+        """The columns of a result: the key, those of the left and of the right side, and ``OWN``."""
+        return pa.schema(
+            [
+                *(pa.field(name, self.left.schema.field(name).type) for name in self.key),
+                *(pa.field(f.name, f.type) for side in self.sides for f in side.schema if f.name not in self.key),
+                pa.field(PAIR, pa.string()),
+                pa.field(PAIR_TIME, self.timestamp),
+                pa.field("kind", pa.string()),
+                pa.field(PANE_SEQ, pa.int64()),
+                pa.field(SIDE, pa.string()),
+                pa.field("event_time", self.timestamp),
+                pa.field("lateness_us", pa.int64()),
+                pa.field("reason", pa.string()),
+                pa.field("event", pa.string()),
+            ]
+        )
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What versions of the operator have in common."""
+        within = f"{format_duration(self.first_us)} to {format_duration(self.last_us)}"
+        return {
+            "kind": "join",
+            "how": self.how,
+            "emit": self.emit,
+            "within_us": [self.first_us, self.last_us],
+            "sides": [
+                {
+                    "schema": [[field.name, str(field.type)] for field in side.schema],
+                    "time": side.time,
+                    "identity": list(side.identity),
+                    "unique": side.unique,
+                }
+                for side in self.sides
+            ],
+            "key": list(self.key),
+            "words": {
+                "operator": [("a join", "")],
+                "how": [(self.how, "")],
+                "emit": [(self.emit, "")],
+                "within": [(within, "")],
+                "key": [(name, str(self.left.schema.field(name).type)) for name in self.key],
+                **{
+                    f"{name} side": [(field.name, str(field.type)) for field in side.schema]
+                    for name, side in zip(SIDES, self.sides, strict=True)
+                },
+                **{
+                    f"{name} side: what identifies a row": [(n, "") for n in (*side.identity, side.time)]
+                    for name, side in zip(SIDES, self.sides, strict=True)
+                },
+                **{
+                    f"{name} side: repeated rows": [("count once" if side.unique else "all count", "")]
+                    for name, side in zip(SIDES, self.sides, strict=True)
+                },
+            },
+        }
+
+
+def identity_of(schema: pa.Schema, asked: Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the columns that identify a row. Without ``asked`` they are all that can, which keeps rows apart as far
+    as these columns differ.
+    """
+    return tuple(asked) if asked is not None else tuple(f.name for f in schema if can_identify(f.type))
+
+
+def holds(condition: Condition | pc.Expression, pairs: pa.RecordBatch) -> Any:
+    """A mask of the pairs for which a condition is true, as numpy's bools. A null is not true.
+
+    Raises ConfigError if the condition is not one value for each pair.
+    """
+    if isinstance(condition, pc.Expression):
+        numbered = pa.table({**dict(zip(pairs.schema.names, pairs.columns, strict=True)), _AT: range(pairs.num_rows)})
+        kept = numbered.filter(condition).column(_AT).to_numpy()
+        mask = np.zeros(pairs.num_rows, np.bool_)
+        mask[kept] = True
+        return mask
+    found = condition(pairs)
+    found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    found = found if isinstance(found, pa.Array) else pa.array(found)
+    if not pa.types.is_boolean(found.type) or len(found) != pairs.num_rows:
+        raise ConfigError(
+            f"on: the function returned {len(found)} values of type {found.type} for {pairs.num_rows} pairs; return "
+            "one bool for each"
+        )
+    return found.fill_null(False).to_numpy(zero_copy_only=False)
+
+
+_AT = "\0at"

@@ -1,0 +1,212 @@
+"""The rows of one side of a join: what is known of each besides its columns, and the map that has them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from aion.base.identity import identify
+from aion.core.join.plan import JoinPlan
+from aion.core.paged_rows import PagedRows, Pages, Part
+from state_backends.format.ordered_map import Change, OrderedMap
+from state_backends.thresholds import threshold
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+MATCHED, NO_KEY, CAME_AFTER = 1, 2, 4
+"""What is known of a row: it has had a partner; its key has a null; it came when a row without partner was shown."""
+_PAGE_ROWS = threshold(64, 1)
+_CHUNK_ROWS = threshold(4096, 2)
+_SHORTEST_BIN_US = threshold(60_000_000, 7)
+_DUE_BINS = 512  # in the time in which a row may find partners
+_SHORTEST_DUE_US = threshold(1_000_000, 2)
+_STEP = 0x1E3779B97F4A7C15  # an odd number: its multiples differ in all bits
+_NUMBERS = ("hash", "second", "time", "id", "id2", "rank")
+_FLAGS = "flags"
+_ROW = len(_NUMBERS) - 1  # numbers of a row in the index of what is due
+
+
+def _own(name: str) -> str:
+    return "\0" + name
+
+
+@dataclass
+class Rows:
+    """Rows with what is known of each, as columns (N,). ``table``: the columns of the side.
+
+    ``hash``, ``second``: of the key. ``time``: in µs. ``id``, ``id2``: what identifies the row, but for equal rows,
+    which ``rank`` numbers. ``flags``: see ``MATCHED``.
+    """
+
+    table: pa.Table
+    hash: Ints
+    second: Ints
+    time: Ints
+    id: Ints
+    id2: Ints
+    rank: Ints
+    flags: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.hash)
+
+    @classmethod
+    def of(cls, plan: JoinPlan, side: int, table: pa.Table, secret: bytes) -> Rows:
+        """Identifies rows that have come. All have a time."""
+        said = plan.sides[side]
+        batch = table.combine_chunks()
+        columns = {name: _array(batch.column(name)) for name in (*plan.key, said.time, *said.identity)}
+        keys = identify([columns[name] for name in plan.key], secret)
+        ids = identify([columns[name] for name in dict.fromkeys((*plan.key, said.time, *said.identity))], secret)
+        lacks = np.zeros(len(keys), np.bool_)
+        for name in plan.key:
+            lacks |= columns[name].is_null().to_numpy(zero_copy_only=False)
+        return cls(
+            batch,
+            np.where(lacks, ids[:, 0], keys[:, 0]),  # they match nothing, so they need not lie together
+            keys[:, 1],
+            columns[said.time].cast(pa.int64()).to_numpy(),
+            ids[:, 0],
+            ids[:, 1],
+            np.zeros(len(keys), np.int64),
+            np.where(lacks, NO_KEY, 0).astype(np.uint8),
+        )
+
+    @classmethod
+    def stored(cls, table: pa.Table) -> Rows:
+        """The same of rows as the map has them."""
+        numbers = [_array(table.column(_own(name))).to_numpy() for name in _NUMBERS]
+        flags = _array(table.column(_own(_FLAGS))).to_numpy().copy()
+        return cls(table.drop_columns([*map(_own, _NUMBERS), _own(_FLAGS)]), *numbers, flags)
+
+    def to_store(self, schema: pa.Schema) -> pa.Table:
+        """The rows as the map has them."""
+        numbers = [pa.array(getattr(self, name)) for name in _NUMBERS]
+        return pa.table([*numbers, pa.array(self.flags), *self.table.columns], schema=schema)
+
+    def take(self, rows: Ints) -> Rows:
+        return Rows(
+            self.table.take(pa.array(rows)), *(getattr(self, name)[rows] for name in _NUMBERS), self.flags[rows]
+        )
+
+    def has(self, flag: int) -> Flags:
+        return (self.flags & flag) != 0
+
+    @property
+    def identity(self) -> tuple[Ints, Ints]:
+        """What tells a row from all others."""
+        return self.id, self.id2 ^ (self.rank * _STEP)
+
+
+def together(some: list[Rows]) -> Rows:
+    """Several as one. There is at least one."""
+    if len(some) == 1:
+        return some[0]
+    numbers = [np.concatenate([getattr(rows, name) for rows in some]) for name in _NUMBERS]
+    table = pa.concat_tables([rows.table for rows in some]).combine_chunks()
+    return Rows(table, *numbers, np.concatenate([rows.flags for rows in some]))
+
+
+class SideRows:
+    """What the map has of one side. ``secret``: the key of identities."""
+
+    def __init__(self, plan: JoinPlan, side: int, values: OrderedMap) -> None:
+        self._values, self._side = values, side
+        schema = plan.sides[side].schema
+        numbers = [pa.field(_own(name), pa.int64()) for name in _NUMBERS]
+        self.schema = pa.schema([*numbers, pa.field(_own(_FLAGS), pa.uint8()), *schema])
+        space = b"j" + bytes([side])
+        self.pages = PagedRows(
+            values,
+            space,
+            self.schema,
+            _own("hash"),
+            lambda value: pa.ipc.read_record_batch(pa.py_buffer(value), self.schema),
+            lambda rows: rows.serialize().to_pybytes(),
+            page_rows=_PAGE_ROWS,
+            chunk_rows=_CHUNK_ROWS,
+        )
+        span_us = plan.last_us - plan.first_us
+        self.bin_us = max(span_us, _SHORTEST_BIN_US)
+        self._due_us = max(span_us // _DUE_BINS, _SHORTEST_DUE_US)
+        self._due = space + b"d"
+
+    # -- the index of what is due -------------------------------------------------------------------------
+
+    def note(self, rows: Rows, due_us: Ints, batch: int) -> int | None:
+        """Notes when it will be known that rows stay without a partner. ``batch``: a number for this call, which no
+        earlier one has had. Returns the first such time.
+        """
+        if not len(rows):
+            return None
+        bins = due_us // self._due_us
+        order = np.argsort(bins, kind="stable")
+        numbers = np.column_stack((due_us, rows.hash, rows.time, *rows.identity))[order]
+        distinct, begins = np.unique(bins[order], return_index=True)
+        parts = np.split(numbers, begins[1:])
+        self._values.put(
+            [
+                (self._due_key(bin_, batch), part.tobytes(), max(bin_ * self._due_us // 1000, 0))
+                for bin_, part in zip(distinct.tolist(), parts, strict=True)
+            ]
+        )
+        return int(due_us.min())
+
+    def due(self, at_us: int) -> Iterator[Ints]:
+        """Yields what is due at a time, some rows at a time, and forgets it: hash, time and identity of each row."""
+        after = self._due_key(at_us // self._due_us + 1, 0)
+        for key, value in self._values.scan(self._due, after):
+            rows = np.frombuffer(value, np.int64).reshape(-1, _ROW)
+            is_due = rows[:, 0] <= at_us
+            if is_due.any():
+                left = rows[~is_due]
+                self._values.put([(key, left.tobytes() or None, None)])
+                yield rows[is_due, 1:]
+
+    def next_due_us(self) -> int | None:
+        """A time before which nothing is due. None: nothing ever is."""
+        for _, value in self._values.scan(self._due, self._due + b"\xff" * 9):
+            return int(np.frombuffer(value, np.int64).reshape(-1, _ROW)[:, 0].min())
+        return None
+
+    def _due_key(self, bin_: int, batch: int) -> bytes:
+        return self._due + (bin_ + (1 << 63)).to_bytes(8, "big") + batch.to_bytes(8, "big")
+
+    # -- rows ---------------------------------------------------------------------------------------------
+
+    def bins(self, times: Ints) -> Ints:
+        return times // self.bin_us
+
+    def around(self, hashes: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+        """The bins and hashes in which rows with these times may be."""
+        begin, end = self.bins(first), self.bins(last)
+        counts = end - begin + 1
+        which = np.repeat(np.arange(len(hashes)), counts)
+        within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return begin[which] + within, hashes[which]
+
+    def add(self, found: Pages, page_of: Ints, rows: Rows) -> None:
+        """Keeps rows. ``page_of``: for each, which of the pages."""
+        if not len(rows):
+            return
+        pages, at = np.unique(page_of, return_inverse=True)
+        tails = self.pages.tails(found, pages)
+        both = pa.concat_tables([tails.rows, rows.to_store(self.schema)])
+        self.pages.write(found, tails, both, np.concatenate((tails.of_chunk, at)), np.ones(len(pages), np.bool_))
+
+    def mark(self, found: Pages, part: Part, stored: Rows, changed: Flags) -> None:
+        """Writes the flags of stored rows. ``changed``: which of the rows have others."""
+        chunks = np.zeros(len(part.pages), np.bool_)
+        chunks[part.of_chunk[changed]] = True
+        if chunks.any():
+            at = part.rows.schema.get_field_index(_own(_FLAGS))
+            rows = part.rows.set_column(at, part.rows.schema.field(at), pa.array(stored.flags))
+            self.pages.write(found, part, rows, part.of_chunk, chunks)
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -1,0 +1,70 @@
+"""A join as a tenant of a shard: the policy says how late the rows of each side may be."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from aion.base.identity import SECRET_BYTES
+from aion.config import Policy
+from aion.core.join.join import Join
+from aion.core.join.plan import SIDES, JoinPlan
+from aion.core.lateness.bound import AdaptiveBound
+from aion.core.lateness.observe import NewBounds
+from aion.core.life.rules import FixedBound
+from aion.execute.applying import as_texts
+from aion.execute.assembly import asked_bound
+from aion.execute.tenant import Saved
+from state_backends.format.ordered_map import OrderedMap
+
+SECRET = "identity_secret"
+
+
+class Joined:
+    """See :class:`aion.execute.tenant.Tenant`. Rows come as (side, table).
+
+    ``values``: the map of the shard. ``snapshot``: of the shard's version; None: it has none yet.
+    """
+
+    def __init__(
+        self, plan: JoinPlan, policy: Policy, values: OrderedMap, snapshot: Mapping[str, Any] | None = None
+    ) -> None:
+        self._learnt = [
+            AdaptiveBound(
+                asked_bound(policy),
+                model=policy.lateness.model,
+                ahead_us=plan.last_us - plan.first_us,
+                snapshot=None if snapshot is None else snapshot["sides"][name],
+            )
+            for name in SIDES
+        ]
+        left, right = (
+            learnt if side.bound_us is None else FixedBound(side.bound_us, learnt)
+            for side, learnt in zip(plan.sides, self._learnt, strict=True)
+        )
+        bounds: tuple[NewBounds, NewBounds] = left, right
+        self._secret = secrets.token_bytes(SECRET_BYTES) if snapshot is None else bytes.fromhex(snapshot[SECRET])
+        self.join = Join(plan, values, bounds, self._secret, as_texts, snapshot)
+
+    def advance(self, at_us: int | None) -> Iterator[pa.RecordBatch]:
+        if at_us is not None:
+            self.join.advance(at_us)
+        return iter(())
+
+    def arrive(self, rows: tuple[int, pa.Table]) -> Iterator[pa.RecordBatch]:
+        return self.join.arrive(*rows)
+
+    def end_batch(self) -> Iterator[pa.RecordBatch]:
+        return self.join.end_batch()
+
+    @property
+    def due_ms(self) -> int | None:
+        due_us = self.join.due_us
+        return None if due_us is None else -(-due_us // 1000)
+
+    def save(self) -> Saved:
+        sides = {name: bound.to_json() for name, bound in zip(SIDES, self._learnt, strict=True)}
+        return Saved({**self.join.snapshot(), "next_seq": 0, "sides": sides, SECRET: self._secret.hex()})

@@ -1,0 +1,211 @@
+"""A join, by an oracle: after each batch the table has what a join of all rows has that were not dropped."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aion.config import load_policy
+from aion.core.join.plan import ASOF, FULL, HOW, INNER, LEFT, OUTER_LEFT, RIGHT, JoinPlan, Side
+from aion.errors import ConfigError, SchemaError
+from aion.execute.joining import Joined
+from state_backends.format.ordered_map import MemoryMap
+
+POLICY = load_policy("standard", {})
+LEFTS = pa.schema([("k", pa.string()), ("j", pa.int64()), ("lt", pa.timestamp("us", "UTC")), ("v", pa.int64())])
+RIGHTS = pa.schema([("k", pa.string()), ("j", pa.int64()), ("rt", pa.timestamp("us", "UTC")), ("w", pa.float64())])
+
+
+def plan(how: str = INNER, within: tuple[int, int] = (0, 5), bounds: tuple[int, int] = (4, 6), **other: Any) -> JoinPlan:
+    unique = other.pop("unique", (False, False))
+    ids = other.pop("ids", (("j", "v"), ("j", "w")))
+    left = Side(LEFTS, "lt", ids[LEFT], unique[LEFT], bounds[LEFT])
+    right = Side(RIGHTS, "rt", ids[RIGHT], unique[RIGHT], bounds[RIGHT])
+    return JoinPlan(left, right, ("k", "j") if other.pop("two_keys", False) else ("k",), *within, how, **other)
+
+
+def joined_columns(definition: JoinPlan) -> JoinPlan:
+    """With one key, the column ``j`` would be on both sides."""
+    if len(definition.key) == 2:
+        return definition
+    right = pa.schema([f if f.name != "j" else pa.field("jj", f.type) for f in RIGHTS])
+    return definition
+
+
+class Row(NamedTuple):
+    k: str | None
+    j: int
+    t: int | None
+    value: int
+
+
+@dataclass
+class Batch:
+    to_us: int
+    rows: list[tuple[int, Row]]
+    restarts: bool
+
+
+def tables(rows: list[tuple[int, Row]]) -> list[tuple[int, pa.Table]]:
+    """As they may come: neighbours of one side together."""
+    found: list[tuple[int, pa.Table]] = []
+    for side, row in rows:
+        schema = (LEFTS, RIGHTS)[side]
+        values = [row.k, row.j, row.t, row.value]
+        columns = [pa.array([value], field.type) for value, field in zip(values, schema, strict=True)]
+        found.append((side, pa.table(columns, schema=schema)))
+    return found
+
+
+class Rig:
+    """A join, the table that a sink makes of its results, and what is expected of it."""
+
+    def __init__(self, definition: JoinPlan, condition: Callable[[Row, Row], bool] | None = None) -> None:
+        self.plan, self.condition = definition, condition
+        self.values = MemoryMap()
+        self.joined = Joined(definition, POLICY, self.values)
+        self.table: dict[str, dict[str, Any]] = {}
+        self.results: list[dict[str, Any]] = []
+        self.kept: tuple[list[Row], list[Row]] = [], []
+        self.dropped: Counter[str] = Counter()
+        self.lines = [-(10**9), -(10**9)]
+        self.at_us: int | None = None
+
+    def batch(self, batch: Batch) -> list[dict[str, Any]]:
+        self._expect(batch)
+        rows = [*self.joined.advance(batch.to_us)]
+        for side, table in tables(batch.rows):
+            rows += self.joined.arrive((side, table))
+        rows += self.joined.end_batch()
+        results = [row for some in rows for row in some.to_pylist()]
+        saved = json.loads(json.dumps(self.joined.save().snapshot))
+        if batch.restarts:
+            self.values = copy.deepcopy(self.values)
+            self.joined = Joined(self.plan, POLICY, self.values, saved)
+        for row in results:
+            if row["kind"] == "dropped":
+                self.dropped[row["side"]] += 1
+            elif row["kind"] == "retracted":
+                assert self.table.pop(row["pair"])["pane_seq"] < row["pane_seq"], "only what was shown is taken back"
+            else:
+                assert row["pair"] not in self.table, "each result comes once"
+                self.table[row["pair"]] = row
+        self.results += results
+        return results
+
+    def _expect(self, batch: Batch) -> None:
+        if self.at_us is None or batch.to_us > self.at_us:
+            self.at_us = batch.to_us
+            for side, said in enumerate(self.plan.sides):
+                assert said.bound_us is not None
+                self.lines[side] = max(self.lines[side], batch.to_us - said.bound_us)
+        for side, row in batch.rows:
+            if row.t is None or row.t < self.lines[side]:
+                continue
+            if self.plan.sides[side].unique and row in self.kept[side]:
+                continue
+            self.kept[side].append(row)
+
+    def matches(self, left: Row, right: Row) -> bool:
+        same = left.k is not None and left.k == right.k and (len(self.plan.key) == 1 or left.j == right.j)
+        assert left.t is not None and right.t is not None
+        near = self.plan.first_us <= right.t - left.t <= self.plan.last_us
+        return same and near and (self.condition is None or self.condition(left, right))
+
+    def expected(self) -> Counter[tuple[Any, ...]]:
+        lefts, rights = self.kept
+        how, limits = self.plan.how, self.limits()
+        found: Counter[tuple[Any, ...]] = Counter()
+        for left in lefts:
+            partners = [right for right in rights if self.matches(left, right)]
+            due = (left.t or 0) + self.plan.last_us <= limits[LEFT]
+            if how == ASOF:
+                if due:
+                    newest = max((p.t or 0 for p in partners), default=None)
+                    found[left, next((p for p in partners if p.t == newest), None)] += 1
+                continue
+            for right in partners:
+                found[left, right] += 1
+            if not partners and due and how in (OUTER_LEFT, FULL):
+                found[left, None] += 1
+        for right in rights:
+            due = (right.t or 0) - self.plan.first_us <= limits[RIGHT]
+            if due and how in ("right", FULL) and not any(self.matches(left, right) for left in lefts):
+                found[None, right] += 1
+        return found
+
+    def limits(self) -> tuple[int, int]:
+        assert self.at_us is not None
+        if self.plan.emit == "final":
+            return self.lines[RIGHT] - 1, self.lines[LEFT] - 1
+        return self.at_us, self.at_us
+
+    def shown(self) -> Counter[tuple[Any, ...]]:
+        return Counter((row_of(row, "lt", "v"), row_of(row, "rt", "w")) for row in self.table.values())
+
+    def check(self) -> None:
+        expected, shown = self.expected(), self.shown()
+        if self.plan.how == ASOF:  # of rows at one time, any may be the newest
+            expected, shown = (
+                Counter({(left, right and right.t): n for (left, right), n in found.items()})
+                for found in (expected, shown)
+            )
+        assert shown == expected
+
+
+def row_of(row: dict[str, Any], time: str, value: str) -> Row | None:
+    if row[time] is None:
+        return None
+    j = row["j"]
+    return Row(row["k"], j, round(row[time].timestamp() * 1e6), int(row[value]))
+
+
+times = st.integers(1_000_000, 1_000_040)
+row = st.builds(
+    Row, st.sampled_from(["a", "b", "c", None]), st.just(7), st.one_of(times, times, times, st.none()), st.integers(0, 2)
+)
+batches = st.lists(
+    st.builds(
+        Batch,
+        st.integers(1_000_000, 1_000_050),
+        st.lists(st.tuples(st.sampled_from([LEFT, RIGHT]), row), max_size=9),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(
+    batches,
+    st.sampled_from(HOW),
+    st.tuples(st.integers(-6, 3), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1])),
+    st.tuples(st.sampled_from([0, 3, 20]), st.sampled_from([0, 5, 20])),
+    st.tuples(st.booleans(), st.booleans()),
+    st.sampled_from(["all", "all", "final"]),
+)
+def test_the_table_is_the_join_of_all_rows_that_were_not_dropped(
+    some: list[Batch],
+    how: str,
+    within: tuple[int, int],
+    bounds: tuple[int, int],
+    unique: tuple[bool, bool],
+    emit: str,
+) -> None:
+    rig = Rig(plan(how, within, bounds, unique=unique, emit=emit, two_keys=True))
+    for batch in some:
+        rig.batch(batch)
+        rig.check()
+    rig.batch(Batch(2_000_000, [], restarts=True))
+    rig.check()
+    rig.batch(Batch(10**12, [], restarts=True))
+    assert not rig.values.values, "nothing is kept that nothing can match any more"
