@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from aion.spark.api.configure import configure
     from aion.spark.api.files import read_files
     from aion.spark.api.group_by import group_by
+    from aion.spark.api.join import join
     from aion.spark.api.newest import table
     from aion.spark.api.stream import changes, dropped, explain, panes, windowed
     from aion.spark.api.watermarks import watermark
@@ -57,6 +58,7 @@ __all__ = [
     "errors",
     "explain",
     "group_by",
+    "join",
     "metrics",
     "migrate",
     "panes",
@@ -80,6 +82,7 @@ _LAZY = {
     "dropped": "aion.spark.api.stream",
     "explain": "aion.spark.api.stream",
     "group_by": "aion.spark.api.group_by",
+    "join": "aion.spark.api.join",
     "migrate": "aion.spark.taking_over.migrate",
     "panes": "aion.spark.api.stream",
     "progress": "aion.spark.start.progress",

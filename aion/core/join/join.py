@@ -28,6 +28,7 @@ from aion.core.lateness.observe import NewBounds, observe_late
 from aion.core.life.actions import PaneKind
 from aion.core.life.arrival import UNTIMED
 from aion.core.life.lifecycle import Counters
+from aion.core.paged_rows import Pages
 from aion.core.query.columns import PANE_SEQ
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE
 from aion.errors import FormatError
@@ -207,7 +208,7 @@ class Join:
     def _pieces(self, left: Rows, right: Rows) -> Iterator[pa.RecordBatch]:
         """Processes some rows of both sides: they meet, and are kept."""
         new = [left, right]
-        pieces = []
+        pieces: list[tuple[Pages, Ints]] = []
         for side in (LEFT, RIGHT):
             rows, other, stored = new[side], new[1 - side], self._sides[side]
             first, last = self._plan.interval(1 - side)
@@ -215,9 +216,8 @@ class Join:
             found = stored.pages.pages(
                 np.concatenate((stored.bins(rows.time), bins)), np.concatenate((rows.hash, hashes))
             )
-            pieces.append(found)
-            new[side], found_own = self._ranked(side, rows, found)
-            pieces[side] = found, found_own
+            new[side], own = self._ranked(side, rows, found)
+            pieces.append((found, own))
         if self._plan.how == ASOF:
             yield from self._corrected(pieces[LEFT][0], new[RIGHT])
         else:
@@ -236,7 +236,7 @@ class Join:
                 self._due_us[side] = min((d for d in (due, self._due_us[side]) if d is not None), default=None)
                 self._seq += 1
 
-    def _ranked(self, side: int, rows: Rows, found: Any) -> tuple[Rows, Ints]:
+    def _ranked(self, side: int, rows: Rows, found: Pages) -> tuple[Rows, Ints]:
         """Numbers rows that are equal to others, or leaves them out. Also returns the page of each that is left."""
         own = found.page_of[: len(rows)]
         if not len(rows):
@@ -262,13 +262,13 @@ class Join:
         fresh = np.flatnonzero(rows.rank == 0)
         return rows.take(fresh), own[fresh]
 
-    def _matched(self, new: list[Rows], found: list[Any]) -> Iterator[pa.RecordBatch]:
+    def _matched(self, new: list[Rows], found: list[Pages]) -> Iterator[pa.RecordBatch]:
         """Yields the pairs of new rows with each other and with those that are kept. Marks what has a partner."""
         first, last = self._plan.interval(RIGHT)
         left, right = new
         lefts = Sorted(left.hash, left.time)
-        for r, l in lefts.pairs(right.hash, right.time + first, right.time + last):
-            yield from self._paired(left, l, right, r)
+        for b, a in lefts.pairs(right.hash, right.time + first, right.time + last):
+            yield from self._paired(left, a, right, b)
         for side in (LEFT, RIGHT):
             rows, stored = new[1 - side], self._sides[side]
             if not len(rows):
@@ -286,16 +286,18 @@ class Join:
                 if self._plan.outer[side]:
                     stored.mark(found[side], part, there, there.flags != flags)
 
-    def _paired(self, left: Rows, l: Ints, right: Rows, r: Ints, *, kept: int | None = None) -> Iterator[pa.RecordBatch]:
+    def _paired(
+        self, left: Rows, a: Ints, right: Rows, b: Ints, *, kept: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yields pairs of rows, if they are some. ``kept``: the side whose rows came before."""
-        same = (left.second[l] == right.second[r]) & ~left.has(NO_KEY)[l] & ~right.has(NO_KEY)[r]
-        l, r = l[same], r[same]
-        if self._plan.condition is not None and len(l):
-            mask = holds(self._plan.condition, self._columns(left, l, right, r))
-            l, r = l[mask], r[mask]
-        if not len(l):
+        same = (left.second[a] == right.second[b]) & ~left.has(NO_KEY)[a] & ~right.has(NO_KEY)[b]
+        a, b = a[same], b[same]
+        if self._plan.condition is not None and len(a):
+            mask = holds(self._plan.condition, self._columns(left, a, right, b))
+            a, b = a[mask], b[mask]
+        if not len(a):
             return
-        for side, rows, at in ((LEFT, left, l), (RIGHT, right, r)):
+        for side, rows, at in ((LEFT, left, a), (RIGHT, right, b)):
             if self._plan.outer[side]:
                 at = np.unique(at)
                 if kept == side:
@@ -305,11 +307,11 @@ class Join:
                     shown = shown[self._were_there(side, rows.take(shown))]
                     yield from self._alone(side, rows, shown, PaneKind.RETRACTED.value)
                 rows.flags[at] |= MATCHED
-        late = np.zeros(len(l), np.bool_)
-        for side, rows, at in ((LEFT, left, l), (RIGHT, right, r)):
+        late = np.zeros(len(a), np.bool_)
+        for side, rows, at in ((LEFT, left, a), (RIGHT, right, b)):
             if kept != side and self.at_us is not None:
                 late |= rows.time[at] <= self.at_us
-        yield self._result(left, l, right, r, self._kinds(late))
+        yield self._result(left, a, right, b, self._kinds(late))
 
     def _were_there(self, side: int, rows: Rows) -> Flags:
         """A mask of the rows that came before this batch."""
@@ -425,8 +427,8 @@ class Join:
             for _, at in Sorted(there.hash, there.time).pairs(right.hash, right.time + first, right.time + last):
                 touched.append(np.unique(at))
             rows = there.take(np.unique(np.concatenate(touched)))
-            for at in range(0, len(rows), _PIECE_ROWS):
-                some = rows.take(np.arange(at, min(at + _PIECE_ROWS, len(rows))))
+            for begin in range(0, len(rows), _PIECE_ROWS):
+                some = rows.take(np.arange(begin, min(begin + _PIECE_ROWS, len(rows))))
                 old, was = self._partners(some)
                 new, now = self._better(some, old, was, right)
                 changed = np.flatnonzero(_differ(old, was, new, now))
@@ -445,37 +447,39 @@ class Join:
             kinds = pa.repeat(kind, len(at)) if isinstance(kind, str) else kind
             other = Rows.stored(self._sides[1 - side].schema.empty_table())
             none = np.full(len(at), -1)
-            pair = (rows, at, other, none) if side == LEFT else (other, none, rows, at)
-            yield self._result(*pair, kinds)
+            if side == LEFT:
+                yield self._result(rows, at, other, none, kinds)
+            else:
+                yield self._result(other, none, rows, at, kinds)
 
-    def _columns(self, left: Rows, l: Ints, right: Rows, r: Ints) -> pa.RecordBatch:
+    def _columns(self, left: Rows, a: Ints, right: Rows, b: Ints) -> pa.RecordBatch:
         """The columns of the user in pairs. -1: there is no row."""
         found: dict[str, pa.Array] = {}
-        for rows, at in ((left, l), (right, r)):
+        for rows, at in ((left, a), (right, b)):
             where = pa.array(at, mask=at < 0)
             for name in rows.table.schema.names:
                 column = rows.table.column(name).take(where)
                 column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
                 if name in found:  # a column of the key
-                    column = pc.if_else(pa.array(l >= 0), found[name], column)
+                    column = pc.if_else(pa.array(a >= 0), found[name], column)
                 found[name] = column
         names = [field.name for field in self._schema if field.name in found]
         return pa.RecordBatch.from_arrays([found[name] for name in names], names)
 
-    def _result(self, left: Rows, l: Ints, right: Rows, r: Ints, kinds: pa.Array) -> pa.RecordBatch:
-        """Makes result rows. ``l``, ``r``: the rows of each side; -1: there is none."""
-        n = len(l)
+    def _result(self, left: Rows, a: Ints, right: Rows, b: Ints, kinds: pa.Array) -> pa.RecordBatch:
+        """Makes result rows. ``a``, ``b``: the rows of each side; -1: there is none."""
+        n = len(a)
         ids: list[Ints] = []
         times = np.full((2, n), np.iinfo(np.int64).min)
-        for side, (rows, at) in enumerate(((left, l), (right, r))):
+        for side, (rows, at) in enumerate(((left, a), (right, b))):
             there = np.flatnonzero(at >= 0)
             for numbers in rows.identity:
                 column = np.zeros(n, np.int64)
                 column[there] = numbers[at[there]]
                 ids.append(column)
             times[side, there] = rows.time[at[there]]
-        pair = identify([*map(pa.array, ids), pa.array(l >= 0), pa.array(r >= 0)], b"\0" * 16)
-        shown = self._columns(left, l, right, r)
+        pair = identify([*map(pa.array, ids), pa.array(a >= 0), pa.array(b >= 0)], b"\0" * 16)
+        shown = self._columns(left, a, right, b)
         for kind, count in zip(*np.unique(kinds.to_numpy(zero_copy_only=False), return_counts=True), strict=True):
             if kind == PaneKind.RETRACTED.value:
                 self.counters.retracted += int(count)
@@ -531,9 +535,9 @@ class Join:
 def _exceeds(new: tuple[Ints, ...], old: tuple[Ints, ...]) -> Flags:
     """Whether rows of numbers come after others, by the first number that differs."""
     result, equal = np.zeros(len(new[0]), np.bool_), np.ones(len(new[0]), np.bool_)
-    for a, b in zip(new, old, strict=True):
-        result |= equal & (a > b)
-        equal &= a == b
+    for new_column, old_column in zip(new, old, strict=True):
+        result |= equal & (new_column > old_column)
+        equal &= new_column == old_column
     return result
 
 

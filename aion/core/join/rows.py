@@ -12,7 +12,7 @@ import pyarrow as pa
 from aion.base.identity import identify
 from aion.core.join.plan import JoinPlan
 from aion.core.paged_rows import PagedRows, Pages, Part
-from state_backends.format.ordered_map import Change, OrderedMap
+from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
@@ -79,9 +79,9 @@ class Rows:
     @classmethod
     def stored(cls, table: pa.Table) -> Rows:
         """The same of rows as the map has them."""
-        numbers = [_array(table.column(_own(name))).to_numpy() for name in _NUMBERS]
+        numbers = {name: _array(table.column(_own(name))).to_numpy() for name in _NUMBERS}
         flags = _array(table.column(_own(_FLAGS))).to_numpy().copy()
-        return cls(table.drop_columns([*map(_own, _NUMBERS), _own(_FLAGS)]), *numbers, flags)
+        return cls(table.drop_columns([*map(_own, _NUMBERS), _own(_FLAGS)]), flags=flags, **numbers)
 
     def to_store(self, schema: pa.Schema) -> pa.Table:
         """The rows as the map has them."""
@@ -89,12 +89,11 @@ class Rows:
         return pa.table([*numbers, pa.array(self.flags), *self.table.columns], schema=schema)
 
     def take(self, rows: Ints) -> Rows:
-        return Rows(
-            self.table.take(pa.array(rows)), *(getattr(self, name)[rows] for name in _NUMBERS), self.flags[rows]
-        )
+        numbers = {name: getattr(self, name)[rows] for name in _NUMBERS}
+        return Rows(self.table.take(pa.array(rows)), flags=self.flags[rows], **numbers)
 
     def has(self, flag: int) -> Flags:
-        return (self.flags & flag) != 0
+        return np.asarray((self.flags & flag) != 0)
 
     @property
     def identity(self) -> tuple[Ints, Ints]:
@@ -106,13 +105,13 @@ def together(some: list[Rows]) -> Rows:
     """Several as one. There is at least one."""
     if len(some) == 1:
         return some[0]
-    numbers = [np.concatenate([getattr(rows, name) for rows in some]) for name in _NUMBERS]
+    numbers = {name: np.concatenate([getattr(rows, name) for rows in some]) for name in _NUMBERS}
     table = pa.concat_tables([rows.table for rows in some]).combine_chunks()
-    return Rows(table, *numbers, np.concatenate([rows.flags for rows in some]))
+    return Rows(table, flags=np.concatenate([rows.flags for rows in some]), **numbers)
 
 
 class SideRows:
-    """What the map has of one side. ``secret``: the key of identities."""
+    """What the map has of one side."""
 
     def __init__(self, plan: JoinPlan, side: int, values: OrderedMap) -> None:
         self._values, self._side = values, side

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+
+from state_backends.thresholds import threshold
+
+FRAME_ROWS = threshold(1024)
+FRAME_BYTES = threshold(1 << 20, 256)
+
+
+def frames_of(results: Iterator[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
+    """Yields the rows as frames. Few rows wait for more, since a frame has a cost of its own, in pandas and pyspark."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in results:
+        if batch.num_rows:
+            waiting.append(batch)
+            if sum(b.num_rows for b in waiting) >= FRAME_ROWS or batch.nbytes >= FRAME_BYTES:
+                yield _joined(waiting)
+                waiting = []
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pd.DataFrame:
+    return to_frame(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
 
 
 def to_frame(batch: pa.RecordBatch) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from aion.execute.recorder import Recorder
 from aion.execute.trace import Definition
 from aion.execute.windows import Windows
 from aion.spark.session.counting import COUNTED, COUNTS
-from aion.spark.tasks.frames import to_frame
+from aion.spark.tasks.frames import frames_of
 from aion.spark.tasks.hand_over import BatchFolder
 from aion.spark.tasks.root_config import RootConfig
 from aion.spark.tasks.running import shows_all
@@ -33,10 +33,6 @@ from aion.spark.tasks.zones import plan_here, record_rules, shard_plan
 from state_backends.format.block import Block
 from state_backends.server.client import RemoteAttempt
 from state_backends.store.codec_pool import CodecPool
-from state_backends.thresholds import threshold
-
-FRAME_ROWS = threshold(1024)
-FRAME_BYTES = threshold(1 << 20, 256)
 
 
 class CountingWindows(Windows):
@@ -140,16 +136,7 @@ class WindowsTenants(Tenants):
         return windows, of_events if plan.unique else blocks
 
     def results(self, results: Iterator[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        """Few rows wait for more, since a frame has a cost of its own, in pandas and in pyspark."""
-        waiting: list[pa.RecordBatch] = []
-        for batch in results:
-            if batch.num_rows:
-                waiting.append(batch)
-                if sum(b.num_rows for b in waiting) >= FRAME_ROWS or batch.nbytes >= FRAME_BYTES:
-                    yield _frame(waiting)
-                    waiting = []
-        if waiting:
-            yield _frame(waiting)
+        return frames_of(results)
 
     def committed(self) -> None:
         if hand_over_bytes(self._config.plan, self._policy) is not None:
@@ -167,7 +154,3 @@ def _why(block: Block) -> int:
 def _listed(made: Iterable[ShardBlock]) -> Iterator[list[Block]]:
     if blocks := [of_shard.block for of_shard in made]:
         yield blocks
-
-
-def _frame(batches: list[pa.RecordBatch]) -> pd.DataFrame:
-    return to_frame(batches[0] if len(batches) == 1 else pa.concat_batches(batches))

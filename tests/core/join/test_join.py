@@ -6,17 +6,15 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aion.config import load_policy
 from aion.core.join.plan import ASOF, FULL, HOW, INNER, LEFT, OUTER_LEFT, RIGHT, JoinPlan, Side
-from aion.errors import ConfigError, SchemaError
 from aion.execute.joining import Joined
 from state_backends.format.ordered_map import MemoryMap
 
@@ -25,20 +23,14 @@ LEFTS = pa.schema([("k", pa.string()), ("j", pa.int64()), ("lt", pa.timestamp("u
 RIGHTS = pa.schema([("k", pa.string()), ("j", pa.int64()), ("rt", pa.timestamp("us", "UTC")), ("w", pa.float64())])
 
 
-def plan(how: str = INNER, within: tuple[int, int] = (0, 5), bounds: tuple[int, int] = (4, 6), **other: Any) -> JoinPlan:
+def plan(
+    how: str = INNER, within: tuple[int, int] = (0, 5), bounds: tuple[int, int] = (4, 6), **other: Any
+) -> JoinPlan:
     unique = other.pop("unique", (False, False))
     ids = other.pop("ids", (("j", "v"), ("j", "w")))
     left = Side(LEFTS, "lt", ids[LEFT], unique[LEFT], bounds[LEFT])
     right = Side(RIGHTS, "rt", ids[RIGHT], unique[RIGHT], bounds[RIGHT])
     return JoinPlan(left, right, ("k", "j") if other.pop("two_keys", False) else ("k",), *within, how, **other)
-
-
-def joined_columns(definition: JoinPlan) -> JoinPlan:
-    """With one key, the column ``j`` would be on both sides."""
-    if len(definition.key) == 2:
-        return definition
-    right = pa.schema([f if f.name != "j" else pa.field("jj", f.type) for f in RIGHTS])
-    return definition
 
 
 class Row(NamedTuple):
@@ -171,7 +163,11 @@ def row_of(row: dict[str, Any], time: str, value: str) -> Row | None:
 
 times = st.integers(1_000_000, 1_000_040)
 row = st.builds(
-    Row, st.sampled_from(["a", "b", "c", None]), st.just(7), st.one_of(times, times, times, st.none()), st.integers(0, 2)
+    Row,
+    st.sampled_from(["a", "b", "c", None]),
+    st.just(7),
+    st.one_of(times, times, times, st.none()),
+    st.integers(0, 2),
 )
 batches = st.lists(
     st.builds(

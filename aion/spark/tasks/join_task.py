@@ -1,0 +1,45 @@
+"""A join in a task of its root: rows of both sides come packed, and results go to Spark as frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from aion.config import Policy
+from aion.execute.joining import Joined
+from aion.spark.tasks.frames import frames_of
+from aion.spark.tasks.join_root import SIDE, JoinConfig, packed_in
+from aion.spark.tasks.tenants import Batch, Tenants
+from state_backends.server.client import RemoteAttempt
+
+
+class JoinTenants(Tenants):
+    """See :class:`aion.spark.tasks.tenants.Tenants`."""
+
+    def __init__(self, config: JoinConfig, policy: Policy) -> None:
+        self._plan, self._policy = config.plan, policy
+        self.definition = config.plan.definition
+        self.store, self.asks = {}, {}
+
+    def open(
+        self, attempt: RemoteAttempt, batch: Batch
+    ) -> tuple[Joined, Callable[[Iterable[pd.DataFrame]], Iterator[tuple[int, pa.Table]]]]:
+        def tables(frames: Iterable[pd.DataFrame]) -> Iterator[tuple[int, pa.Table]]:
+            for frame in frames:
+                for packed in filter(len, packed_in(frame)):
+                    rows = pa.ipc.open_stream(packed).read_all()
+                    side = int(rows.schema.metadata[SIDE])
+                    schema = self._plan.sides[side].schema
+                    columns = [
+                        column if column.type == field.type else column.cast(field.type)
+                        for column, field in zip(rows.columns, schema, strict=True)
+                    ]
+                    yield side, pa.table(columns, schema=schema)
+
+        return Joined(self._plan, self._policy, attempt, attempt.snapshot), tables
+
+    def results(self, results: Iterator[Any]) -> Iterator[pd.DataFrame]:
+        return frames_of(results)
