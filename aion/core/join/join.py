@@ -23,12 +23,12 @@ from aion.base.identity import identify
 from aion.base.numbers import EARLIEST_US, LATEST_US
 from aion.core.join.matching import Sorted
 from aion.core.join.plan import ASOF, FINAL, LEFT, PAIR, PAIR_TIME, RIGHT, SIDE, SIDES, JoinPlan, holds
-from aion.core.join.rows import CAME_AFTER, MATCHED, NO_KEY, Rows, SideRows, together
+from aion.core.join.rows import CAME_AFTER, MATCHED, NO_KEY, Hashes, Rows, SideRows, together
 from aion.core.lateness.observe import NewBounds, observe_late
 from aion.core.life.actions import PaneKind
 from aion.core.life.arrival import UNTIMED
 from aion.core.life.lifecycle import Counters
-from aion.core.paged_rows import Pages
+from aion.core.paged_rows import Pages, Part
 from aion.core.query.columns import PANE_SEQ
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE
 from aion.errors import FormatError
@@ -208,49 +208,50 @@ class Join:
     def _pieces(self, left: Rows, right: Rows) -> Iterator[pa.RecordBatch]:
         """Processes some rows of both sides: they meet, and are kept."""
         new = [left, right]
-        pieces: list[tuple[Pages, Ints]] = []
-        for side in (LEFT, RIGHT):
-            rows, other, stored = new[side], new[1 - side], self._sides[side]
-            first, last = self._plan.interval(1 - side)
-            bins, hashes = stored.around(other.hash, other.time + first, other.time + last)
-            found = stored.pages.pages(
-                np.concatenate((stored.bins(rows.time), bins)), np.concatenate((rows.hash, hashes))
-            )
-            new[side], own = self._ranked(side, rows, found)
-            pieces.append((found, own))
+        own: list[tuple[Pages, Part | None]] = []
+        for side, stored in enumerate(self._sides):
+            found = stored.pages.pages(stored.bins(new[side].time), new[side].hash)
+            new[side], found, first = self._ranked(side, new[side], found)
+            own.append((found, first))
         if self._plan.how == ASOF:
-            yield from self._corrected(pieces[LEFT][0], new[RIGHT])
+            yield from self._corrected(new[RIGHT])
         else:
-            yield from self._matched(new, [found for found, _ in pieces])
-        for side, rows in enumerate(new):
-            found, own = pieces[side]
-            kept = np.flatnonzero(~rows.has(NO_KEY) | (self._plan.outer[side] | self._plan.sides[side].unique))
-            self._sides[side].add(found, own[kept], rows.take(kept) if len(kept) < len(rows) else rows)
-            if self._plan.outer[side]:
-                single = np.flatnonzero(~rows.has(MATCHED))
+            yield from self._matched(new)
+        for side, (rows, (found, first), stored) in enumerate(zip(new, own, self._sides, strict=True)):
+            outer = self._plan.outer[side]
+            if outer:
                 _, last = self._plan.interval(side)
-                noted = rows.take(single)
+                noted = rows.take(np.flatnonzero(~rows.has(MATCHED)))
                 if (fresh := np.flatnonzero(noted.time + last <= self._shown[side])).size:
                     self._fresh[side].append(noted.take(fresh))
-                due = self._sides[side].note(noted, noted.time + last, self._seq)
+                due = stored.note(noted, noted.time + last, self._seq)
                 self._due_us[side] = min((d for d in (due, self._due_us[side]) if d is not None), default=None)
                 self._seq += 1
+            elif not self._plan.sides[side].unique and rows.has(NO_KEY).any():
+                kept = np.flatnonzero(~rows.has(NO_KEY))
+                rows, found = rows.take(kept), found._replace(page_of=found.page_of[kept])
+            # What has a partner now was marked after the pages were read.
+            stored.add(found, rows, read=None if outer else first)
 
-    def _ranked(self, side: int, rows: Rows, found: Pages) -> tuple[Rows, Ints]:
-        """Numbers rows that are equal to others, or leaves them out. Also returns the page of each that is left."""
-        own = found.page_of[: len(rows)]
+    def _ranked(self, side: int, rows: Rows, found: Pages) -> tuple[Rows, Pages, Part | None]:
+        """Numbers rows that are equal to others, or leaves them out. ``found``: their pages. Also returns the first
+        chunks of these.
+        """
         if not len(rows):
-            return rows, own
+            return rows, found, None
         ids = np.column_stack((rows.id, rows.id2))
-        _, first, of = np.unique(ids, axis=0, return_index=True, return_inverse=True)
+        _, firsts, of = np.unique(ids, axis=0, return_index=True, return_inverse=True)
         of = of.reshape(-1)
-        before = np.zeros(len(first), np.int64)
-        by_id = Sorted(rows.id[first], np.zeros(len(first), np.int64))
+        before = np.zeros(len(firsts), np.int64)
+        by_id = Sorted(rows.id[firsts], np.zeros(len(firsts), np.int64))
+        first_part = None
+        hashes = Hashes(rows.hash)
         for part in self._sides[side].pages.parts(found):
-            there = Rows.stored(part.rows)
+            first_part = part if first_part is None else first_part
+            _, there = hashes.among(part)
             zeros = np.zeros(len(there), np.int64)
             for search, of_new in by_id.pairs(there.id, zeros, zeros):
-                same = there.id2[search] == rows.id2[first[of_new]]
+                same = there.id2[search] == rows.id2[firsts[of_new]]
                 np.maximum.at(before, of_new[same], there.rank[search[same]] + 1)
         order = np.argsort(of, kind="stable")
         counts = np.bincount(of)
@@ -258,11 +259,11 @@ class Join:
         rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         rows.rank = before[of] + rank
         if not self._plan.sides[side].unique or not rows.rank.any():
-            return rows, own
+            return rows, found, first_part
         fresh = np.flatnonzero(rows.rank == 0)
-        return rows.take(fresh), own[fresh]
+        return rows.take(fresh), found._replace(page_of=found.page_of[fresh]), first_part
 
-    def _matched(self, new: list[Rows], found: list[Pages]) -> Iterator[pa.RecordBatch]:
+    def _matched(self, new: list[Rows]) -> Iterator[pa.RecordBatch]:
         """Yields the pairs of new rows with each other and with those that are kept. Marks what has a partner."""
         first, last = self._plan.interval(RIGHT)
         left, right = new
@@ -273,18 +274,19 @@ class Join:
             rows, stored = new[1 - side], self._sides[side]
             if not len(rows):
                 continue
-            first, last = self._plan.interval(1 - side)
-            for part in stored.pages.parts(found[side]):
-                there = Rows.stored(part.rows)
-                flags = there.flags.copy()
-                known = Sorted(there.hash, there.time)
-                for search, at in known.pairs(rows.hash, rows.time + first, rows.time + last):
+            # Where the new rows are that a kept one matches. They are fewer, so they are sorted.
+            first, last = self._plan.interval(side)
+            searched, hashes = Sorted(rows.hash, rows.time), Hashes(rows.hash)
+            found = stored.around(rows, *self._plan.interval(1 - side))
+            for part in stored.pages.parts(found):
+                at, there = hashes.among(part)
+                for kept, come in searched.pairs(there.hash, there.time + first, there.time + last):
                     if side == LEFT:
-                        yield from self._paired(there, at, rows, search, kept=LEFT)
+                        yield from self._paired(there, kept, rows, come, kept=LEFT)
                     else:
-                        yield from self._paired(rows, search, there, at, kept=RIGHT)
+                        yield from self._paired(rows, come, there, kept, kept=RIGHT)
                 if self._plan.outer[side]:
-                    stored.mark(found[side], part, there, there.flags != flags)
+                    stored.mark(found, part, at, there.flags)
 
     def _paired(
         self, left: Rows, a: Ints, right: Rows, b: Ints, *, kept: int | None = None
@@ -357,9 +359,9 @@ class Join:
         some = [Rows.stored(stored.schema.empty_table())]
         found = stored.pages.pages(stored.bins(due[:, 1]), due[:, 0])
         wanted = due[np.lexsort((due[:, 3], due[:, 2]))][:, 2:]
-        by_id = Sorted(wanted[:, 0], np.zeros(len(wanted), np.int64))
+        by_id, hashes = Sorted(wanted[:, 0], np.zeros(len(wanted), np.int64)), Hashes(due[:, 0])
         for part in stored.pages.parts(found):
-            there = Rows.stored(part.rows)
+            _, there = hashes.among(part)
             first, second = there.identity
             zeros = np.zeros(len(there), np.int64)
             for search, at in by_id.pairs(first, zeros, zeros):
@@ -379,9 +381,9 @@ class Join:
         first, last = self._plan.interval(LEFT)
         best = Rows.stored(stored.schema.empty_table())
         which = np.full(len(left), -1)
-        bins, hashes = stored.around(left.hash, left.time + first, left.time + last)
-        for part in stored.pages.parts(stored.pages.pages(bins, hashes)):
-            best, which = self._better(left, best, which, Rows.stored(part.rows))
+        hashes = Hashes(left.hash)
+        for part in stored.pages.parts(stored.around(left, first, last)):
+            best, which = self._better(left, best, which, hashes.among(part)[1])
         return best, which
 
     def _better(self, left: Rows, best: Rows, which: Ints, others: Rows) -> tuple[Rows, Ints]:
@@ -413,14 +415,15 @@ class Join:
         which[kept] = np.arange(len(kept))
         return result, which
 
-    def _corrected(self, found: Any, right: Rows) -> Iterator[pa.RecordBatch]:
+    def _corrected(self, right: Rows) -> Iterator[pa.RecordBatch]:
         """Takes back the pairs of left rows that have been shown and get a newer partner, and yields the new ones."""
         if not len(right) or self._shown[LEFT] == _NOWHERE:
             return
         _, reach = self._plan.interval(LEFT)
         first, last = self._plan.interval(RIGHT)
-        for part in self._sides[LEFT].pages.parts(found):
-            there = Rows.stored(part.rows)
+        stored, hashes = self._sides[LEFT], Hashes(right.hash)
+        for part in stored.pages.parts(stored.around(right, first, last)):
+            _, there = hashes.among(part)
             there = there.take(np.flatnonzero(there.time + reach <= self._shown[LEFT]))
             there = there.take(np.flatnonzero(self._were_there(LEFT, there)))
             touched = [np.empty(0, np.int64)]

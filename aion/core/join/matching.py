@@ -24,12 +24,15 @@ class Sorted:
 
     def _between(self, hashes: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
         """For each search, the places ``[begin, end)`` in the order of the rows that it finds."""
-        group = np.minimum(np.searchsorted(self._groups, hashes), max(len(self._groups) - 1, 0))
-        there = self._groups[group] == hashes if len(self._groups) else np.zeros(len(hashes), np.bool_)
-        base = group * (len(self._instants) + 1)
-        begin = np.searchsorted(self._codes, base + np.searchsorted(self._instants, first, "left"))
-        end = np.searchsorted(self._codes, base + np.searchsorted(self._instants, last, "right"))
-        return begin, np.where(there, np.maximum(end, begin), begin)
+        begin = np.zeros(len(hashes), np.int64)
+        end = begin.copy()
+        if len(self._groups):
+            group = np.minimum(np.searchsorted(self._groups, hashes), len(self._groups) - 1)
+            at = np.flatnonzero(self._groups[group] == hashes)
+            base = group[at] * (len(self._instants) + 1)
+            begin[at] = np.searchsorted(self._codes, base + np.searchsorted(self._instants, first[at], "left"))
+            end[at] = np.searchsorted(self._codes, base + np.searchsorted(self._instants, last[at], "right"))
+        return begin, np.maximum(begin, end)
 
     def pairs(self, hashes: Ints, first: Ints, last: Ints) -> Iterator[tuple[Ints, Ints]]:
         """Yields which searches find which rows, some at a time. ``first``, ``last``: the times that are searched for,

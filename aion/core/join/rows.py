@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 MATCHED, NO_KEY, CAME_AFTER = 1, 2, 4
 """What is known of a row: it has had a partner; its key has a null; it came when a row without partner was shown."""
-_PAGE_ROWS = threshold(64, 1)
+_PAGE_ROWS = threshold(128, 1)
 _CHUNK_ROWS = threshold(4096, 2)
 _SHORTEST_BIN_US = threshold(60_000_000, 7)
 _DUE_BINS = 512  # in the time in which a row may find partners
@@ -27,6 +27,8 @@ _SHORTEST_DUE_US = threshold(1_000_000, 2)
 _STEP = 0x1E3779B97F4A7C15  # an odd number: its multiples differ in all bits
 _NUMBERS = ("hash", "second", "time", "id", "id2", "rank")
 _FLAGS = "flags"
+_BITS = 20
+_MASK = (1 << _BITS) - 1
 _ROW = len(_NUMBERS) - 1  # numbers of a row in the index of what is due
 
 
@@ -180,31 +182,50 @@ class SideRows:
     def bins(self, times: Ints) -> Ints:
         return times // self.bin_us
 
-    def around(self, hashes: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
-        """The bins and hashes in which rows with these times may be."""
-        begin, end = self.bins(first), self.bins(last)
+    def around(self, rows: Rows, first: int, last: int) -> Pages:
+        """The pages of rows with the hashes of others, whose times are from ``first`` to ``last`` after theirs."""
+        begin, end = self.bins(rows.time + first), self.bins(rows.time + last)
         counts = end - begin + 1
-        which = np.repeat(np.arange(len(hashes)), counts)
+        which = np.repeat(np.arange(len(rows)), counts)
         within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return begin[which] + within, hashes[which]
+        return self.pages.pages(begin[which] + within, rows.hash[which])
 
-    def add(self, found: Pages, page_of: Ints, rows: Rows) -> None:
-        """Keeps rows. ``page_of``: for each, which of the pages."""
+    def add(self, found: Pages, rows: Rows, *, read: Part | None) -> None:
+        """Keeps rows. ``found``: the page of each. ``read``: the first chunks of these pages, if they are still so."""
         if not len(rows):
             return
-        pages, at = np.unique(page_of, return_inverse=True)
-        tails = self.pages.tails(found, pages)
-        both = pa.concat_tables([tails.rows, rows.to_store(self.schema)])
-        self.pages.write(found, tails, both, np.concatenate((tails.of_chunk, at)), np.ones(len(pages), np.bool_))
+        pages = np.unique(found.page_of)
+        if read is None or not read.last.all():
+            read = self.pages.tails(found, pages)
+        of_new = np.searchsorted(read.pages, found.page_of)
+        both = pa.concat_tables([read.rows, rows.to_store(self.schema)])
+        changed = np.isin(read.pages, pages)
+        self.pages.write(found, read, both, np.concatenate((read.of_chunk, of_new)), changed)
 
-    def mark(self, found: Pages, part: Part, stored: Rows, changed: Flags) -> None:
-        """Writes the flags of stored rows. ``changed``: which of the rows have others."""
+    def mark(self, found: Pages, part: Part, at: Ints, flags: npt.NDArray[np.uint8]) -> None:
+        """Writes the flags of some of the rows that were read."""
+        now = _array(part.rows.column(_own(_FLAGS))).to_numpy().copy()
         chunks = np.zeros(len(part.pages), np.bool_)
-        chunks[part.of_chunk[changed]] = True
+        chunks[part.of_chunk[at[now[at] != flags]]] = True
         if chunks.any():
-            at = part.rows.schema.get_field_index(_own(_FLAGS))
-            rows = part.rows.set_column(at, part.rows.schema.field(at), pa.array(stored.flags))
+            now[at] = flags
+            number = part.rows.schema.get_field_index(_own(_FLAGS))
+            rows = part.rows.set_column(number, part.rows.schema.field(number), pa.array(now))
             self.pages.write(found, part, rows, part.of_chunk, chunks)
+
+
+class Hashes:
+    """Hashes, to find the rows that may have one of them. It lets a few others through."""
+
+    def __init__(self, hashes: Ints) -> None:
+        self._there = np.zeros(1 << _BITS, np.bool_)
+        self._there[hashes & _MASK] = True
+
+    def among(self, part: Part) -> tuple[Ints, Rows]:
+        """The rows of a part that may have one of the hashes: which they are, and what they are."""
+        hashes = _array(part.rows.column(_own("hash"))).to_numpy()
+        at = np.flatnonzero(self._there[hashes & _MASK])
+        return at, Rows.stored(part.rows.take(pa.array(at)).combine_chunks())
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:
