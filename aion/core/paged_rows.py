@@ -159,19 +159,30 @@ class PagedRows:
                 chunk += 1
             if chunk > head.chunks.get(page, 1):
                 head.chunks[page] = chunk
-        for bin_ in touched:
-            head = found.heads[bin_]
-            wanted = -(-head.rows // self._page_rows)
+        changes += [(self._bin(found.bins[bin_]), found.heads[bin_].dump(), None) for bin_ in touched]
+        self._values.put(changes)
+
+    def make_room(self, bins: Ints) -> None:
+        """Gives bins the pages that they need for more rows. ``bins``: of each of these rows. Call it before they are
+        placed, because rows that have filled a page would then be moved.
+        """
+        distinct, counts = np.unique(bins, return_counts=True)
+        names = [_number(bin_) for bin_ in distinct.tolist()]
+        heads = [_Head.of(value) for value in self._values.get([self._bin(name) for name in names])]
+        changes: list[Change] = []
+        for name, head, count in zip(names, heads, counts.tolist(), strict=True):
+            wanted = -(-(head.rows + count) // self._page_rows)
             if wanted > head.pages:
-                self._values.put(changes)
-                changes = []
-                self._grow(found.bins[bin_], head, wanted)
-            changes.append((self._bin(found.bins[bin_]), head.dump(), None))
+                self._grow(name, head, wanted)
+                changes.append((self._bin(name), head.dump(), None))
         self._values.put(changes)
 
     def _grow(self, name: bytes, head: _Head, pages: int) -> None:
         """Divides pages until there are so many."""
         new = np.arange(head.pages, pages)
+        if not head.rows:
+            head.pages = pages
+            return
         divided = np.unique(_page(new, np.full(len(new), head.pages)))
         chunks = {page: head.chunks.get(page, 1) for page in divided.tolist()}
         head.pages = pages

@@ -210,7 +210,9 @@ class Join:
         new = [left, right]
         own: list[tuple[Pages, Part | None]] = []
         for side, stored in enumerate(self._sides):
-            found = stored.pages.pages(stored.bins(new[side].time), new[side].hash)
+            bins = stored.bins(new[side].time)
+            stored.pages.make_room(bins)
+            found = stored.pages.pages(bins, new[side].hash)
             new[side], found, first = self._ranked(side, new[side], found)
             own.append((found, first))
         if self._plan.how == ASOF:
