@@ -184,7 +184,7 @@ class PagedRows:
             head.pages = pages
             return
         divided = np.unique(_page(new, np.full(len(new), head.pages)))
-        chunks = {page: head.chunks.get(page, 1) for page in divided.tolist()}
+        chunks = {page: head.chunks.pop(page, 1) for page in divided.tolist()}
         head.pages = pages
         for chunk in range(max(chunks.values())):
             here = [page for page, count in chunks.items() if count > chunk]
@@ -206,11 +206,11 @@ class PagedRows:
         moved_from = set(was[was != now].tolist())
         emptied = moved_from - set(numbers.tolist())
         changes: list[Change] = [(self._page(name, page, chunk), None, None) for page in emptied]
+        if chunk:
+            head.chunks |= dict.fromkeys(numbers.tolist(), chunk + 1)
         for number, begin, end in zip(numbers.tolist(), begins.tolist(), ends, strict=True):
             if number in moved_from or number not in pages:
                 changes.append((self._page(name, number, chunk), self._encode(rows.slice(begin, end - begin)), None))
-                if chunk:
-                    head.chunks[number] = max(head.chunks.get(number, 1), chunk + 1)
         self._values.put(changes)
 
     def drop(self, before: int) -> int:
