@@ -14,6 +14,7 @@ from experiments.cleanup import cleanup
 from experiments.completeness import completeness
 from experiments.hosts import hosts
 from experiments.ingest import ingest
+from experiments.joins import joins
 from experiments.late_keys import late_keys
 from experiments.latency import latency
 from experiments.limits import limits
@@ -52,6 +53,7 @@ app.command("cleanup")(cleanup)
 app.command("chaos")(chaos)
 app.command("hosts")(hosts)
 app.command("ingest")(ingest)
+app.command("joins")(joins)
 app.command("latency")(latency)
 app.command("completeness")(completeness)
 app.command("compare")(compare)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import aion
+from aion import aggregates as A
+from aion.errors import ConfigError, ForeignState, SchemaError, WatermarkError
+from aion.spark.api.rescale import rescale
 from tests.spark.conftest import FileStream, Sink
 
 ORDERS = pa.schema([("id", pa.string()), ("ordered", pa.timestamp("us", "UTC")), ("price", pa.float64())])
@@ -52,3 +58,152 @@ def test_a_payment_that_is_late_takes_back_that_there_is_none(two: Two, sink: Si
     assert shown(sink.run(joined))[3:] == [("retracted", "b", 20.0, None), ("late", "b", 20.0, 20.0)]
     two.payments.put([("b", 100, 3.0)])
     two.orders.put([("b", 200, 4.0), (None, 5000, 1.0)])
+
+
+def test_what_is_later_than_the_bound_of_its_side_is_dropped(two: Two, sink: Sink) -> None:
+    joined = two.joined(how="inner", bound=("10 minutes", "1 hour"))
+    for table in (two.orders, two.payments):
+        table.put([("now", 7200, 0.0)])
+    sink.run(joined)
+    two.orders.put([("a", 6000, 1.0), ("b", 6700, 1.0)])
+    two.payments.put([("a", 6600, 1.0), ("b", 6700, 2.0), ("b", 3000, 1.0)])
+    rows = sink.run(joined)
+    dropped = sorted((row["side"], row["reason"], row["lateness_us"] / 1e6) for row in rows if row["kind"] == "dropped")
+    assert dropped == [
+        ("left", "later than the bound of its side", 1200.0),
+        ("right", "later than the bound of its side", 4200.0),
+    ]
+    assert shown([row for row in rows if row["kind"] == "late"]) == [("late", "b", 1.0, 2.0)]
+    event = next(row["event"] for row in rows if row["side"] == "left")
+    assert '"price":1.0' in event and aion.dropped(joined).columns.count("side") == 1
+
+
+def test_a_late_price_takes_back_the_pairs_that_it_changes(spark: SparkSession, tmp_path: Path, sink: Sink) -> None:
+    """How much an order cost: by the newest price before it."""
+    orders, prices = FileStream(spark, tmp_path / "o", ORDERS), FileStream(spark, tmp_path / "p", PAYMENTS)
+    joined = aion.join(
+        orders.read(ORDERS_DDL).withWatermark("ordered", "0 seconds"),
+        prices.read(PAYMENTS_DDL).withWatermark("paid", "0 seconds"),
+        key="id",
+        within=("-1 hour", "0 seconds"),
+        how="asof",
+        bound="1 hour",
+    )
+    prices.put([("a", 100, 1.0), ("a", 200, 2.0)])
+    orders.put([("a", 150, 0.0), ("a", 250, 0.0), ("a", 350, 0.0)])
+    sink.run(joined)
+    for table in (prices, orders):
+        table.put([("later", 1000, 0.0)])
+    rows = sink.run(joined)
+    assert sorted((row["ordered"].timestamp(), row["amount"]) for row in rows if row["id"] == "a") == [
+        (150, 1.0), (250, 2.0), (350, 2.0),
+    ]  # fmt: skip
+    prices.put([("a", 300, 3.0)])
+    changed = [(row["kind"], row["ordered"].timestamp(), row["amount"]) for row in sink.run(joined)[len(rows) :]]
+    assert changed == [("retracted", 350, 2.0), ("late", 350, 3.0)]
+
+
+def test_the_table_of_a_sink_is_the_join(two: Two, tmp_path: Path) -> None:
+    """Without ``key=``: a result says what identifies its rows."""
+    path = tmp_path / "shop.db"
+
+    def run() -> list[tuple[Any, ...]]:
+        table = aion.sinks.upsert(f"sqlite:///{path}", "paid_orders", dropped="ignore")
+        writer = two.joined(how="full").writeStream.foreachBatch(table)
+        checkpoint = str(tmp_path / "checkpoint")
+        writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            return sorted(database.execute("SELECT id, price, amount FROM paid_orders"), key=str)
+
+    two.orders.put([("a", 0, 10.0), ("b", 1, 20.0), ("b", 1, 20.0)])
+    two.payments.put([("a", 5, 10.0), ("x", 5, 1.0)])
+    run()
+    for table in (two.orders, two.payments):
+        table.put([("later", 4000, 0.0)])
+    assert run() == [("a", 10.0, 10.0), ("b", 20.0, None), ("b", 20.0, None), ("later", 0.0, 0.0), ("x", None, 1.0)]
+    two.payments.put([("b", 1200, 20.0)])
+    assert run() == [("a", 10.0, 10.0), ("b", 20.0, 20.0), ("b", 20.0, 20.0), ("later", 0.0, 0.0), ("x", None, 1.0)]
+
+
+def test_windows_of_pairs_count_what_is_taken_back(two: Two, sink: Sink) -> None:
+    """Orders without a payment, by hour. A late payment makes them fewer."""
+    joined = two.joined()
+    hours = aion.windowed(
+        joined.withColumn("unpaid", joined["paid"].isNull().cast("int")),
+        time="pair_time", windows=aion.Tumbling("1 hour"), aggregates={"n": A.count(), "unpaid": A.sum("unpaid")},
+        name="hours",
+    )  # fmt: skip
+    two.orders.put([("a", 0, 10.0), ("b", 1, 20.0), ("c", 2, 30.0)])
+    two.payments.put([("a", 5, 10.0)])
+    sink.run(hours)
+    for table in (two.orders, two.payments):
+        table.put([("later", 5000, 0.0)])
+    assert last_panes(sink.run(hours))[0] == (3, 2)
+    two.payments.put([("b", 3000, 20.0)])
+    assert last_panes(sink.run(hours))[0] == (3, 1)
+
+
+def last_panes(rows: list[dict[str, Any]]) -> dict[float, tuple[int, int]]:
+    panes = sorted((row for row in rows if row["kind"] != "dropped"), key=lambda row: row["pane_seq"])
+    return {row["window_start"].timestamp(): (row["n"], row["unpaid"]) for row in panes}
+
+
+def test_other_partitions_and_a_batch_that_runs_again_change_nothing(
+    spark: SparkSession, two: Two, sink: Sink, tmp_path: Path
+) -> None:
+    joined = two.joined(name="orders")
+    two.orders.put([(key, 0, 1.0) for key in "abcdefgh"])
+    sink.run(joined)
+    checkpoint = str(tmp_path / "checkpoint")
+    rescale(spark, checkpoint, 1, state_dir=spark.conf.get("spark.aion.state.dir"))
+    two.payments.put([(key, 10, 2.0) for key in "aceg"])
+    fails = [True]
+
+    def keep(batch: DataFrame, number: int) -> None:
+        sink.keep(batch, number)
+        if fails.pop():
+            fails.append(False)
+            raise ValueError("no answer")
+
+    query = two.joined(name="orders").writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint)
+    with pytest.raises(StreamingQueryException):
+        query.trigger(availableNow=True).start().awaitTermination()
+    for table in (two.orders, two.payments):
+        table.put([("later", 4000, 0.0)])
+    rows = sink.run(two.joined(name="orders"))
+    paid = sorted((row["id"], row["amount"]) for row in rows if row["id"] != "later")
+    assert paid == [(key, 2.0 if key in "aceg" else None) for key in "abcdefgh"]
+
+
+def test_a_definition_that_changes_is_refused(two: Two, sink: Sink) -> None:
+    two.orders.put([("a", 0, 1.0)])
+    sink.run(two.joined())
+    with pytest.raises(ForeignState, match=r"how: was left; is inner"):
+        sink.run(two.joined(how="inner"))
+
+
+def test_what_cannot_be_joined_is_refused_with_a_sentence(spark: SparkSession, two: Two) -> None:
+    orders = two.orders.read(ORDERS_DDL).withWatermark("ordered", "0 seconds")
+    payments = two.payments.read(PAYMENTS_DDL).withWatermark("paid", "0 seconds")
+    right = {"key": "id", "within": ("0 seconds", "1 hour")}
+    for error, words, change in (
+        (WatermarkError, "right: it has no watermark", {"right": two.payments.read(PAYMENTS_DDL)}),
+        (ConfigError, "within: '1 hour' is not two values", {"within": "1 hour"}),
+        (ConfigError, "give the smaller difference first", {"within": ("1 hour", "0 seconds")}),
+        (SchemaError, "key: the left side has no column 'order'", {"key": "order"}),
+        (SchemaError, "'price' is a column of both sides", {"right": payments.withColumnRenamed("amount", "price")}),
+        (
+            SchemaError,
+            "'kind' is a column that every result has",
+            {"right": payments.withColumnRenamed("amount", "kind")},
+        ),
+        (ConfigError, "how: 'outer' is none of inner, left, right, full, asof", {"how": "outer"}),
+        (ConfigError, "right: it is not a stream", {"right": spark.createDataFrame([], PAYMENTS_DDL)}),
+        (SchemaError, "cast one of them", {"right": payments.withColumn("id", payments["id"].cast("binary"))}),
+    ):
+        given = {"left": orders, "right": payments, **right, **change}
+        with pytest.raises(error, match=words):
+            aion.join(given.pop("left"), given.pop("right"), **given)
+    counted = two.joined().groupBy("id").count().writeStream.format("noop").outputMode("update")
+    with pytest.raises(ConfigError, match=r"groupBy behind the join 'join'"):
+        counted.start()

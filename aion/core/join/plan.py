@@ -113,6 +113,11 @@ class JoinPlan:
         """Of which sides a row without a partner comes out."""
         return self.how in (OUTER_LEFT, FULL, ASOF), self.how in (OUTER_RIGHT, FULL)
 
+    @property
+    def takes_back(self) -> bool:
+        """Whether a row of the result may be retracted."""
+        return any(self.outer) and self.emit != FINAL
+
     def interval(self, side: int) -> tuple[int, int]:
         """Where the partners of a row are: the times of the other side, counted from its own."""
         return (self.first_us, self.last_us) if side == LEFT else (-self.last_us, -self.first_us)

@@ -218,16 +218,21 @@ def _observed(result: DataFrame, name: str) -> DataFrame:
 
 
 def _longest_us(plan: JoinPlan, policy: Policy) -> int:
-    """How long a result may still change."""
+    """How long after its ``pair_time`` a row of the result may still come. A late row may take back one that is as much
+    older as the two may be apart.
+    """
     lateness = policy.lateness
     learnt_us = max(lateness.initial_bound_us, 0 if lateness.coverage is None else lateness.max_bound_us)
-    return max(learnt_us if side.bound_us is None else side.bound_us for side in plan.sides)
+    left_us, right_us = (learnt_us if side.bound_us is None else side.bound_us for side in plan.sides)
+    return max(left_us, left_us - plan.first_us, right_us, right_us + plan.last_us)
 
 
 def _described(result: DataFrame, plan: JoinPlan, name: str, kept_us: int) -> DataFrame:
     """Returns a result that says in the metadata of its columns what they are."""
-    parts = {PAIR: f"key {PAIR}", PAIR_TIME: START, "kind": KIND, PANE_SEQ: SEQ}
-    said = PanesSaid(name, [parts[PAIR]], None, kept_us, plan.emit, single=True)
+    # What a pair consists of never changes. So windows of pairs may have any of its columns as their key.
+    parts = {column: f"key {column}" for column in plan.result_schema.names}
+    parts |= {PAIR_TIME: START, "kind": KIND, PANE_SEQ: SEQ}
+    said = PanesSaid(name, [parts[PAIR]], 0, kept_us, plan.emit, single=True)
     parts |= {column: f"dropped {column}" for column in ("side", *DROPPED_COLUMNS)}
     return result.select(
         *(

@@ -14,12 +14,12 @@ from aion.errors import WatermarkError
 from aion.spark.session.counting import COUNTED
 from aion.spark.session.plans import ROOT, Node, plan_of
 
-_CHILDREN = ("Child", "FileChild")
+_CHILDREN = ("Child", "FileChild", "JoinChild")
 _WATERMARK = "EventTimeWatermark"
 
 
 def has_windows(df: DataFrame) -> bool:
-    """Returns whether rows of a DataFrame come from :func:`aion.windowed`."""
+    """Returns whether rows of a DataFrame come from :func:`aion.windowed` or :func:`aion.join`."""
     return any(map(_is_root, plan_of(df)))
 
 
@@ -112,7 +112,9 @@ def _lossy(node: Node) -> str | None:
 
 
 def _is_root(node: Node) -> bool:
-    """Whether it is the root of windows: behind their child, perhaps with the watermark and merging in between."""
+    """Whether it is the root of windows or of a join: behind their child, perhaps with the watermark and merging in
+    between. A join has two.
+    """
     return node.name == ROOT and any(
         before.function is not None and before.function[0] in _CHILDREN for before in _nearest(node)
     )
@@ -125,4 +127,5 @@ def _nearest(node: Node) -> Iterator[Node]:
         at = at.below[0]
         yield at
         if len(at.below) > 1:
+            yield from at.below
             break

@@ -18,6 +18,7 @@ from aion.errors import ConfigError
 from aion.execute.assembly import longest_bound_us
 from aion.spark.session import upstream
 from aion.spark.session.plans import ROOT, Node
+from aion.spark.tasks.join_root import JoinConfig
 from aion.spark.tasks.root_config import RootConfig
 
 _COUNTING = {
@@ -45,6 +46,10 @@ def check(plan: Node, config_of: Callable[[tuple[str, int]], Any]) -> None:
             for node in between:
                 if (what := _loses(node, between, config.plan)) is not None:
                     raise ConfigError(_refused(what, config.name))
+        if isinstance(config, JoinConfig) and config.plan.takes_back:
+            for node in between:
+                if (what := _counts(node)) is not None:
+                    raise ConfigError(_refused_join(what, config.name))
 
 
 def takes_back(plan: Plan, policy: str) -> bool:
@@ -67,6 +72,14 @@ def _refused(what: str, name: str) -> str:
     )
 
 
+def _refused_join(what: str, name: str) -> str:
+    return (
+        f"this query has {what} behind the join {name!r}. A late row takes back that another had no partner, and "
+        f"{what} does not take back what that has led to. Give aion.join emit='final' or how='inner'; or give the result to "
+        "aion.windowed; or write it with aion.sinks.upsert, and count in the table (docs/how-to/joins.md)"
+    )
+
+
 def _paths(node: Node, between: Sequence[Node]) -> Iterator[tuple[Node, Sequence[Node]]]:
     """Yields each root of windows, with the operators behind it, as far as the next root."""
     if node.name == ROOT:
@@ -80,12 +93,17 @@ def _paths(node: Node, between: Sequence[Node]) -> Iterator[tuple[Node, Sequence
 
 def _loses(node: Node, between: Sequence[Node], plan: Plan) -> str | None:
     """Returns what an operator is called that does not let all panes of a window through. None: it does."""
-    if node.name == "Join" and all(side.streaming for side in node.below):
-        return "a join of two streams"
     if node.name == "Filter" and not upstream.keeps_each_row(node):
         if node.jvm is None:
             return "where" if {*plan.outputs.names, *_VALUES} & {*node.columns} else None
         return None if _is_of_windows(node.jvm.condition(), _made(between)) else "where"
+    return _counts(node)
+
+
+def _counts(node: Node) -> str | None:
+    """Returns what an operator is called that puts several rows together. None: it does not."""
+    if node.name == "Join" and all(side.streaming for side in node.below):
+        return "a join of two streams"
     return _COUNTING.get(node.name) if node.streaming else None
 
 
