@@ -45,9 +45,9 @@ class Joined:
             learnt if side.bound_us is None else FixedBound(side.bound_us, learnt)
             for side, learnt in zip(plan.sides, self._learnt, strict=True)
         )
-        bounds: tuple[NewBounds, NewBounds] = left, right
+        self.bounds: tuple[NewBounds, NewBounds] = left, right
         self._secret = secrets.token_bytes(SECRET_BYTES) if snapshot is None else bytes.fromhex(snapshot[SECRET])
-        self.join = Join(plan, values, bounds, self._secret, as_texts, snapshot)
+        self.join = Join(plan, values, self.bounds, self._secret, as_texts, snapshot)
 
     def advance(self, at_us: int | None) -> Iterator[pa.RecordBatch]:
         if at_us is not None:

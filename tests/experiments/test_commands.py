@@ -46,6 +46,14 @@ def test_windows(tmp_path: Path) -> None:
     assert "overlap 20: Aion / overlap 20: Spark" in said
 
 
+def test_joins(tmp_path: Path) -> None:
+    said, record = run(tmp_path, "joins", "--rows", "200", "--batches", "16", "--runs", "1")
+    pairs = {(r["how"], r["late_share"], r["contender"]): r["with_partner"] for r in record["runs"]}
+    assert pairs["left", 0.0, "aion"] == pairs["left", 0.0, "stock"] == pairs["inner", 0.0, "aion"]
+    assert pairs["left", 0.05, "aion"] > pairs["left", 0.05, "stock"], "which loses late rows"
+    assert "pairs there are" in said
+
+
 def test_stateful(tmp_path: Path) -> None:
     said, record = run(tmp_path, "stateful", *SMALL, "--contenders", "stock,aion,floor", "--legs", "value,session")
     contenders = [(run["leg"], run["contender"]) for run in record["runs"]]

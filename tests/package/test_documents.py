@@ -63,6 +63,7 @@ RUN_SMALL = {
     "test_a_comparison_names_what_was_set_differently_and_nothing_else",
     "hosts": "tests/spark/test_two_executors.py::test_an_executor_that_is_killed_takes_nothing_along",
     "ingest": "tests/experiments/test_commands.py::test_ingest",
+    "joins": "tests/experiments/test_commands.py::test_joins",
     "latency": "tests/experiments/test_commands.py::test_latency",
     "late-keys": "tests/experiments/test_late_keys.py::test_the_command_prints_and_writes_what_it_found",
     "limits": "tests/experiments/test_limits.py::test_the_command_measures_and_says_what_it_found",

@@ -234,7 +234,10 @@ SHARED: dict[str, tuple[Callable[[Stage], None], ...]] = {
 """Pages, and sections of pages, with what is checked of each."""
 ELSEWHERE = (
     {"README.md"}
-    | {f"docs/{name}.md" for name in ("inside/library", "start/notebook", "operate/metrics", "how-to/stateful")}
+    | {
+        f"docs/{name}.md"
+        for name in ("inside/library", "start/notebook", "operate/metrics", "how-to/stateful", "how-to/joins")
+    }
     | {*RECIPES, "docs/how-to/rehearsal.md"}
 )
 """Those with tests of their own: here, in ``test_recipes.py``, and in others."""

@@ -16,7 +16,8 @@ import aion
 from aion import aggregates as A
 from aion.errors import ConfigError, ForeignState, SchemaError, WatermarkError
 from aion.spark.api.rescale import rescale
-from tests.spark.conftest import FileStream, Sink
+from tests.documents import run_python
+from tests.spark.conftest import FileStream, Sink, take_all
 
 ORDERS = pa.schema([("id", pa.string()), ("ordered", pa.timestamp("us", "UTC")), ("price", pa.float64())])
 PAYMENTS = pa.schema([("id", pa.string()), ("paid", pa.timestamp("us", "UTC")), ("amount", pa.float64())])
@@ -207,3 +208,26 @@ def test_what_cannot_be_joined_is_refused_with_a_sentence(spark: SparkSession, t
     counted = two.joined().groupBy("id").count().writeStream.format("noop").outputMode("update")
     with pytest.raises(ConfigError, match=r"groupBy behind the join 'join'"):
         counted.start()
+
+
+def test_the_page(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of the page runs, and its table is what the page says."""
+    orders = FileStream(spark, tmp_path / "o", pa.schema([("order_id", pa.string()), *list(ORDERS)[1:]]))
+    payments = FileStream(spark, tmp_path / "p", pa.schema([("order_id", pa.string()), *list(PAYMENTS)[1:]]))
+    orders.put([("a", 0, 10.0), ("b", 1, 20.0)])
+    payments.put([("a", 5, 10.0)])
+    monkeypatch.chdir(tmp_path)
+    streams = {
+        "orders": orders.read(ORDERS_DDL.replace("id", "order_id", 1)),
+        "payments": payments.read(PAYMENTS_DDL.replace("id", "order_id", 1)),
+    }
+    found = run_python("docs/how-to/joins.md", {"aion": aion, "A": A, **streams}, tmp_path, {})
+    for table in (orders, payments):
+        table.put([("later", 9000, 0.0)])
+        take_all(found["query"])
+    payments.put([("b", 7000, 20.0)])
+    take_all(found["query"])
+    found["query"].stop()
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        rows = sorted(database.execute("SELECT order_id, price, amount, kind FROM paid_orders"))
+    assert rows == [("a", 10.0, 10.0, "on_time"), ("b", 20.0, 20.0, "late"), ("later", 0.0, 0.0, "on_time")]

@@ -75,8 +75,8 @@ def _refused(what: str, name: str) -> str:
 def _refused_join(what: str, name: str) -> str:
     return (
         f"this query has {what} behind the join {name!r}. A late row takes back that another had no partner, and "
-        f"{what} does not take back what that has led to. Give aion.join emit='final' or how='inner'; or give the result to "
-        "aion.windowed; or write it with aion.sinks.upsert, and count in the table (docs/how-to/joins.md)"
+        f"{what} does not take back what that has led to. Give aion.join emit='final' or how='inner'; or give the "
+        "result to aion.windowed; or write it with aion.sinks.upsert, and count in the table (docs/how-to/joins.md)"
     )
 
 

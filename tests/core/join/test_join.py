@@ -5,18 +5,22 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aion.config import load_policy
 from aion.core.join.plan import ASOF, FULL, HOW, INNER, LEFT, OUTER_LEFT, RIGHT, JoinPlan, Side
+from aion.errors import ConfigError
 from aion.execute.joining import Joined
 from state_backends.format.ordered_map import MemoryMap
+from state_backends.thresholds import threshold
 
 POLICY = load_policy("standard", {})
 LEFTS = pa.schema([("k", pa.string()), ("j", pa.int64()), ("lt", pa.timestamp("us", "UTC")), ("v", pa.int64())])
@@ -205,3 +209,79 @@ def test_the_table_is_the_join_of_all_rows_that_were_not_dropped(
     rig.check()
     rig.batch(Batch(10**12, [], restarts=True))
     assert not rig.values.values, "nothing is kept that nothing can match any more"
+
+
+def test_a_condition_decides_about_pairs() -> None:
+    """A row whose pairs all fail it has no partner. A null is not true."""
+    rows = [
+        (LEFT, Row("a", 7, 1_000_000, 1)),
+        (LEFT, Row("b", 7, 1_000_000, 2)),
+        (RIGHT, Row("a", 7, 1_000_001, 1)),
+        (RIGHT, Row("b", 7, 1_000_001, 1)),
+    ]
+    conditions: list[Any] = [
+        lambda pairs: pc.less_equal(pairs.column("v"), pairs.column("w")),
+        lambda pairs: [a <= b for a, b in zip(*(pairs.column(n).to_pylist() for n in ("v", "w")), strict=True)],
+        pc.field("v") <= pc.field("w"),
+    ]
+    for condition in conditions:
+        definition = plan(FULL, bounds=(1000, 1000), condition=condition, two_keys=True)
+        rig = Rig(definition, lambda left, right: left.value <= right.value)
+        rig.batch(Batch(1_000_100, rows, restarts=True))
+        assert rig.shown() == {
+            (rows[0][1], rows[2][1]): 1, (rows[1][1], None): 1, (None, rows[3][1]): 1,
+        }  # fmt: skip
+    with pytest.raises(ConfigError, match="returned 1 values of type int64 for 2 pairs"):
+        Rig(plan(bounds=(1000, 1000), condition=lambda pairs: [1], two_keys=True)).batch(
+            Batch(1_000_100, rows, restarts=False)
+        )
+
+
+def test_a_key_with_very_many_rows_is_read_in_parts() -> None:
+    """So much of it is in memory at once as the new rows and one chunk need."""
+    count = threshold(30_000, 60)
+    definition = plan(OUTER_LEFT, (0, 5), (10**6, 10**6), two_keys=True)
+    values = Watched()
+    joined = Joined(definition, POLICY, values)
+    each = {"k": ["hot"] * count, "j": [7] * count, "v": [*range(count)]}
+    many = pa.table({**each, "lt": pa.array([1_000_000] * count, LEFTS.field("lt").type)}).select(LEFTS.names)
+    assert not [*joined.arrive((LEFT, many.cast(LEFTS)))] and not [*joined.end_batch()]
+    values.largest = 0
+    one = pa.table([["hot"], [7], pa.array([1_000_003], RIGHTS.field("rt").type), [1.0]], schema=RIGHTS)
+    found = [*joined.arrive((RIGHT, one)), *joined.end_batch()]
+    assert sum(batch.num_rows for batch in found) == count
+    assert 0 < values.largest < sum(map(len, values.values.values())) / 5
+
+
+class Watched(MemoryMap):
+    """Knows how many bytes were asked for at once."""
+
+    largest = 0
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        found = super().get(keys)
+        self.largest = max(self.largest, sum(len(value) for value in found if value is not None))
+        return found
+
+
+def test_bounds_are_learnt_for_each_side() -> None:
+    """Left rows are never late, and right ones are up to 570 seconds."""
+    policy = load_policy("standard", {"lateness.initial_bound": "1 hour"})
+    definition = plan(INNER, (0, 1_000_000), two_keys=True)
+    definition = replace(
+        definition, left=definition.left._replace(bound_us=None), right=definition.right._replace(bound_us=None)
+    )
+    joined = Joined(definition, policy, MemoryMap())
+    second, now = 1_000_000, 0
+    for batch in range(400):
+        now = batch * 60 * second
+        joined.advance(now)
+        rows = [(LEFT, Row("a", 7, now + n, n)) for n in range(1, 40)]
+        rows += [(RIGHT, Row("a", 7, now - (n % 20) * 30 * second, n)) for n in range(1, 40)]
+        for side in (LEFT, RIGHT):
+            both = pa.concat_tables([table for of, table in tables(rows) if of == side])
+            assert not [row for some in joined.arrive((side, both)) for row in some.to_pylist() if row["side"]]
+        list(joined.end_batch())
+    left, right = (bound.bound_for_new_window() for bound in joined.bounds)
+    assert left == 3600 * second, "no row of this side was late, so nothing is known"
+    assert 570 * second <= right < 3600 * second
