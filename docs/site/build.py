@@ -37,6 +37,7 @@ GROUPS = {
     "A function of all events of a window": ("Apply", "Window"),
     "Events from elsewhere": ("read_files", "watermark"),
     "Look at a query and its results": ("explain", "table", "changes", "progress"),
+    "A join of two streams": ("join",),
     "Stateful processors": ("group_by", "migrate", "read_state", "restoring"),
     "Without Spark, and the way back": ("LocalOperator", "unconfigure"),
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SAID = {
     "aion/spark/api/group_by.py",
+    "aion/spark/api/join.py",
     "aion/spark/start/kept_state.py",
     "aion/spark/start/progress.py",
     "aion/spark/api/configure.py",

@@ -2,6 +2,7 @@
 
     plan      the sides, which rows match, and the columns of the result
     join      which rows come out, are taken back, and are kept
+    results   makes the rows of the result
     rows      the rows of a side, and the map that has them
     matching  which rows of two tables match
 

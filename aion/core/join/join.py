@@ -17,19 +17,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from aion.base.identity import identify
 from aion.base.numbers import EARLIEST_US, LATEST_US
 from aion.core.join.matching import Sorted
-from aion.core.join.plan import ASOF, FINAL, LEFT, PAIR, PAIR_TIME, RIGHT, SIDE, SIDES, JoinPlan, holds
+from aion.core.join.plan import ASOF, FINAL, LEFT, RIGHT, JoinPlan, holds
+from aion.core.join.results import Results
 from aion.core.join.rows import CAME_AFTER, MATCHED, NO_KEY, Hashes, Rows, SideRows, together
 from aion.core.lateness.observe import NewBounds, observe_late
 from aion.core.life.actions import PaneKind
 from aion.core.life.arrival import UNTIMED
 from aion.core.life.lifecycle import Counters
 from aion.core.paged_rows import Pages, Part
-from aion.core.query.columns import PANE_SEQ
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE
 from aion.errors import FormatError
 from state_backends.format.ordered_map import OrderedMap
@@ -63,9 +61,8 @@ class Join:
         texts: Callable[[pa.RecordBatch], pa.Array],
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
-        self._plan, self._bounds, self._secret, self._texts = plan, bounds, secret, texts
+        self._plan, self._bounds, self._secret = plan, bounds, secret
         self._sides = SideRows(plan, LEFT, values), SideRows(plan, RIGHT, values)
-        self._schema = plan.result_schema
         self._waiting: tuple[list[pa.Table], list[pa.Table]] = [], []
         self._rows = 0
         self.counters = Counters()
@@ -74,7 +71,7 @@ class Join:
         self._shown = [_NOWHERE, _NOWHERE]  # rows due up to then that had no partner have been shown
         self._dropped = [_NOWHERE, _NOWHERE]  # bins before these are gone
         self._due_us: list[int | None] = [None, None]
-        self._seq = 0
+        seq = 0
         # The rows of this batch that are due already. They are shown at its end.
         self._fresh: tuple[list[Rows], list[Rows]] = [], []
         if snapshot is not None:
@@ -89,7 +86,8 @@ class Join:
                 list(snapshot[name]) for name in ("lines_us", "shown_us", "dropped_bins")
             )
             self._due_us = list(snapshot["due_us"])
-            self._seq = snapshot["next_pane_seq"]
+            seq = snapshot["next_pane_seq"]
+        self._results = Results(plan, texts, self.counters, seq)
 
     def snapshot(self) -> dict[str, Any]:
         """What the next batch needs besides the map, as JSON values."""
@@ -100,7 +98,7 @@ class Join:
             "shown_us": self._shown,
             "dropped_bins": self._dropped,
             "due_us": self._due_us,
-            "next_pane_seq": self._seq,
+            "next_pane_seq": self._results.seq,
             "counters": self.counters.to_json(),
         }
 
@@ -185,7 +183,7 @@ class Join:
         if (in_time := timed & ~late).any():
             bound.observe_all_on_time(*np.unique(seconds[in_time], return_counts=True))
         dropped = [
-            self._as_dropped(side, table.filter(pa.array(mask)), reason, lateness)
+            self._results.dropped(side, table.filter(pa.array(mask)), reason, lateness)
             for mask, reason, lateness in (
                 (none, UNTIMED[NO_SLICE], None),
                 (beyond, UNTIMED[BEYOND_SLICE], None),
@@ -226,9 +224,9 @@ class Join:
                 noted = rows.take(np.flatnonzero(~rows.has(MATCHED)))
                 if (fresh := np.flatnonzero(noted.time + last <= self._shown[side])).size:
                     self._fresh[side].append(noted.take(fresh))
-                due = stored.note(noted, noted.time + last, self._seq)
+                due = stored.note(noted, noted.time + last, self._results.seq)
                 self._due_us[side] = min((d for d in (due, self._due_us[side]) if d is not None), default=None)
-                self._seq += 1
+                self._results.seq += 1
             elif not self._plan.sides[side].unique and rows.has(NO_KEY).any():
                 kept = np.flatnonzero(~rows.has(NO_KEY))
                 rows, found = rows.take(kept), found._replace(page_of=found.page_of[kept])
@@ -297,7 +295,7 @@ class Join:
         same = (left.second[a] == right.second[b]) & ~left.has(NO_KEY)[a] & ~right.has(NO_KEY)[b]
         a, b = a[same], b[same]
         if self._plan.condition is not None and len(a):
-            mask = holds(self._plan.condition, self._columns(left, a, right, b))
+            mask = holds(self._plan.condition, self._results.columns(left, a, right, b))
             a, b = a[mask], b[mask]
         if not len(a):
             return
@@ -315,7 +313,7 @@ class Join:
         for side, rows, at in ((LEFT, left, a), (RIGHT, right, b)):
             if kept != side and self.at_us is not None:
                 late |= rows.time[at] <= self.at_us
-        yield self._result(left, a, right, b, self._kinds(late))
+        yield self._results.rows(left, a, right, b, self._kinds(late))
 
     def _were_there(self, side: int, rows: Rows) -> Flags:
         """A mask of the rows that came before this batch."""
@@ -373,7 +371,7 @@ class Join:
     def _newest(self, left: Rows, late: Flags) -> Iterator[pa.RecordBatch]:
         partner, which = self._partners(left)
         kinds = self._kinds(late)
-        yield self._result(left, np.arange(len(left)), partner, which, kinds)
+        yield self._results.rows(left, np.arange(len(left)), partner, which, kinds)
 
     def _partners(self, left: Rows) -> tuple[Rows, Ints]:
         """For each row of the left side the newest kept row of the right side, as rows and the number of each; -1:
@@ -441,8 +439,10 @@ class Join:
                     some_changed = some.take(changed)
                     each = np.arange(len(changed))
                     retracted = pa.repeat(PaneKind.RETRACTED.value, len(changed))
-                    yield self._result(some_changed, each, old, was[changed], retracted)
-                    yield self._result(some_changed, each, new, now[changed], self._kinds(np.ones(len(changed), bool)))
+                    yield self._results.rows(some_changed, each, old, was[changed], retracted)
+                    yield self._results.rows(
+                        some_changed, each, new, now[changed], self._kinds(np.ones(len(changed), bool))
+                    )
 
     # -- results ------------------------------------------------------------------------------------------
 
@@ -453,71 +453,9 @@ class Join:
             other = Rows.stored(self._sides[1 - side].schema.empty_table())
             none = np.full(len(at), -1)
             if side == LEFT:
-                yield self._result(rows, at, other, none, kinds)
+                yield self._results.rows(rows, at, other, none, kinds)
             else:
-                yield self._result(other, none, rows, at, kinds)
-
-    def _columns(self, left: Rows, a: Ints, right: Rows, b: Ints) -> pa.RecordBatch:
-        """The columns of the user in pairs. -1: there is no row."""
-        found: dict[str, pa.Array] = {}
-        for rows, at in ((left, a), (right, b)):
-            where = pa.array(at, mask=at < 0)
-            for name in rows.table.schema.names:
-                column = rows.table.column(name).take(where)
-                column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-                if name in found:  # a column of the key
-                    column = pc.if_else(pa.array(a >= 0), found[name], column)
-                found[name] = column
-        names = [field.name for field in self._schema if field.name in found]
-        return pa.RecordBatch.from_arrays([found[name] for name in names], names)
-
-    def _result(self, left: Rows, a: Ints, right: Rows, b: Ints, kinds: pa.Array) -> pa.RecordBatch:
-        """Makes result rows. ``a``, ``b``: the rows of each side; -1: there is none."""
-        n = len(a)
-        ids: list[Ints] = []
-        times = np.full((2, n), np.iinfo(np.int64).min)
-        for side, (rows, at) in enumerate(((left, a), (right, b))):
-            there = np.flatnonzero(at >= 0)
-            for numbers in rows.identity:
-                column = np.zeros(n, np.int64)
-                column[there] = numbers[at[there]]
-                ids.append(column)
-            times[side, there] = rows.time[at[there]]
-        pair = identify([*map(pa.array, ids), pa.array(a >= 0), pa.array(b >= 0)], b"\0" * 16)
-        shown = self._columns(left, a, right, b)
-        for kind, count in zip(*np.unique(kinds.to_numpy(zero_copy_only=False), return_counts=True), strict=True):
-            if kind == PaneKind.RETRACTED.value:
-                self.counters.retracted += int(count)
-            else:
-                self.counters.executions[kind] += int(count)
-        columns = dict(zip(shown.schema.names, shown.columns, strict=True))
-        columns |= {
-            PAIR: _hex(pair),
-            PAIR_TIME: pa.array(times.max(axis=0)).cast(self._plan.timestamp),
-            "kind": kinds,
-            PANE_SEQ: pa.array(np.full(n, self._seq)),
-        }
-        self._seq += 1
-        return self._batch(columns, n)
-
-    def _as_dropped(self, side: int, rows: pa.Table, reason: str, lateness_us: Ints | None) -> pa.RecordBatch:
-        said, n = self._plan.sides[side], rows.num_rows
-        batch = rows.combine_chunks().to_batches()[0]
-        columns = {name: batch.column(name) for name in self._plan.key}
-        columns |= {
-            "kind": pa.repeat(PaneKind.DROPPED.value, n),
-            SIDE: pa.repeat(SIDES[side], n),
-            "event_time": batch.column(said.time).cast(self._plan.timestamp),
-            "reason": pa.repeat(reason, n),
-            "event": self._texts(batch),
-        }
-        if lateness_us is not None:
-            columns["lateness_us"] = pa.array(lateness_us)
-        return self._batch(columns, n)
-
-    def _batch(self, columns: Mapping[str, pa.Array], n: int) -> pa.RecordBatch:
-        arrays = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self._schema]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+                yield self._results.rows(other, none, rows, at, kinds)
 
     # -- what is not needed any more ----------------------------------------------------------------------
 
@@ -553,13 +491,3 @@ def _differ(old: Rows, was: Ints, new: Rows, now: Ints) -> Flags:
     for a, b in zip(old.identity, new.identity, strict=True):
         differ[both] |= a[was[both]] != b[now[both]]
     return differ
-
-
-def _hex(numbers: Ints) -> pa.Array:
-    """Two numbers for each row as a text of 32 digits."""
-    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
-    flat = np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, 16)
-    texts = np.empty((len(flat), 32), np.uint8)
-    texts[:, ::2], texts[:, 1::2] = digits[flat >> 4], digits[flat & 15]
-    offsets = np.arange(len(flat) + 1, dtype=np.int32) * 32
-    return pa.StringArray.from_buffers(len(flat), pa.py_buffer(offsets.tobytes()), pa.py_buffer(texts.tobytes()))

@@ -32,7 +32,8 @@ from aion.spark.session.types import arrow_schema, quoted
 from aion.spark.session.workers import in_arrow
 from aion.spark.start import checks, listener
 from aion.spark.start.kept_state import Operator
-from aion.spark.tasks.join_root import JoinChild, JoinConfig, JoinDefinition
+from aion.spark.tasks.join_child import JoinChild, JoinConfig
+from aion.spark.tasks.join_root import JoinDefinition
 from aion.spark.tasks.root import Root
 from aion.spark.tasks.shards import hash_column, shard_ids
 from aion.spark.tasks.stateful_child import SCHEMA as CHILD

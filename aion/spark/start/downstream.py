@@ -18,7 +18,7 @@ from aion.errors import ConfigError
 from aion.execute.assembly import longest_bound_us
 from aion.spark.session import upstream
 from aion.spark.session.plans import ROOT, Node
-from aion.spark.tasks.join_root import JoinConfig
+from aion.spark.tasks.join_child import JoinConfig
 from aion.spark.tasks.root_config import RootConfig
 
 _COUNTING = {

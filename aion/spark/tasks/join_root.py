@@ -1,49 +1,18 @@
-"""A join as the tenant of a root. Both sides come as rows of :class:`aion.spark.tasks.stateful_child.StatefulChild`."""
+"""A join as the tenant of a root. Both sides come as rows of :class:`aion.spark.tasks.join_child.JoinChild`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
-from aion.core.join.plan import JoinPlan
-from aion.spark.tasks.root_config import TaskConfig
-from aion.spark.tasks.stateful_child import StatefulChild
+from aion.spark.tasks.join_child import JoinConfig, packed_in
 from aion.spark.tasks.tenants import TenantDefinition, Tenants
 
 if TYPE_CHECKING:
     from aion.config import Policy
-
-SIDE = b"aion.side"
-"""In the metadata of packed rows: which side they are of."""
-
-
-def packed_in(frame: Any) -> Any:
-    """Returns the packed rows in a frame. Behind a union, Spark gives its columns other names."""
-    return frame.iloc[:, -1]
-
-
-class JoinChild(StatefulChild):
-    """Packs the rows of one side. ``side``: its number."""
-
-    def __init__(self, operator: str, ids: tuple[int, ...], side: int) -> None:
-        super().__init__(operator, ids, asks=side == 0)
-        self._side = side
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        said = {SIDE: str(self._side)}
-        yield from super().__call__(batch.replace_schema_metadata(said) for batch in batches)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JoinConfig(TaskConfig):
-    """For :class:`JoinDefinition`."""
-
-    plan: JoinPlan
 
 
 class JoinDefinition(TenantDefinition):

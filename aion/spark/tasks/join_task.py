@@ -11,7 +11,7 @@ import pyarrow as pa
 from aion.config import Policy
 from aion.execute.joining import Joined
 from aion.spark.tasks.frames import frames_of
-from aion.spark.tasks.join_root import SIDE, JoinConfig, packed_in
+from aion.spark.tasks.join_child import SIDE, JoinConfig, packed_in
 from aion.spark.tasks.tenants import Batch, Tenants
 from state_backends.server.client import RemoteAttempt
 

@@ -20,7 +20,7 @@ from aion.core.join.plan import ASOF, FULL, HOW, INNER, LEFT, OUTER_LEFT, RIGHT,
 from aion.errors import ConfigError
 from aion.execute.joining import Joined
 from state_backends.format.ordered_map import MemoryMap
-from state_backends.thresholds import threshold
+from state_backends.thresholds import TINY, threshold
 
 POLICY = load_policy("standard", {})
 LEFTS = pa.schema([("k", pa.string()), ("j", pa.int64()), ("lt", pa.timestamp("us", "UTC")), ("v", pa.int64())])
@@ -231,8 +231,8 @@ def test_a_condition_decides_about_pairs() -> None:
         assert rig.shown() == {
             (rows[0][1], rows[2][1]): 1, (rows[1][1], None): 1, (None, rows[3][1]): 1,
         }  # fmt: skip
-    with pytest.raises(ConfigError, match="returned 1 values of type int64 for 2 pairs"):
-        Rig(plan(bounds=(1000, 1000), condition=lambda pairs: [1], two_keys=True)).batch(
+    with pytest.raises(ConfigError, match="returned 3 values of type int64 for [12] pairs"):
+        Rig(plan(bounds=(1000, 1000), condition=lambda pairs: [1, 2, 3], two_keys=True)).batch(
             Batch(1_000_100, rows, restarts=False)
         )
 
@@ -264,6 +264,7 @@ class Watched(MemoryMap):
         return found
 
 
+@pytest.mark.skipif(TINY, reason="it takes many rows to learn from")
 def test_bounds_are_learnt_for_each_side() -> None:
     """Left rows are never late, and right ones are up to 570 seconds."""
     policy = load_policy("standard", {"lateness.initial_bound": "1 hour"})
