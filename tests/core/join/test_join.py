@@ -231,7 +231,7 @@ def test_a_condition_decides_about_pairs() -> None:
         assert rig.shown() == {
             (rows[0][1], rows[2][1]): 1, (rows[1][1], None): 1, (None, rows[3][1]): 1,
         }  # fmt: skip
-    with pytest.raises(ConfigError, match="returned 3 values of type int64 for [12] pairs"):
+    with pytest.raises(ConfigError, match=r"returned 3 values of type int64 for [12] pairs"):
         Rig(plan(bounds=(1000, 1000), condition=lambda pairs: [1, 2, 3], two_keys=True)).batch(
             Batch(1_000_100, rows, restarts=False)
         )
