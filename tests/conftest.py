@@ -103,7 +103,10 @@ def _swept(folder: Path) -> list[Path]:
     deadline = time.monotonic() + 60
     while True:
         server_folder.sweep(folder / f"aion-{os.getuid()}")
-        files = [path for path in folder.rglob("*") if not path.is_dir()]
+        try:
+            files = [path for path in folder.rglob("*") if not path.is_dir()]
+        except FileNotFoundError:  # a server has just taken its folder away
+            continue
         if not files or time.monotonic() > deadline:
             return files
         time.sleep(0.1)
