@@ -187,14 +187,19 @@ def test_events_of_many_groups_are_not_grouped(off: SparkSession, stream: FileSt
     )  # fmt: skip
     query = sink.start(panes)
 
-    taken = 0
+    files = 0
+
+    def is_taken() -> bool:
+        """Whether a batch has ended that read the newest file. Files are numbered from 0."""
+        ends = [str(report["sources"][0]["endOffset"]) for report in query.recentProgress]
+        return any(str(files - 1) in re.findall(r"\d+", end) for end in ends)
 
     def is_grouped(keys: int) -> bool:
         """Whether Spark groups the events of a batch with this many keys, which has been decided after."""
-        nonlocal taken
+        nonlocal files
         stream.put([(str(n % keys), 10.0, 1.0) for n in range(5000)])
-        taken += 5000
-        wait_until(lambda: sum(report["numInputRows"] for report in query.recentProgress) == taken)
+        files += 1
+        wait_until(is_taken)
         off.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
         return "HashAggregate" in query._jsq.explainInternal(False)
 
