@@ -200,7 +200,8 @@ def _equals(column: Any, value: str) -> Any:
 _IN_MEMORY = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
-    )
+    ),
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
 }
 """Spark's default: all state is in the memory of the JVM. The other contender has it in RocksDB."""
 
