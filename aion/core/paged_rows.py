@@ -19,11 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from state_backends.format.ordered_map import Change, OrderedMap
+from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 _BIN, _ROWS = b"b", b"r"
-_DROPPED_AT_ONCE = 1 << 14
+_DROPPED_AT_ONCE = threshold(1 << 14, 2)
 
 
 @dataclass(slots=True)
@@ -178,7 +179,7 @@ class PagedRows:
         self._values.put(changes)
 
     def _grow(self, name: bytes, head: _Head, pages: int) -> None:
-        """Divides pages until there are so many."""
+        """Divides pages of a bin until it has this number of them."""
         new = np.arange(head.pages, pages)
         if not head.rows:
             head.pages = pages
@@ -213,13 +214,11 @@ class PagedRows:
                 changes.append((self._page(name, number, chunk), self._encode(rows.slice(begin, end - begin)), None))
         self._values.put(changes)
 
-    def drop(self, before: int) -> int:
-        """Deletes all bins before this number. Returns how many rows they had."""
-        rows = 0
+    def drop(self, before: int) -> None:
+        """Deletes all bins before this number."""
         changes: list[Change] = []
         for key, value in self._values.scan(self._space + _BIN, self._bin(_number(before))):
             head, name = _Head.of(value), key[len(self._space) + 1 :]
-            rows += head.rows
             changes.append((key, None, None))
             for page in range(head.pages):
                 changes += [(self._page(name, page, chunk), None, None) for chunk in range(head.chunks.get(page, 1))]
@@ -228,7 +227,6 @@ class PagedRows:
                 changes = []
         if changes:
             self._values.put(changes)
-        return rows
 
     def _bin(self, name: bytes) -> bytes:
         return self._space + _BIN + name
@@ -239,7 +237,7 @@ class PagedRows:
 
 
 def _page(hashes: Ints, pages: Ints) -> Ints:
-    """The page of each hash in a bin with so many pages."""
+    """Returns the page of each hash. ``pages``: how many pages its bin has."""
     low = (1 << np.floor(np.log2(pages)).astype(np.int64)) - 1
     wide = hashes & (2 * low + 1)
     return np.where(wide < pages, wide, hashes & low)

@@ -132,7 +132,7 @@ class Join:
 
     @property
     def due_us(self) -> int | None:
-        """The watermark at which a row is shown that has no partner, if nothing comes. None: there is none."""
+        """Returns the watermark at which the next row without a partner is shown, or None if no row waits for that."""
         found = [due for side, due in enumerate(self._due_us) if due is not None and self._plan.outer[side]]
         if not found or self._plan.emit != FINAL:
             return min(found, default=None)
@@ -147,8 +147,9 @@ class Join:
     def _portion(self) -> Iterator[pa.RecordBatch]:
         new: list[Rows] = []
         for side in (LEFT, RIGHT):
-            waiting, self._waiting[side][:] = [*self._waiting[side]], []
-            table = pa.concat_tables(waiting) if waiting else self._plan.sides[side].schema.empty_table()
+            waiting = self._waiting[side]
+            table = pa.concat_tables([self._plan.sides[side].schema.empty_table(), *waiting])
+            waiting.clear()
             rows, dropped = self._accepted(side, table)
             yield from dropped
             new.append(rows)
@@ -291,7 +292,7 @@ class Join:
     def _paired(
         self, left: Rows, a: Ints, right: Rows, b: Ints, *, kept: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields pairs of rows, if they are some. ``kept``: the side whose rows came before."""
+        """Yields those rows of both sides that are pairs. ``kept``: the side whose rows came in earlier portions."""
         same = (left.second[a] == right.second[b]) & ~left.has(NO_KEY)[a] & ~right.has(NO_KEY)[b]
         a, b = a[same], b[same]
         if self._plan.condition is not None and len(a):

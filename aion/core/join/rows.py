@@ -169,7 +169,7 @@ class SideRows:
                 yield rows[is_due, 1:]
 
     def next_due_us(self) -> int | None:
-        """A time before which nothing is due. None: nothing ever is."""
+        """Returns a time before which no row is due, or None if no row ever is."""
         for _, value in self._values.scan(self._due, self._due + b"\xff" * 9):
             return int(np.frombuffer(value, np.int64).reshape(-1, _ROW)[:, 0].min())
         return None

@@ -101,7 +101,7 @@ def _loses(node: Node, between: Sequence[Node], plan: Plan) -> str | None:
 
 
 def _counts(node: Node) -> str | None:
-    """Returns what an operator is called that puts several rows together. None: it does not."""
+    """Returns what an operator is called that puts several rows together, or None for another operator."""
     if node.name == "Join" and all(side.streaming for side in node.below):
         return "a join of two streams"
     return _COUNTING.get(node.name) if node.streaming else None
