@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aion.config import load_policy
@@ -185,6 +185,21 @@ batches = st.lists(
 )
 
 
+def at(micros: int, key: str = "a", value: int = 0) -> Row:
+    return Row(key, 7, 1_000_000 + micros, value)
+
+
+SEEN = Batch(1_000_030, [(LEFT, at(1, "c"))], restarts=True)
+DUE_AT_ONCE = Batch(1_000_030, [(LEFT, at(20)), *((LEFT, at(35, "b", n)) for n in range(5)), (RIGHT, at(21))], False)
+KEPT_LONG = [Batch(1_000_000, [(LEFT, at(10))], True), Batch(1_000_029, [], True)]
+TWICE = [Batch(1_000_000, [(LEFT, at(10))], True), Batch(1_000_000, [(LEFT, at(10))], True)]
+
+
+@example([SEEN, DUE_AT_ONCE], OUTER_LEFT, (0, 5), (20, 20), (False, False), "all")
+@example([SEEN, DUE_AT_ONCE], ASOF, (0, 5), (20, 20), (False, False), "all")
+@example([*KEPT_LONG, Batch(1_000_029, [(RIGHT, at(12))], False)], INNER, (0, 5), (0, 20), (False, False), "all")
+@example(TWICE, OUTER_LEFT, (0, 5), (20, 20), (False, False), "all")
+@example(TWICE, OUTER_LEFT, (0, 5), (20, 20), (True, False), "all")
 @given(
     batches,
     st.sampled_from(HOW),
