@@ -1,4 +1,6 @@
-"""The command line: ``aion demo | diff | experiment | explain | inspect | migrate | policy | rescale | top | tune``.
+"""The command line.
+
+``aion demo | diff | experiment | explain | fork | inspect | migrate | policy | rescale | rewind | top | tune``.
 
 Each command imports what it needs.
 """
@@ -68,6 +70,17 @@ else:
 TABLE_WIDTH = 136
 PolicyFile = Annotated[
     str, typer.Argument(metavar="FILE", help="A policy file, or the name of a preset.", show_default=False)
+]
+
+JobState = Annotated[
+    str | None,
+    typer.Option(
+        "--state", metavar="DIR", help="The state folder of the job: path or URI. Default: aion-state in this folder."
+    ),
+]
+JobConf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of the Spark session that does the work."),
 ]
 
 
@@ -228,9 +241,7 @@ def migrate(
         list[str] | None,
         typer.Option(metavar="NUMBER=NAME", help="The name of an operator, if the job does not use the default names."),
     ] = None,
-    conf: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of the Spark session that does the work.")
-    ] = None,
+    conf: JobConf = None,
 ) -> None:
     """Take the state of a stopped query with stateful processors over to Aion, so that its job goes on where it was."""
     from aion.spark.taking_over.migrate import migrate_alone
@@ -250,19 +261,60 @@ def migrate(
     typer.echo(f"  spark.aion.state.dir  {done.state_dir}")
 
 
+@app.command("rewind")
+def rewind_query(
+    checkpoint: Annotated[str, typer.Argument(help="The checkpoint of a stopped query: path or URI.")],
+    to: Annotated[
+        str, typer.Option(metavar="BATCH|TIME", help="A batch, or an instant: then the last batch that began by then.")
+    ],
+    state: JobState = None,
+    leave_tables: Annotated[
+        bool, typer.Option("--leave-tables", help="Go back even if there are tables that cannot.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and change nothing.")] = False,
+    conf: JobConf = None,
+) -> None:
+    """Set a stopped query back to the end of an earlier batch. It reads again what came since."""
+    from aion.spark.taking_over.rewind import rewind_alone
+
+    settings = dict(_pairs("--conf", conf))
+    done = rewind_alone(checkpoint, to, settings, state_dir=state, leave_tables=leave_tables, dry_run=dry_run)
+    for line in done.lines(would=dry_run):
+        typer.echo(line)
+
+
+@app.command("fork")
+def fork_query(
+    checkpoint: Annotated[str, typer.Argument(help="The checkpoint of a query, which may run: path or URI.")],
+    new_checkpoint: Annotated[str, typer.Argument(help="Where the new one is to be. It must not exist.")],
+    state: JobState = None,
+    new_state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="The state folder of the copy. Default: that of the job, which both then use."
+        ),
+    ] = None,
+    conf: JobConf = None,
+) -> None:
+    """Copy a query with its state: the copy goes on by itself, beside the original."""
+    from aion.spark.taking_over.fork import fork_alone
+
+    done = fork_alone(
+        checkpoint, new_checkpoint, dict(_pairs("--conf", conf)), state_dir=state, new_state_dir=new_state
+    )
+    shards = ", ".join(f"{count} shards of {name!r}" for name, count in done.shards.items()) or "no state of Aion"
+    typer.echo(f"{new_checkpoint} is the query as after batch {done.batch}, with {shards}.")
+    typer.echo("Start a job with it that writes to other tables than the original:")
+    typer.echo(f"  checkpointLocation    {new_checkpoint}")
+    typer.echo(f"  spark.aion.state.dir  {done.state_dir}")
+
+
 @app.command("rescale")
 def rescale_query(
     checkpoint: Annotated[str, typer.Argument(help="The checkpoint of a stopped query: path or URI.")],
     partitions: Annotated[int, typer.Argument(metavar="N", help="How many partitions it gets, up to its shards.")],
-    state: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="The state folder of the job: path or URI. Default: aion-state in this folder."
-        ),
-    ] = None,
-    conf: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of the Spark session that does the work.")
-    ] = None,
+    state: JobState = None,
+    conf: JobConf = None,
 ) -> None:
     """Give a stopped query another number of partitions: the tasks that work on its shards. State stays in place."""
     from aion.spark.api.rescale import rescale_alone

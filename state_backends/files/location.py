@@ -107,7 +107,8 @@ class RemoteLocation:
     def storage(
         self, names: Sequence[str], cache: Path, lineage: str, requests: Requests | None = None
     ) -> RemoteStorage:
-        handed = HandedPlace.of(self._folder, names, lineage)
+        # Without a shard's name it is an operator's folder, to look at: children hand over nothing to it.
+        handed = HandedPlace.of(self._folder, names, lineage) if len(names) > 2 else None
         return RemoteStorage(self.remote, "/".join(names), cache, handed, requests, self._kept, self._budget)
 
     def filesystem(self) -> tuple[Any, str]:

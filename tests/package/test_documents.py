@@ -261,7 +261,7 @@ RUN: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
 }
 
-ON_SPARK = {("demo",), ("diff",), ("migrate",), ("rescale",)}
+ON_SPARK = {("demo",), ("diff",), ("fork",), ("migrate",), ("rescale",), ("rewind",)}
 """Commands that the tests of Spark run."""
 
 

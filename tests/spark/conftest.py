@@ -114,11 +114,7 @@ class FileStream:
 
     def put(self, rows: Iterable[Sequence[Any]]) -> pa.Table:
         """Rows in the schema's order; timestamps as seconds since the epoch."""
-        columns = list(zip(*rows, strict=True)) or [()] * len(self.schema)
-        table = pa.table(
-            [_column(values, field.type) for values, field in zip(columns, self.schema, strict=True)],
-            schema=self.schema,
-        )
+        table = table_of(self.schema, rows)
         path = self.folder / f"{self._count:06d}.parquet"
         pq.write_table(table, path)
         # The source takes files in the order of their modification times.
@@ -128,6 +124,13 @@ class FileStream:
 
     def read(self, ddl: str) -> DataFrame:
         return self._spark.readStream.schema(ddl).option("maxFilesPerTrigger", 1).parquet(str(self.folder))
+
+
+def table_of(schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> pa.Table:
+    """Rows in the order of a schema; timestamps as seconds since the epoch."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [_column(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)
 
 
 def _column(values: Sequence[Any], type_: pa.DataType) -> pa.Array:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 FOLDER = "aion-sinks"
+REWOUND = "aion-rewound.json"
+"""The file of a checkpoint that says to which batch it went back last, so that sinks can follow."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from aion.errors import ConfigError
-from aion.spark.api.configure import configure
+from aion.spark.api.alone import session_of
 from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.session.partitions import NOTE, partitions_of, take_back
 from state_backends.files.location import locate
@@ -61,14 +61,8 @@ def rescale_alone(
     checkpoint: str, partitions: int, settings: Mapping[str, str], *, state_dir: str | None = None
 ) -> Rescaled:
     """Returns the same as :func:`rescale`, in a session with these settings, which it makes and stops."""
-    builder = SparkSession.builder.appName("aion rescale").config("spark.ui.enabled", "false")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = configure(builder).getOrCreate()
-    try:
+    with session_of("rescale", settings) as spark:
         return rescale(spark, checkpoint, partitions, state_dir=state_dir or "aion-state")
-    finally:
-        spark.stop()
 
 
 def _partitions(files: CheckpointFiles) -> int:

@@ -135,6 +135,12 @@ class CheckpointFiles(ReadableFiles):
         if not self._files.rename(self._path(name), target):
             raise OSError(f"{self._path(name)} could not be moved to {target}")
 
+    def take_the_place_of(self, other: CheckpointFiles) -> None:
+        """Gives the folder of another checkpoint this one's name, under which there is nothing."""
+        self._files.mkdirs(self._root.getParent())
+        if not self._files.rename(other._root, self._root):
+            raise OSError(f"{other._root} could not be moved to {self._root}")
+
     def delete(self, name: str) -> None:
         """Deletes a file, or a folder with all that is in it. Does nothing if it does not exist."""
         self._files.delete(self._path(name), True)

@@ -22,6 +22,7 @@ from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.session.partitions import rescaled, take_back
 from aion.spark.session.plans import ROOT, Node, plan_of
 from aion.spark.session.query_settings import BEGINS, ENDS, EVERY, REFUSED, RESCALED
+from aion.spark.session.rewound import complete_interrupted
 from aion.spark.session.sessions import is_remote, master
 from aion.spark.session.settings import of_queries
 from aion.spark.session.undo import note_change
@@ -60,11 +61,12 @@ def look(spark: SparkSession, execution: Any, plan: Node, run: str, checkpoint: 
     query's own session.
     """
     there = [_operators[root] for root in _roots(plan) if root in _operators]
+    files = CheckpointFiles(spark, checkpoint)
+    complete_interrupted(files)
     if not there:
         return
     for key, value in of_queries(spark).items():
         conf.set(key, value)
-    files = CheckpointFiles(spark, checkpoint)
     take_back(files)
     batches = files.batches("commits")
     if (idle := rescaled(files, batches)) is not None:

@@ -29,6 +29,7 @@ from aion.spark.session.checkpoint_files import RemoteFiles
 from aion.spark.session.partitions import NOTE, rescaled
 from aion.spark.session.plans import plan_of
 from aion.spark.session.query_settings import BEGINS, CHECKPOINT, ENDS, EVERY, RESCALED, TEMPORARY
+from aion.spark.session.rewound import begun
 from aion.spark.session.sessions import master
 from aion.spark.session.settings import CHECKPOINTS, of_queries
 from aion.spark.session.undo import note_change
@@ -163,6 +164,8 @@ def _rescaled(files: RemoteFiles, batches: list[int], writer: Any, given: dict[s
     elsewhere = "start the query once in a session without .remote"
     if NOTE in files.names():
         raise ConfigError(f"{files.location}: aion rescale was interrupted there; run it again, or {elsewhere}")
+    if begun(files) is not None:
+        raise ConfigError(f"{files.location}: aion rewind was interrupted there; run it again, or {elsewhere}")
     idle = rescaled(files, batches)
     if idle is None:
         return {}

@@ -1,8 +1,8 @@
-"""Brings the state of stateful processors from Spark's own store to Aion's, and back.
+"""What is done with checkpoints that are there: taken over from stock Spark, set back, copied, read.
 
 | | |
 | --- | --- |
-| in here | ``migrate``, and ``read_state`` with ``restoring`` |
+| in here | ``migrate``, ``rewind``, ``fork``, and ``read_state`` with ``restoring`` |
 | who calls it | users |
 | never knows | nothing in :mod:`aion.spark` is hidden from it, and nothing imports it |
 """

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from aion.config.layers import Source as PolicySource
 from aion.config.values import location
 from aion.errors import ConfigError
-from aion.spark.api.configure import configure
+from aion.spark.api.alone import session_of
 from aion.spark.api.group_by import keyed, stateful_config, stock_method
 from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.session.settings import place_of_state, resolved_policy, shard_count
@@ -108,15 +108,8 @@ def migrate_alone(
     _check_folders(checkpoint, new)
     for name in (names or {}).values():
         check_name(name)
-    builder = SparkSession.builder.appName("aion migrate").config("spark.ui.enabled", "false")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    overrides: dict[str, Any] = {} if state_dir is None else {"state_dir": state_dir}
-    spark = configure(builder, policy, **overrides).getOrCreate()
-    try:
+    with session_of("migrate", settings, policy, **({} if state_dir is None else {"state_dir": state_dir})) as spark:
         return migrate(spark, checkpoint, new, names=names)
-    finally:
-        spark.stop()
 
 
 def _check_folders(checkpoint: str, new: str) -> None:

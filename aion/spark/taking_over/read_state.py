@@ -22,7 +22,7 @@ from aion.errors import ConfigError
 from aion.execute.assembly import store_config
 from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.session.settings import conf, place_of_state, resolved_policy
-from aion.spark.tasks.processor import ProcessorDefinition
+from aion.spark.taking_over.tokens import tokens_of
 from aion.spark.tasks.task import client_of
 from aion.spec import check_name
 from aion.stateful.reading import PACKED, TIMERS, row_type, rows, unpacked
@@ -68,7 +68,7 @@ def read_state(
             raise ConfigError(f"{name!r} is an operator with windows; only the state of a processor can be read")
         key = StructType.fromJson({"type": "struct", "fields": operator["definition"]["key"]})
         found = {}
-        named = _tokens(spark, files, commits[-1])
+        named = tokens_of(spark, files, commits[-1])
         tokens: dict[int, str] = {}
         for of_operator in named:
             there = {s: find_version(location, query, name, s, token, scratch()) for s, token in of_operator.items()}
@@ -116,19 +116,6 @@ def read_state(
     )
     shards = spark.sparkContext.parallelize(sorted(tokens.items()), max(1, len(tokens)))
     return spark.createDataFrame(shards.mapPartitions(reader), row_type(key, variables), verifySchema=False)
-
-
-def _tokens(spark: SparkSession, files: CheckpointFiles, batch: int) -> list[dict[int, str]]:
-    """Returns the versions that Spark's own state names, by shard, of each processor of the query."""
-    found = []
-    for operator in spark.read.format("state-metadata").load(files.location).collect():
-        if f'"{ProcessorDefinition.STATE}"' not in (operator["operatorProperties"] or ""):
-            continue
-        number = str(operator["operatorId"])
-        state = spark.read.format("statestore").options(stateVarName=ProcessorDefinition.STATE, operatorId=number)
-        tokens = state.option("batchId", batch).load(files.location).selectExpr("key.*", "value.token").collect()
-        found.append({int(shard): str(token) for shard, token in tokens if token is not None})
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

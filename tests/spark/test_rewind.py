@@ -1,0 +1,252 @@
+"""``aion rewind`` and ``aion fork``: a query goes back, or is copied, with its state."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+import aion
+from aion import aggregates as A
+from aion.errors import ConfigError
+from aion.spark.session.checkpoint_files import CheckpointFiles
+from aion.spark.taking_over.fork import fork
+from aion.spark.taking_over.rewind import rewind
+from tests.object_store import ObjectStore
+from tests.spark.conftest import EVENTS, EVENTS_DDL, SECOND, FileStream, table_of, take_all
+
+DEFINITION: dict[str, Any] = {
+    "key": "k",
+    "time": "ts",
+    "windows": {"minutes": aion.Tumbling("1 minute"), "visits": aion.Session("20 seconds")},
+    "aggregates": {"n": A.count(), "total": A.sum("v")},
+    "bound": "1 hour",
+    "trigger": "every_batch",
+}
+Table = dict[tuple[Any, ...], tuple[Any, ...]]
+
+
+def batch(number: int) -> list[tuple[str, int, float]]:
+    """Events of a minute, and late ones of each minute before."""
+    on_time = [(f"key-{i % 5}", 60 * number + 2 * i, float(i)) for i in range(20)]
+    return on_time + [(f"key-{i % 3}", 60 * at + 7 * i, 1.0) for at in range(number) for i in range(3)]
+
+
+class Query:
+    """A query, and the table that it keeps: the newest row of each window."""
+
+    def __init__(self, stream: FileStream, checkpoint: Path) -> None:
+        self.stream, self.checkpoint = stream, checkpoint
+        self.tables: dict[int, Table] = {}
+        """The table after each batch, as the last run of the batch left it."""
+        self.table: Table = {}
+
+    def start(self, **trigger: Any) -> StreamingQuery:
+        panes = aion.windowed(self.stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"), **DEFINITION)
+        writer = panes.writeStream.foreachBatch(self._keep).option("checkpointLocation", str(self.checkpoint))
+        return (writer.trigger(**trigger) if trigger else writer).start()
+
+    def run(self, *numbers: int) -> int:
+        """Returns the last batch."""
+        for number in numbers:
+            self.stream.put(batch(number))
+            self.start(availableNow=True).awaitTermination()
+        return max(int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*"))
+
+    def go_back(self, to: int) -> None:
+        self.table = dict(self.tables[to])
+
+    def _keep(self, rows: DataFrame, number: int) -> None:
+        apply(self.table, [row.asDict() for row in rows.collect()])
+        self.tables[number] = dict(self.table)
+
+
+def apply(table: Table, rows: list[dict[str, Any]]) -> None:
+    """The rows of a batch, in the order of their panes."""
+    for row in sorted(rows, key=lambda row: row["pane_seq"]):
+        name = row["k"], row["window"], row["window_start"], row["window_end"]
+        if row["kind"] == "retracted":
+            table.pop(name, None)
+        else:
+            table[name] = row["n"], row["total"]
+
+
+def expected(stream: FileStream, numbers: int) -> set[tuple[Any, ...]]:
+    """What the table has in the end: the rows of one operator without Spark that was never disturbed."""
+    table: Table = {}
+    with aion.LocalOperator(**DEFINITION) as operator:
+        watermark = None
+        for number in range(numbers):
+            rows = operator.process(table_of(EVENTS, batch(number)), watermark).to_pylist()
+            apply(table, rows)
+            watermark = max(watermark or 0, SECOND * max(at for _, at, _ in batch(number)))
+        apply(table, operator.advance(watermark).to_pylist())
+    return _settled(table)
+
+
+def _settled(table: Table) -> set[tuple[Any, ...]]:
+    return {
+        (key, window, start.replace(tzinfo=None), end.replace(tzinfo=None), *values)
+        for (key, window, start, end), values in table.items()
+    }
+
+
+@pytest.mark.parametrize("where", ["a folder", "an object store"])
+def test_a_query_goes_back_again_and_again(
+    spark: SparkSession,
+    stream: FileStream,
+    tmp_path: Path,
+    place: Callable[[str], None],
+    bucket: ObjectStore,
+    where: str,
+) -> None:
+    """In the end it has said what it would have said without that."""
+    if where == "an object store":
+        place(bucket.uri("state"))
+    state, query = spark.conf.get("spark.aion.state.dir"), Query(stream, tmp_path / "checkpoint")
+    middle = query.run(0, 1)
+    before = query.run(2)
+    seen = rewind(spark, str(query.checkpoint), middle, state_dir=state, dry_run=True)
+    assert (seen.before, seen.to, seen.shards) == (before, middle, {"windowed": 2})
+    assert query.run() == before
+    for to in (middle, 0):
+        assert rewind(spark, str(query.checkpoint), to, state_dir=state).to == to
+        query.go_back(to)
+        query.start(availableNow=True).awaitTermination()
+    query.run(3)
+    assert _settled(query.table) == expected(stream, 4)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_an_interrupted_command_is_completed_by_the_next_start(
+    spark: SparkSession, stream: FileStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    place, query = spark.conf.get("spark.aion.state.dir"), Query(stream, tmp_path / "checkpoint")
+    middle = query.run(0)
+    query.run(1)
+    delete, left = CheckpointFiles.delete, [calls]
+
+    def dying(self: CheckpointFiles, name: str) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        delete(self, name)
+
+    monkeypatch.setattr(CheckpointFiles, "delete", dying)
+    with pytest.raises(KeyboardInterrupt):
+        rewind(spark, str(query.checkpoint), middle, state_dir=place)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match=rf"going back to batch {middle} was interrupted; complete it with --to"):
+        rewind(spark, str(query.checkpoint), 0 if middle else 1, state_dir=place)
+    query.go_back(middle)
+    query.run(2)
+    assert _settled(query.table) == expected(stream, 3)
+
+
+def test_an_instant_is_the_last_batch_that_began_by_then(
+    spark: SparkSession, stream: FileStream, tmp_path: Path
+) -> None:
+    place, query = spark.conf.get("spark.aion.state.dir"), Query(stream, tmp_path / "checkpoint")
+    query.run(0, 1)
+    files = CheckpointFiles(spark, str(query.checkpoint))
+    begins = {b: files.metadata("offsets", b)["batchTimestampMs"] for b in files.batches("offsets")}
+    at = datetime.fromtimestamp(begins[1] / 1000, UTC)
+    assert rewind(spark, str(query.checkpoint), at.isoformat(), state_dir=place, dry_run=True).to == 1
+    for to, said in (
+        ("1999-01-01", r"no batch that is kept began at or before 1999.*the first one, 0, began at"),
+        ("yesterday", "neither the number of a batch nor an instant like"),
+        (77, "there is no batch 77 to go back to; the checkpoint has the batches 0 to"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            rewind(spark, str(query.checkpoint), to, state_dir=place)
+    with pytest.raises(ConfigError, match=r"which the checkpoint names after batch 0.*is this the query's state\.dir"):
+        rewind(spark, str(query.checkpoint), 0, state_dir=str(tmp_path / "elsewhere"))
+    with pytest.raises(ConfigError, match="not the checkpoint of a streaming query"):
+        rewind(spark, str(tmp_path), 0, state_dir=place)
+    running = query.start()
+    with pytest.raises(ConfigError, match="its query is running; stop it first"):
+        rewind(spark, str(query.checkpoint), 0, state_dir=place)
+    running.stop()
+
+
+@pytest.mark.parametrize("where", ["the same folder", "another folder", "an object store"])
+def test_a_copy_goes_on_beside_the_original(
+    spark: SparkSession,
+    stream: FileStream,
+    tmp_path: Path,
+    place: Callable[[str], None],
+    bucket: ObjectStore,
+    where: str,
+) -> None:
+    """It is made while the original runs, and what becomes of the original afterwards does not matter."""
+    if where == "an object store":
+        place(bucket.uri("original"))
+    old = spark.conf.get("spark.aion.state.dir")
+    new = {"another folder": str(tmp_path / "state"), "an object store": bucket.uri("copy")}.get(where, old)
+    query, copy = Query(stream, tmp_path / "checkpoint"), Query(stream, tmp_path / "copies" / "checkpoint")
+    running = query.start()
+    for number in range(2):
+        stream.put(batch(number))
+        take_all(running)
+    done = fork(spark, str(query.checkpoint), str(copy.checkpoint), state_dir=old, new_state_dir=new)
+    assert done.shards == {"windowed": 2}
+    copy.table = dict(query.tables[done.batch])
+    stream.put(batch(2))
+    take_all(running)
+    running.stop()
+    if where == "another folder":  # nothing of the original is needed
+        shutil.rmtree(Path(old) / running.id)
+        shutil.rmtree(query.checkpoint)
+    place(new)
+    copy.run(3)
+    assert _settled(copy.table) == expected(stream, 4)
+    if where != "another folder":
+        place(old)
+        query.start(availableNow=True).awaitTermination()
+        assert _settled(query.table) == expected(stream, 4)
+    with pytest.raises(ConfigError, match="there is something already"):
+        fork(spark, str(copy.checkpoint), str(copy.checkpoint), state_dir=new)
+
+
+def test_what_cannot_be_copied_is_said(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
+    place, query = spark.conf.get("spark.aion.state.dir"), Query(stream, tmp_path / "checkpoint")
+    query.run(0)
+    old = str(query.checkpoint)
+    for new, state, said in (
+        (f"{old}/inside", place, "it would be inside of the checkpoint"),
+        (
+            str(tmp_path / "new"),
+            str(tmp_path / "nothing"),
+            r"versions that it names are not there; is this the query's",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            fork(spark, old, new, state_dir=state)
+        assert not Path(new).exists()
+    with pytest.raises(ConfigError, match="not in one file system or object store"):
+        fork(spark, old, str(tmp_path / "new"), state_dir=place, new_state_dir="s3://bucket/state")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "input"]
+
+
+def test_the_commands_say_what_they_do(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
+    state, query = spark.conf.get("spark.aion.state.dir"), Query(stream, tmp_path / "checkpoint")
+    query.run(0, 1)
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", "aion", *words, "--state", state]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+
+    said = run("fork", str(query.checkpoint), str(tmp_path / "copy"))
+    assert "is the query as after batch" in said and "2 shards of 'windowed'" in said and str(tmp_path / "copy") in said
+    said = run("rewind", str(query.checkpoint), "--to", "1")
+    assert "goes back from batch" in said and "to batch 1.\nThe state of 'windowed' is as after batch 1, in 2" in said
+    assert CheckpointFiles(spark, str(query.checkpoint)).batches("commits")[-1] == 1
+    assert CheckpointFiles(spark, str(tmp_path / "copy")).batches("commits")[-1] > 1
