@@ -10,6 +10,7 @@ from experiments.chaos.data import Workload
 WORKLOADS: Mapping[str, str] = {
     "windows": "chaos.windows:Windows",
     "sessions": "chaos.sessions:Sessions",
+    "joins": "chaos.joins:Joins",
     "stateful": "chaos.stateful:Stateful",
 }
 
