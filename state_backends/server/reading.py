@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 
 from state_backends.backends import Stores
 from state_backends.files.bodies import Bodies
@@ -65,55 +66,70 @@ class VersionReader:
         raise AssertionError("a version is only read")
 
 
-@contextmanager
-def reading(location: Location, names: Sequence[str], manifest: Manifest) -> Iterator[VersionReader]:
-    """Returns a context in which a version of a shard can be read.
+class HeldVersion:
+    """A version of a shard that stays as it is until it was read. See :func:`held`."""
 
-    ``names``: the folders of the shard, from the query on. Raises MissingState if the version has been deleted,
-    CorruptState, DiskError, StorageError.
+    def __init__(self, live: Path, storage: Storage, manifest: Manifest, there: Storage) -> None:
+        self.manifest = manifest
+        self._live, self._storage, self._there = live, storage, there
+
+    @contextmanager
+    def reading(self) -> Iterator[VersionReader]:
+        """Returns a context in which its blocks and values can be read.
+
+        Raises MissingState if the version has been deleted, CorruptState, DiskError, StorageError.
+        """
+        manifest, storage = self.manifest, self._storage
+        runs = [run.in_folder(str(storage.files)) for run in runs_of(manifest)]
+        blocks = [
+            file.in_folder(str(storage.files))
+            for file in manifest.files
+            if file.file_no not in manifest.runs and not file.name.endswith(HANDED)
+        ]
+        io = IoThread()
+        try:
+            p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False)
+            p_bucket.bodies = BodyFiles(None, lambda: storage)
+            p_bucket.trimmer.copies = storage
+            stores = Stores.of("rocksdb", p_bucket, io, MemoryBudget(MEMORY_BYTES))
+            try:
+                with _noticing_deletion(self._there, manifest):
+                    storage.fetch([*blocks, *runs], partly=True)
+                    stores.blocks.restore(blocks, manifest.alive)
+                    stores.values.restore(runs)
+                yield VersionReader(manifest, stores, Bodies(storage.bodies))
+            finally:
+                stores.close()
+        finally:
+            io.close()
+
+
+@contextmanager
+def held(location: Location, names: Sequence[str], manifest: Manifest) -> Iterator[HeldVersion]:
+    """Returns a context in which a version of a shard stays as it is, even if the query deletes it.
+
+    ``names``: the folders of the shard, from the query on. An object store has no links, so there the version stays
+    only as long as the query keeps it. Raises MissingState if the version has been deleted, CorruptState, DiskError,
+    StorageError.
     """
     # Several versions may be read at a time, each in a folder of its own.
     live = LiveFolder(location.live, f"{own_name()}-{uuid.uuid4().hex[:12]}")
-    io = IoThread()
     storage: Storage | None = None
     try:
         location.keep_copies(0, 0)  # nothing is fetched that nobody reads
         there = location.storage(names, live.path / "files", f"read-{uuid.uuid4().hex}")
         if isinstance(there, LocalStorage):
             own = LocalStorage(live.path / "version")
-            _linked(own, there, manifest)
+            with _noticing_deletion(there, manifest):
+                own.take(there, [file.name for file in manifest.files])
             storage = own
         else:
             storage = there
-        kept = storage
-        runs = [run.in_folder(str(kept.files)) for run in runs_of(manifest)]
-        blocks = [
-            file.in_folder(str(kept.files))
-            for file in manifest.files
-            if file.file_no not in manifest.runs and not file.name.endswith(HANDED)
-        ]
-        p_bucket = PBucket(live.path / "new", live.path / "rocksdb", durable=False)
-        p_bucket.bodies = BodyFiles(None, lambda: kept)
-        p_bucket.trimmer.copies = kept
-        stores = Stores.of("rocksdb", p_bucket, io, MemoryBudget(MEMORY_BYTES))
-        try:
-            with _noticing_deletion(there, manifest):
-                kept.fetch([*blocks, *runs], partly=True)
-                stores.blocks.restore(blocks, manifest.alive)
-                stores.values.restore(runs)
-            yield VersionReader(manifest, stores, Bodies(kept.bodies))
-        finally:
-            stores.close()
+        yield HeldVersion(live.path, storage, manifest, there)
     finally:
         if storage is not None:
             storage.close()
-        io.close()
         live.close()
-
-
-def _linked(own: LocalStorage, there: LocalStorage, manifest: Manifest) -> None:
-    with _noticing_deletion(there, manifest):
-        own.take(there, [file.name for file in manifest.files])
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from aion.stateful.record import KeyRecord
 from aion.stateful.run import variables_of
 from aion.stateful.variables import Variable
 from aion.tools.inspect import tables
-from state_backends.server.reading import reading
+from state_backends.server.reading import held
 from state_backends.versions.audit import StateFolder
 
 VALUES = 20
@@ -134,7 +134,7 @@ def _show(console: Console, folder: StateFolder, asked: _Asked, text: str, most:
         manifest = finding.newest.manifest
         batches.append(finding.newest.batch)
         names = asked.operator.query, *asked.operator.place.split("/"), shard
-        with reading(folder.location, names, manifest) as values:
+        with held(folder.location, names, manifest) as version, version.reading() as values:
             (data,) = values.get([record_key(asked.key)])
             if data is None:
                 continue
