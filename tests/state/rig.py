@@ -28,7 +28,7 @@ from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.versions.keyed_attempt import LocalKeyedAttempt
 
-QUERY, NAME = "query", "tolls"
+QUERY, NAME = "query", "traffic"
 
 
 class ShardAttemptHere(LocalKeyedAttempt):
@@ -67,7 +67,14 @@ class Running:
         self.batches = 0
         self.identities = [
             Identity(
-                QUERY, NAME, n, shards, definition, ids=self.ids, key_types=("int64",), checkpoint=f"file:{self._checkpoint}"
+                QUERY,
+                NAME,
+                n,
+                shards,
+                definition,
+                ids=self.ids,
+                key_types=("int64",),
+                checkpoint=f"file:{self._checkpoint}",
             )
             for n in self.ids
         ]
@@ -116,7 +123,11 @@ class RunningWindows(Running):
     def batch(self, events: pa.RecordBatch, watermark_us: int | None, *, complete: bool = True) -> list[pa.RecordBatch]:
         """Runs a batch, and returns its panes."""
         panes: list[pa.RecordBatch] = []
-        shard_of = ShardOfKeys(self.ids)([events.column("k")], events.num_rows) if events.num_rows else np.empty(0)
+        shard_of = (
+            ShardOfKeys(self.ids)([events.column(self.plan.key[0])], events.num_rows)
+            if events.num_rows
+            else np.empty(0)
+        )
         for n in self.ids:
             token, attempt, snapshot = self.attempt(n)
             windows = Windows(

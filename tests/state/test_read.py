@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -21,6 +24,7 @@ from aion.errors import ConfigError, MissingState
 from aion.spec import Spec
 from aion.state import read
 from state_backends.server.reading import VersionReader
+from tests import documents
 from tests.object_store import CREDENTIALS, ObjectStore, serving
 from tests.state.rig import RunningJoin, RunningWindows, running
 
@@ -335,9 +339,26 @@ def test_open_rows_of_a_join_are_those_that_may_still_match(tmp_path: Path) -> N
             )
 
 
+def test_the_page_about_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("duckdb")
+    schema = pa.schema([("segment", pa.int64()), ("ts", TS)])
+    asked = Spec(key="segment", time="ts", windows=aion.Tumbling("1 minute"), aggregates={"cars": A.count()})
+    monkeypatch.chdir(tmp_path)
+    with running(RunningWindows(tmp_path, "state/", asked, schema)) as query:
+        times = pa.array([S, 2 * S, 3 * S]).cast(TS)
+        query.batch(pa.RecordBatch.from_arrays([pa.array([7, 7, 8]), times], schema=schema), None)
+        (block,) = (b for b in documents.blocks("python") if documents.is_in(b, "docs/how-to/looking-into-state.md"))
+        # DuckDB reads in threads of its own, which stay.
+        path = os.pathsep.join([str(documents.ROOT), os.environ.get("PYTHONPATH", "")])
+        said = subprocess.run(
+            [sys.executable, "-c", block.text], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+        )
+    assert "segment" in said.stdout, said.stderr
+
+
 def test_several_operators_are_listed(tmp_path: Path) -> None:
     asked = spec(aion.Tumbling("10 seconds"))
     with running(RunningWindows(tmp_path, str(tmp_path / "state"), asked, SCHEMA)) as query:
         query.batch(batch_of([(1, 1, 1)]), None)
-        with pytest.raises(ConfigError, match="name='tolls'"):
+        with pytest.raises(ConfigError, match="name='traffic'"):
             read(query.place, name="other")
