@@ -270,6 +270,7 @@ def test_functions_are_given_again(tmp_path: Path) -> None:
             read(query.place, aggregates={"mine": A.max("v")})
 
 
+@pytest.mark.usual_sizes
 def test_a_large_state_comes_in_batches(tmp_path: Path) -> None:
     asked = spec(aion.Tumbling("10 seconds"))
     with running(RunningWindows(tmp_path, str(tmp_path / "state"), asked, SCHEMA, shards=1)) as query:
