@@ -24,7 +24,7 @@ from aion.spec import Spec  # noqa: E402
 from aion.zones import Calendar  # noqa: E402
 
 if TYPE_CHECKING:
-    from aion import metrics, plot, sinks
+    from aion import metrics, plot, sinks, state
     from aion.local import LocalOperator
     from aion.spark.api.configure import configure
     from aion.spark.api.files import read_files
@@ -68,6 +68,7 @@ __all__ = [
     "read_state",
     "restoring",
     "sinks",
+    "state",
     "table",
     "unconfigure",
     "watermark",
@@ -99,7 +100,7 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("metrics", "plot", "sinks"):
+    if name in ("metrics", "plot", "sinks", "state"):
         return importlib.import_module(f"aion.{name}")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)

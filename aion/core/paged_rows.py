@@ -133,6 +133,24 @@ class PagedRows:
         pairs = found.places.tolist()
         return np.array([found.heads[bin_].chunks.get(page, 1) for bin_, page in pairs], np.int64)
 
+    def all(self, first: int | None, last: int | None, hashes: Ints | None = None) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of the bins from ``first`` to ``last``, a chunk of a page at a time. None: no limit.
+
+        ``hashes``: only the pages with rows of these hashes.
+        """
+        begin = self._space + _BIN if first is None else self._bin(_number(first))
+        end = self._space + _ROWS if last is None else self._bin(_number(last + 1))
+        for key, value in self._values.scan(begin, end):
+            head, name = _Head.of(value), key[len(self._space) + 1 :]
+            numbers = np.arange(head.pages)
+            if hashes is not None:
+                numbers = np.unique(_page(hashes, np.full(len(hashes), head.pages)))
+            for page in numbers.tolist():
+                for chunk in range(head.chunks.get(page, 1)):
+                    (found,) = self._values.get([self._page(name, page, chunk)])
+                    if found is not None:
+                        yield self._decode(found)
+
     # -- writing ------------------------------------------------------------------------------------------
 
     def write(self, found: Pages, part: Part, rows: pa.Table, of_chunk: Ints, changed: Flags) -> None:

@@ -29,7 +29,7 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)")
 FENCE = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 THEME = '%%{init: {"theme": "neutral", "themeVariables": {"fontFamily": "arial"}, "fontFamily": "arial"}}%%\n'
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
-MODULES = ("aggregates", "sinks", "errors", "metrics", "plot")
+MODULES = ("aggregates", "sinks", "errors", "metrics", "plot", "state")
 """The public modules of the package."""
 GROUPS = {
     "A query on Spark": ("configure", "windowed", "panes", "dropped", "Spec"),

@@ -12,7 +12,9 @@ WORDS = "words"
 """What the user wrote, as names with what they stand for."""
 BEFORE = "before"
 """The definition before this one, and the last batch that had it."""
-NOT_COMPARED = (WORDS, BEFORE)
+COMPUTED = "computed"
+"""How the result is computed from what is stored, for those who look into the state without the user's program."""
+NOT_COMPARED = (WORDS, BEFORE, COMPUTED)
 """The parts of a definition that are not compared."""
 FOLLOWS = "follows"
 """The part that names the earlier definitions whose state this one goes on with, by their digests."""

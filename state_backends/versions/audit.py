@@ -8,6 +8,7 @@ were written, by the CRC-32 of the file. See docs/reference/formats.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -124,15 +125,23 @@ class Lineage:
         """Returns whether the checkpoint exists. Raises StorageError if it cannot be reached from this machine."""
         if self.checkpoint is None:
             raise StorageError(f"lineage {self.name}: the place of its checkpoint is not known")
-        try:
-            if self.checkpoint.startswith("file:"):  # with one slash, as Spark writes it
-                fs, path = pafs.LocalFileSystem(), unquote(urlsplit(self.checkpoint).path)
-            else:
-                fs, path = pafs.FileSystem.from_uri(pyarrow_uri(self.checkpoint))
-            info = fs.get_file_info(f"{path.rstrip('/')}/metadata")
-        except (OSError, pa.ArrowException) as error:
-            raise StorageError(f"{self.checkpoint} cannot be reached from here: {error}") from error
-        return bool(info.type is not pafs.FileType.NotFound)
+        with reaching(self.checkpoint) as (fs, path):
+            return bool(fs.get_file_info(f"{path}/metadata").type is not pafs.FileType.NotFound)
+
+
+@contextmanager
+def reaching(checkpoint: str) -> Iterator[tuple[Any, str]]:
+    """Returns a context with the file system and the path of a checkpoint. Raises StorageError if it is out of
+    reach.
+    """
+    try:
+        if checkpoint.startswith("file:"):  # with one slash, as Spark writes it
+            fs, path = pafs.LocalFileSystem(), unquote(urlsplit(checkpoint).path)
+        else:
+            fs, path = pafs.FileSystem.from_uri(pyarrow_uri(checkpoint))
+        yield fs, path.rstrip("/")
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"{checkpoint} cannot be reached from here: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

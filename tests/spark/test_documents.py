@@ -236,7 +236,14 @@ ELSEWHERE = (
     {"README.md"}
     | {
         f"docs/{name}.md"
-        for name in ("inside/library", "start/notebook", "operate/metrics", "how-to/stateful", "how-to/joins")
+        for name in (
+            "inside/library",
+            "start/notebook",
+            "operate/metrics",
+            "how-to/stateful",
+            "how-to/joins",
+            "how-to/looking-into-state",
+        )
     }
     | {*RECIPES, "docs/how-to/rehearsal.md"}
 )

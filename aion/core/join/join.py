@@ -464,12 +464,7 @@ class Join:
         """Deletes the rows that nothing can match or repeat that may still come."""
         if self.at_us is None:
             return
-        first, last = self._plan.first_us, self._plan.last_us
-        left_us = min(self._lines[RIGHT] - last, self._lines[LEFT])
-        right_us = min(self._lines[LEFT] + first, self._lines[RIGHT])
-        if self._plan.how == ASOF:
-            right_us = min(right_us, left_us + first)
-        for side, before_us in ((LEFT, left_us), (RIGHT, right_us)):
+        for side, before_us in enumerate(self._plan.needed_from(self._lines)):
             bin_ = before_us // self._sides[side].bin_us
             if bin_ > self._dropped[side]:
                 self._sides[side].pages.drop(bin_)

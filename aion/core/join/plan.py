@@ -122,6 +122,15 @@ class JoinPlan:
         """Where the partners of a row are: the times of the other side, counted from its own."""
         return (self.first_us, self.last_us) if side == LEFT else (-self.last_us, -self.first_us)
 
+    def needed_from(self, lines: Sequence[int]) -> tuple[int, int]:
+        """Returns from which times on the rows of each side are needed. ``lines``: before these, rows come too late.
+
+        Earlier rows can neither be matched nor repeated by one that may still come.
+        """
+        left_us = min(lines[RIGHT] - self.last_us, lines[LEFT])
+        right_us = min(lines[LEFT] + self.first_us, lines[RIGHT])
+        return left_us, min(right_us, left_us + self.first_us) if self.how == ASOF else right_us
+
     @property
     def timestamp(self) -> pa.DataType:
         return self.left.schema.field(self.left.time).type

@@ -47,7 +47,6 @@ class ArrivingWindows(WindowsInMemory):
         shows_early: bool,
     ) -> None:
         super().__init__(definition, assigner, key_types, bound, bins, snapshot, shows_early=shows_early)
-        self._bound = bound
         state = snapshot or {"settled_us": BEFORE_ALL - assigner.reach_us, "reach_us": assigner.reach_us, "next_id": 0}
         self.settled_us: int = state["settled_us"]
         self.reach_us: int = state["reach_us"]

@@ -15,7 +15,7 @@ from aion.base.numbers import NEVER, sums_by
 from aion.core.keyed.assigners import INDEX, Assigner, Flags, total
 from aion.core.keyed.closing import BEFORE_ALL, Closing
 from aion.core.keyed.indexed_windows import IndexedWindows, indexed_windows, orphans
-from aion.core.keyed.orders import ExecuteKeyed, Retract, joined
+from aion.core.keyed.orders import ExecuteKeyed, Members, Retract, joined
 from aion.core.keyed.page_store import (
     CLOSED,
     EARLY,
@@ -116,6 +116,7 @@ class WindowsInMemory:
         self._closing = Closing(state["closed_us"], state["promised"])
         # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
         cells = None if snapshot is None else WindowTable.from_json(snapshot["cells"], 1)
+        self._bound = bound
         self._cells = Cells(assigner.cell_us, bound, cells)
         self._at_us: int | None = None  # the watermark
         self._shows_early = shows_early
@@ -222,6 +223,36 @@ class WindowsInMemory:
         """The rows of ``yielded`` that must be retracted even if nothing replaces them: early panes promise nothing."""
         lost = orphans(self._now(), self.yielded)
         return np.asarray(lost[self.yielded["early"][lost] == 0])
+
+    def peek(self, pages: Ints, only: Callable[[Table], Flags] | None = None) -> tuple[Table, Members | None]:
+        """Returns the windows that are not gone, of the keys of some pages, and their rows if single events make them.
+
+        The windows are a table as of :class:`ExecuteKeyed`. ``closes`` is NEVER while a window is not complete.
+        ``pane`` is the number of its next pane. ``only``: a mask of the rows whose keys are wanted. The pages
+        are not in memory afterwards.
+        """
+        index, yielded = self.kept.peek(pages)
+        if only is not None:
+            index, yielded = index.take(only(index)), yielded.take(only(yielded))
+        now = indexed_windows(self.assigner, index, yielded)
+        windows = now.windows
+        rows = np.flatnonzero(self._there(windows.over_us, self.closed_us))
+        found = Table(
+            index.take(windows.begins[rows]).keys,
+            {
+                "start": windows.starts_us[rows],
+                "end": windows.ends_us[rows],
+                "last": index["last"][windows.ends[rows] - 1],
+                "pane": now.pane[rows],
+                "events": total(index["events"], windows)[rows],
+                "late_events": total(index["late_events"], windows)[rows],
+                "closes": self._closing.closes(windows.over_us[rows], self._bound.bound_for_new_window()),
+            },
+        )
+        if not self.assigner.by_event:
+            return found, None
+        lengths = (windows.ends - windows.begins)[rows]
+        return found, Members(windows.begins[rows], lengths, index["seq"], index["row"])
 
     def snapshot(self) -> dict[str, Any]:
         """What a restart needs besides the pages, as JSON values. Call it when no page is in memory."""

@@ -204,7 +204,7 @@ class PageStore:
 
     def of(self, hashes: Ints) -> Ints:
         """The page of each of these hashes of keys."""
-        return _place(hashes, self.pages)
+        return place_of(hashes, self.pages)
 
     def each_of(self, hashes: Ints) -> Ints:
         """The pages of these hashes of keys, each once."""
@@ -309,14 +309,14 @@ class PageStore:
         n = self.pages
         if wanted > n:
             m = min(wanted, n + PAGES_AT_ONCE)
-            return m, self.missing(_place(np.arange(n, m), n) if self.rest.sums["rows"] else np.empty(0, np.int64))
+            return m, self.missing(place_of(np.arange(n, m), n) if self.rest.sums["rows"] else np.empty(0, np.int64))
         gone = np.arange(wanted, n)
-        return wanted, self.missing(np.concatenate((gone, _place(gone, wanted))))
+        return wanted, self.missing(np.concatenate((gone, place_of(gone, wanted))))
 
     def write(self, pages: int, index: Table, yielded: Table, facts: Facts) -> None:
         """Writes what changed of the pages in memory, and forgets them. ``pages``: their number from now on."""
         self.pages = pages
-        of_rows, of_yielded = _place(index["hash"], pages), _place(yielded["hash"], pages)
+        of_rows, of_yielded = place_of(index["hash"], pages), place_of(yielded["hash"], pages)
         held = np.fromiter((page for page in self._held if page < pages), np.int64)
         numbers = _distinct(np.concatenate((held, of_rows, of_yielded)))
         places = np.searchsorted(numbers, of_rows), np.searchsorted(numbers, of_yielded)
@@ -391,7 +391,7 @@ class PageStore:
         return _split(keys.tobytes(), _KEY.itemsize)
 
 
-def _place(hashes: Ints, pages: int) -> Ints:
+def place_of(hashes: Ints, pages: int) -> Ints:
     """Returns the page of each hash. ``pages``: their number."""
     low = 1 << (pages.bit_length() - 1)
     place: Ints = hashes & (2 * low - 1)

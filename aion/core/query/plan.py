@@ -35,7 +35,7 @@ from aion.core.query.columns import (
 from aion.core.query.deciding import deciding, says
 from aion.core.query.functions import ApplyFunction
 from aion.core.query.history import History
-from aion.core.query.words import words
+from aion.core.query.words import computed, words
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows
 from aion.core.windows import (
@@ -52,6 +52,7 @@ from aion.core.windows import (
     named,
 )
 from aion.errors import ConfigError
+from state_backends.format.definitions import COMPUTED, WORDS
 
 FINAL = "final"
 ALL, CHANGES = "all", "changes"
@@ -301,7 +302,8 @@ class Plan:
     def definition(self) -> dict[str, Any]:
         """Everything that stored state depends on, as JSON values. A restart with another definition is refused.
 
-        ``words`` is not compared: what the user wrote, for the message about the difference.
+        ``words`` and ``computed`` are not compared: what the user wrote, for the message about the difference, and what
+        :mod:`aion.core.query.stored` reads.
         """
         said = words(
             self.schema,
@@ -315,7 +317,12 @@ class Plan:
             updates=self.updates.identity if self.updates is not None else (),
         )
         past = {} if self.history is None else self.history.definition
-        return {**self._stored, "words": said, **past}
+        return {**self._stored, WORDS: said, **self._computed, **past}
+
+    @property
+    def _computed(self) -> dict[str, Any]:
+        layout = self.layout if self.updates is None else self.updates.layout
+        return {} if layout is None else {COMPUTED: computed(layout.bound, self.schema)}
 
     @property
     def emit(self) -> str:
@@ -383,7 +390,7 @@ def make_plan(
     columns_of_windows = deciding(definitions, schema)
 
     def part(own: Mapping[int, Definition], event_rows: Plan | None = None, name_offset_us: int = 0) -> Plan:
-        layout = Layout(bound, _besides(own.values(), time, schema.field(time).type))
+        layout = Layout(bound, besides(own.values(), time, schema.field(time).type))
         columns = (*keys, time, *(c for c in layout.columns if c in schema.names), *columns_of_windows, *recognised)
         kept = pa.schema([schema.field(n) for n in dict.fromkeys(columns)])
         return Plan(
@@ -457,7 +464,7 @@ def instants(time: str, type_: pa.DataType) -> tuple[Partial, Partial]:
     return Extreme(time, type_, largest=False), Extreme(time, type_, largest=True)
 
 
-def _besides(windows: Collection[Definition], time: str, type_: pa.DataType) -> list[Partial]:
+def besides(windows: Collection[Definition], time: str, type_: pa.DataType) -> list[Partial]:
     """Returns the partials that windows of single keys need besides the aggregates."""
     if all(isinstance(w, Aligned) for w in windows):
         return []

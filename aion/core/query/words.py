@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -38,6 +39,19 @@ def words(
         "unique": [(name, "") for name in unique],
         "updates": [(name, "") for name in updates],
     }
+
+
+def computed(bound: Iterable[BoundAggregate], schema: pa.Schema) -> dict[str, Any]:
+    """Returns the aggregates as JSON values: name, function, columns and options of each, and the columns' types.
+
+    The options of an aggregate that has functions are null, because functions are not stored.
+    """
+    aggregates = []
+    for b in bound:
+        has_functions = any(callable(value) for _, value in b.aggregate.options)
+        options = None if has_functions else [list(option) for option in b.aggregate.options]
+        aggregates.append([b.name, b.aggregate.function, list(b.aggregate.columns), options])
+    return {"aggregates": aggregates, "columns": [[field.name, str(field.type)] for field in schema]}
 
 
 def _told(aggregate: Aggregate, types: Mapping[str, str]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from itertools import chain, islice
+from contextlib import closing
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -24,20 +24,11 @@ from aion.stateful.record import KeyRecord
 from aion.stateful.run import variables_of
 from aion.stateful.variables import Variable
 from aion.tools.inspect import tables
-from state_backends.backends import Stores
-from state_backends.files.location import Location
-from state_backends.format.ordered_map import Readable
-from state_backends.server.live_folder import LiveFolder, own_name
-from state_backends.store.io_thread import IoThread
-from state_backends.store.keyed.store import KeyedStore
-from state_backends.store.m_bucket import MemoryBudget
-from state_backends.store.p_bucket import PBucket
-from state_backends.versions.audit import ShardFinding, StateFolder
-from state_backends.versions.manifest import Manifest, runs_of
+from state_backends.server.reading import held
+from state_backends.versions.audit import StateFolder
 
 VALUES = 20
 _MOST_CHARACTERS = 1_000
-_MEMORY_BYTES = 16 << 20
 
 
 class _Operator(NamedTuple):
@@ -130,45 +121,6 @@ def _asked(operator: _Operator, given: dict[str, Any]) -> _Asked:
     return _Asked(operator, key, [shard] if shard in operator.shards else [])
 
 
-# -- reading ----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _reading(location: Location, finding: ShardFinding, manifest: Manifest) -> Iterator[Readable]:
-    """Returns a context in which the keyed values of a version can be read. Raises CorruptState, DiskError,
-    StorageError.
-
-    RocksDB's own files, and links to the runs or copies of them, are in a temporary folder, as those of a state server.
-    """
-    live = LiveFolder(location.live, own_name())
-    io = IoThread()
-    try:
-        names = finding.query, *finding.operator.split("/"), finding.shard
-        storage = location.storage(names, live.path / "files", "")
-        runs = [run.in_folder(str(storage.files)) for run in runs_of(manifest)]
-        storage.fetch(runs)
-        p_bucket = PBucket(live.path / "new", live.path / "rocksdb", durable=False)
-        stores = Stores.of("rocksdb", p_bucket, io, MemoryBudget(_MEMORY_BYTES))
-        try:
-            stores.values.restore(runs)
-            yield _Reader(stores.values)
-        finally:
-            stores.close()
-    finally:
-        io.close()
-        live.close()
-
-
-class _Reader:
-    """See Readable."""
-
-    def __init__(self, store: KeyedStore) -> None:
-        self._store = store
-
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return list(chain.from_iterable(self._store.get(keys)))
-
-
 # -- showing ----------------------------------------------------------------------------------------------
 
 
@@ -181,7 +133,8 @@ def _show(console: Console, folder: StateFolder, asked: _Asked, text: str, most:
             raise CorruptState(f"{where}, {shard}: no version is whole; aion inspect without --key says why")
         manifest = finding.newest.manifest
         batches.append(finding.newest.batch)
-        with _reading(folder.location, finding, manifest) as values:
+        names = asked.operator.query, *asked.operator.place.split("/"), shard
+        with held(folder.location, names, manifest) as version, version.reading() as values:
             (data,) = values.get([record_key(asked.key)])
             if data is None:
                 continue

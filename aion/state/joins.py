@@ -1,0 +1,58 @@
+"""The rows that a join keeps in one version of a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from aion.base.identity import identify
+from aion.core.join.plan import SIDES, JoinPlan
+from aion.core.join.rows import MATCHED, Rows, SideRows
+from aion.core.lateness.bound import AdaptiveBound
+from aion.execute.joining import SECRET
+from aion.state.columns import conformed, of_join
+from aion.state.filters import Asked
+from state_backends.server.reading import VersionReader
+
+
+def join_rows(plan: JoinPlan, reader: VersionReader, asked: Asked, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yields the rows that one which may still come could match or repeat, a page at a time.
+
+    ``asked``: rows with a time in its stretch are wanted. ``schema``: of the answer.
+    """
+    snapshot = reader.manifest.snapshot
+    own = of_join(plan).names[-4:]
+    lines, at_us = snapshot["lines_us"], snapshot["watermark_us"]
+    # How far each line is behind the watermark: that is the bound now, whoever decided it.
+    bounds = [
+        AdaptiveBound.of_snapshot(snapshot["sides"][name]).decision.bound_us if at_us is None else at_us - line
+        for name, line in zip(SIDES, lines, strict=True)
+    ]
+    hashes = None
+    if asked.keys is not None:
+        columns = [column.combine_chunks() for column in asked.keys.columns]
+        hashes = identify(columns, bytes.fromhex(snapshot[SECRET]))[:, 0]
+    for side, before_us in enumerate(plan.needed_from(lines)):
+        stored = SideRows(plan, side, reader)
+        first_us = max(before_us, asked.start_us)
+        first, last = (int(us) // stored.bin_us for us in (first_us, asked.end_us))
+        _, after_us = plan.interval(side)
+        for batch in stored.pages.all(first, last, hashes):
+            rows = Rows.stored(pa.Table.from_batches([batch]))
+            wanted = (rows.time >= first_us) & (rows.time < asked.end_us)
+            wanted &= asked.among([rows.table.column(name).combine_chunks() for name in plan.key], len(rows))
+            rows = rows.take(np.flatnonzero(wanted))
+            if not len(rows):
+                continue
+            closes = np.maximum(rows.time + after_us + bounds[1 - side], rows.time + bounds[side]) + 1
+            of_row = {name: rows.table.column(name).combine_chunks() for name in rows.table.column_names}
+            matched = pa.array(rows.has(MATCHED)) if plan.outer[side] else None
+            said = (
+                pa.repeat(SIDES[side], len(rows)),
+                pa.array(rows.time).cast(plan.timestamp),
+                matched,
+                pa.array(closes).cast(plan.timestamp),
+            )
+            yield conformed(of_row | dict(zip(own, said, strict=True)), len(rows), schema)

@@ -1,0 +1,287 @@
+"""The live windows of one version of a shard, as rows: windows of time, and windows of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aion.base.numbers import NEVER
+from aion.core.ingest.key_ranges import Keys, row_hashes
+from aion.core.keyed.assigner_of import assigner_of
+from aion.core.keyed.in_memory import WindowsInMemory
+from aion.core.keyed.orders import ExecuteKeyed
+from aion.core.keyed.page_store import PAGES_AT_ONCE, place_of
+from aion.core.keyed.table import Table, hashes_of
+from aion.core.lateness.bound import AdaptiveBound
+from aion.core.life.actions import Execute, PaneKind
+from aion.core.life.rules import FixedBound
+from aion.core.life.window_table import WindowTable, status_of
+from aion.core.query.evolved import of_shard
+from aion.core.query.plan import Plan
+from aion.core.slicing.grid import slices_from_json, start_of
+from aion.core.timed.calendar_state import pinned_plan
+from aion.execute.applying import Seen, decode_all
+from aion.execute.combining import windows_at_once
+from aion.execute.contents import RowContents
+from aion.execute.keyed import KeyedExecutor
+from aion.execute.rows import WindowColumns, pane_rows
+from aion.state.columns import BOUND, BYTES, STATUS, conformed, of_windows, shown_of
+from aion.state.filters import Asked
+from state_backends.server.reading import VersionReader
+from state_backends.store.protocol import Only
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What is read of one shard. ``names``: of the columns that may have other names than usual."""
+
+    plan: Plan
+    reader: VersionReader
+    asked: Asked
+    memory_bytes: int
+    schema: pa.Schema
+
+    @property
+    def snapshot(self) -> Mapping[str, Any]:
+        return self.reader.manifest.snapshot
+
+    @property
+    def at_us(self) -> int | None:
+        found: int | None = self.snapshot["watermark_us"]
+        return found
+
+    def shown(self, panes: pa.RecordBatch, bound_us: Ints, sizes: Ints | None, status: Any) -> pa.RecordBatch:
+        """Returns panes as rows of the answer."""
+        columns = {name: panes.column(name) for name in shown_of(self.plan)}
+        own = dict(zip((BOUND, STATUS, BYTES), self._own_names(), strict=True))
+        columns[own[BOUND]] = pa.array(bound_us).cast(pa.duration("us"))
+        columns[own[STATUS]] = status
+        columns[own[BYTES]] = sizes
+        rows = conformed(columns, panes.num_rows, self.schema)
+        if self.asked.keys is None:
+            return rows
+        keys = [rows.column(name) for name in self.plan.key]
+        return rows.filter(pa.array(self.asked.among(keys, rows.num_rows)))
+
+    def _own_names(self) -> list[str]:
+        return list(of_windows(self.plan).names[-3:])
+
+
+def window_rows(
+    plan: Plan, reader: VersionReader, asked: Asked, memory_bytes: int, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yields a row for each live window and key of a shard.
+
+    ``plan``: of the version's definition. ``memory_bytes``: about how much decoded state is in memory at once.
+    ``schema``: of the answer.
+    """
+    snapshot = reader.manifest.snapshot
+    plan = pinned_plan(of_shard(plan, snapshot), snapshot)
+    reading = _Reading(plan, reader, asked, memory_bytes, schema)
+    yield from _of_time(reading)
+    for part in plan.parts:
+        yield from _of_keys(reading, part)
+
+
+# -- windows of time ----------------------------------------------------------------------------------------
+
+
+def _of_time(reading: _Reading) -> Iterator[pa.RecordBatch]:
+    plan, snapshot = reading.plan, reading.snapshot
+    table = WindowTable.from_json(snapshot["windows"], len(plan.windows))
+    rows = np.flatnonzero(reading.asked.overlap(table["start_us"], table["end_us"]))
+    if not len(rows):
+        return
+    segments = np.array(sorted(s for s in slices_from_json(snapshot["slices"]) if plan.holds(s)), np.int64)
+    ends = plan.grid.ends(segments)
+    needed = (segments < table["end_us"][rows].max()) & (ends > table["start_us"][rows].min())
+    segments, ends = segments[needed], ends[needed]
+    sizes = np.array([reading.reader.size_bytes(s) for s in segments.tolist()], np.int64)
+    upto = np.concatenate(([0], np.cumsum(sizes)))
+    first = np.searchsorted(ends, table["start_us"][rows], side="right")
+    size_of = np.zeros(len(table), np.int64)
+    size_of[rows] = upto[np.maximum(np.searchsorted(segments, table["end_us"][rows]), first)] - upto[first]
+    over = table.over(rows, reading.at_us)
+    order = Execute(
+        PaneKind.ON_TIME,
+        tuple(segments.tolist()),
+        table["definition"][rows],
+        table["start_us"][rows],
+        table["end_us"][rows],
+        table["panes"][rows],
+        np.full(len(rows), -1),
+        table["late_from_seq"][rows],
+        table["events"][rows],
+        table["late_events"][rows],
+        np.zeros(len(rows)),
+        table["end_us"][rows] + table["bound_us"][rows],
+        np.where(over, table["last_seq"][rows], NEVER),
+    )
+    for some in _at_once(plan, order):
+        for panes in _panes(reading, some):
+            if not panes.num_rows:
+                continue
+            start_us, end_us = (_micros(panes.column(f"window_{edge}")) for edge in ("start", "end"))
+            at = table.find(plan.numbers_of(panes.column("window"), start_us), end_us)
+            status = pa.array([str(status_of(us, reading.at_us)) for us in end_us.tolist()], pa.string())
+            yield reading.shown(panes, table["bound_us"][at], size_of[at], status)
+
+
+def _at_once(plan: Plan, order: Execute) -> Iterator[Execute]:
+    if plan.layout is None:
+        for i, (start_us, end_us) in enumerate(zip(order.start_us.tolist(), order.end_us.tolist(), strict=True)):
+            yield order.some(slice(i, i + 1), tuple(s for s in order.slices if start_us <= s < end_us))
+        return
+    for until in np.unique(order.until).tolist():
+        yield from windows_at_once(plan, order.some(order.until == until))
+
+
+def _panes(reading: _Reading, order: Execute) -> Iterator[pa.RecordBatch]:
+    plan, until = reading.plan, int(order.until[0])
+    keys = _keys(plan, reading.asked)
+    spans = None if until == NEVER else dict.fromkeys(order.slices, (-1, until))
+    blocks = reading.reader.read(order.slices, only=Only(spans, None if keys is None else keys.ranges))
+    if plan.layout is not None or (plan.updates is not None and plan.updates.layout is not None):
+        contents = RowContents(plan, memory_limit_bytes=reading.memory_bytes)
+        for rows in contents.panes(order, blocks, keys):
+            yield rows.filter(pc.not_equal(rows.column("kind"), PaneKind.RETRACTED.value))
+        return
+    with closing(decode_all(plan, blocks, None, keys)) as decoded:
+        counts = [_counts(plan, d.batch, d.seq >= int(order.late_from[0])) for d in decoded]
+    if not counts:
+        return
+    counted = pa.concat_tables(counts).group_by(list(plan.key)).aggregate([("\0events", "sum"), ("\0late", "sum")])
+    n = counted.num_rows
+    yield pane_rows(
+        plan,
+        keys=[counted.column(name).combine_chunks() for name in plan.key],
+        outputs=None,
+        windows=WindowColumns(order.definition, order.start_us, order.end_us, order.closes_us),
+        which=np.zeros(n, np.int64),
+        kind=pa.repeat(PaneKind.ON_TIME.value, n),
+        events=counted.column("\0events_sum"),
+        late_events=counted.column("\0late_sum"),
+    )
+
+
+def _counts(plan: Plan, events: pa.RecordBatch, is_late: bool) -> pa.Table:
+    """Returns how many events each key has, and how many of them are late."""
+    n = events.num_rows
+    ones = pa.array(np.ones(n, np.int64))
+    columns = [*(events.column(name) for name in plan.key), ones, ones if is_late else pa.array(np.zeros(n, np.int64))]
+    table = pa.table(columns, [*plan.key, "\0events", "\0late"])
+    counted = table.group_by(list(plan.key)).aggregate([("\0events", "sum"), ("\0late", "sum")])
+    return counted.rename_columns(
+        [name.removesuffix("_sum") if name[0] == "\0" else name for name in counted.schema.names]
+    )
+
+
+def _keys(plan: Plan, asked: Asked) -> Keys | None:
+    if asked.keys is None:
+        return None
+    names = [field.name for field in plan.key_fields] if plan.layout is not None else list(plan.key)
+    return Keys(row_hashes(plan, asked.keys.rename_columns(names)))
+
+
+# -- windows of keys ----------------------------------------------------------------------------------------
+
+
+def _of_keys(reading: _Reading, part: Plan) -> Iterator[pa.RecordBatch]:
+    snapshot = reading.snapshot
+    numbers = sorted(number for each in reading.plan.parts for number in each.keyed)
+    before = dict(zip(numbers, snapshot["keyed"], strict=True))
+    shared = AdaptiveBound.of_snapshot(snapshot["lateness"])
+    own_us = snapshot.get("own_bounds_us", {})
+    types = [part.schema.field(name).type for name in part.key]
+
+    def only(table: Table) -> Any:
+        return reading.asked.among(table.keys, len(table))
+
+    for number, window in part.keyed.items():
+        own = own_us.get(str(number))
+        bound = shared if own is None else FixedBound(own, shared)
+        memory = WindowsInMemory(
+            number, assigner_of(window, shows_open=True), types, bound, part.grid.bins, before[number], shows_early=True
+        )
+        memory.kept.values = reading.reader
+        asked = reading.asked
+        pages = np.arange(memory.kept.pages)
+        if asked.keys is not None:
+            columns = [column.combine_chunks() for column in asked.keys.columns]
+            pages = np.unique(
+                place_of(hashes_of(Table(columns, {"row": np.arange(asked.keys.num_rows)})), memory.kept.pages)
+            )
+        for begin in range(0, len(pages), PAGES_AT_ONCE):
+            windows, members = memory.peek(pages[begin : begin + PAGES_AT_ONCE], None if asked.keys is None else only)
+            complete = windows["closes"] < NEVER
+            if members is not None or len(windows):
+                wanted = np.flatnonzero(asked.overlap(windows["start"], np.where(complete, windows["end"], NEVER)))
+                if members is not None:
+                    members = type(members)(members.begins[wanted], members.lengths[wanted], members.seqs, members.rows)
+                if len(wanted):
+                    order = ExecuteKeyed(number, PaneKind.ON_TIME, windows.take(wanted), members)
+                    yield from _shown(reading, part, order, bound.bound_for_new_window())
+
+
+def _shown(reading: _Reading, part: Plan, order: ExecuteKeyed, bound_us: int) -> Iterator[pa.RecordBatch]:
+    for panes in _keyed_panes(reading, part, order):
+        closes = panes.column("closes_at")
+        ends = pc.if_else(closes.is_valid(), panes.column("window_end"), pa.scalar(None, part.timestamp))
+        panes = panes.set_column(panes.schema.get_field_index("window_end"), panes.schema.field("window_end"), ends)
+        late = pc.fill_null(
+            pc.less_equal(ends.cast(pa.int64()), -NEVER if reading.at_us is None else reading.at_us), False
+        )
+        status = pc.if_else(late, "late", "active")
+        yield reading.shown(panes, np.full(panes.num_rows, bound_us), None, status)
+
+
+def _keyed_panes(reading: _Reading, part: Plan, order: ExecuteKeyed) -> Iterator[pa.RecordBatch]:
+    windows = order.windows
+    if part.layout is None:
+        n = len(windows)
+        yield pane_rows(
+            part,
+            keys=windows.keys,
+            outputs=None,
+            windows=WindowColumns(np.full(n, order.definition), windows["start"], windows["end"], windows["closes"]),
+            which=np.arange(n),
+            kind=pa.repeat(PaneKind.ON_TIME.value, n),
+            events=windows["events"],
+            late_events=windows["late_events"],
+        )
+        return
+    begin_us, end_us = order.stretch_us
+    names = np.array(sorted(s for s in slices_from_json(reading.snapshot["slices"]) if part.holds(s)), np.int64)
+    starts = np.array([start_of(name) for name in names.tolist()], np.int64)
+    slices = names[(starts < end_us) & (part.grid.ends(starts) > begin_us)]
+    executor = KeyedExecutor(
+        part,
+        reading.reader,  # type: ignore[arg-type]
+        None,
+        memory_limit_bytes=reading.memory_bytes,
+        spill_folder=None,
+        seeks=True,
+        timed=_untimed,
+    )
+    yield from executor.execute(
+        ExecuteKeyed(order.definition, order.kind, windows, order.members, tuple(slices.tolist()))
+    )
+
+
+@contextmanager
+def _untimed() -> Iterator[Seen]:
+    yield lambda blocks: blocks
+
+
+def _micros(column: Any) -> Ints:
+    found: Ints = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return found
