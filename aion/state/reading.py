@@ -94,10 +94,13 @@ class Shape:
             self.schema, keys = of_windows(plan), [plan.schema.field(name) for name in plan.key]
         self._asked = Asked.of(keys, key, window)
 
+    def numbers(self, operator: Operator) -> set[int] | None:
+        """Returns the numbers of the shards in which the keys may be. None: they may be in any."""
+        return self._asked.shards(operator.found["ids"], operator.found["key_types"])
+
     def shards(self, operator: Operator) -> list[str]:
         """Returns the folders of the shards in which the keys may be."""
-        found = operator.found
-        numbers = self._asked.shards(found["ids"], found["key_types"])
+        numbers = self.numbers(operator)
         if numbers is None:
             return operator.shards
         return [shard for shard in operator.shards if int(shard.rpartition("-")[2]) in numbers]

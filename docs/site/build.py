@@ -38,7 +38,8 @@ GROUPS = {
     "Events from elsewhere": ("read_files", "watermark"),
     "Look at a query and its results": ("explain", "table", "changes", "progress"),
     "A join of two streams": ("join",),
-    "Stateful processors": ("group_by", "migrate", "read_state", "restoring"),
+    "Stateful processors": ("group_by", "migrate", "restoring"),
+    "Looking into state": ("read_state",),
     "Without Spark, and the way back": ("LocalOperator", "unconfigure"),
 }
 """The names of the package in the order in which users meet them."""

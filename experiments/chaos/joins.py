@@ -39,7 +39,7 @@ class Joins:
         )
         joined = aion.join(
             left, right, key=["k", "part"], time=("ts", "right_ts"), within=(f"{low} seconds", f"{high} seconds"),
-            how=query, bound=f"{BOUND_S} seconds", name=query,
+            how="left" if query == "left" else "asof", bound=f"{BOUND_S} seconds", name=query,
         )  # fmt: skip
         return joined.select("k", "part", "a", "b", "kind", "side", "event")
 

@@ -289,16 +289,32 @@ def _tokens(manifests: Iterable[str]) -> list[str]:
 def find_version(location: Location, query: str, operator: str, shard: int, token: str, cache: Path) -> Storage | None:
     """Returns the storage that has a version of a shard, in whatever lineage. Only to read. None: no lineage has it.
 
+    Raises CorruptState for a name that is not plain.
+    """
+    names = folders_with(location, query, operator, shard, token, cache)
+    return None if names is None else location.storage(names, cache, "read")
+
+
+def folders_with(
+    location: Location, query: str, operator: str, shard: int, token: str, cache: Path
+) -> tuple[str, ...] | None:
+    """Returns the folders of a shard, from the query on, in the lineage that has a version. None: no lineage has it.
+
     Raises CorruptState for a name that is not plain: query and token are from a checkpoint.
     """
     for name in (query, operator, token):
         if not is_plain(name):
             raise CorruptState(f"the checkpoint names {name!r:.200}, which is not a plain name ({PLAIN})")
 
-    def storage(*lineage: str) -> Storage:
-        return location.storage((query, operator, *lineage, f"{_SHARD}{shard:05d}"), cache, "read")
+    def names(*lineage: str) -> tuple[str, ...]:
+        return (query, operator, *lineage, f"{_SHARD}{shard:05d}")
 
-    return _first_with(token, (storage(*lineage) for lineage in _lineages(storage(), skip="-")))
+    first = location.storage(names(), cache, "read")
+    for lineage in _lineages(first, skip="-"):
+        with contextlib.suppress(FileNotFoundError):
+            location.storage(names(*lineage), cache, "read").load(token)
+            return names(*lineage)
+    return None
 
 
 def _lineages(first: Storage, *, skip: str | None) -> Iterator[tuple[str, ...]]:

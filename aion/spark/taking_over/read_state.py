@@ -1,4 +1,4 @@
-"""``read_state`` and ``restoring``: the way back, from a processor's state on Aion to Spark's own.
+"""``read_state``: the state of a query as rows. ``restoring``: the way back, from a processor's state to Spark's own.
 
 Spark has one interface through which state can come from elsewhere: a DataFrame that is given as ``initialState`` when
 a query starts with a new checkpoint. So offsets and watermark do not come along, and neither does a TTL: Spark sets the
@@ -8,85 +8,159 @@ time at which a value expires when it is written.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from aion.config import policy_from_text, policy_to_text
+from aion.aggregates.functions import Aggregate
+from aion.config import Policy, policy_from_text, policy_to_text
 from aion.config.layers import Source as PolicySource
 from aion.errors import ConfigError
 from aion.execute.assembly import store_config
 from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.session.settings import conf, place_of_state, resolved_policy
+from aion.spark.taking_over.read_windows import read_windows
 from aion.spark.taking_over.tokens import tokens_of
 from aion.spark.tasks.task import client_of
 from aion.spec import check_name
+from aion.state.filters import Instant, Key
+from aion.state.versions import Operator
 from aion.stateful.reading import PACKED, TIMERS, row_type, rows, unpacked
 from aion.stateful.run import variables_of
-from state_backends.files.location import locate, scratch
-from state_backends.versions.lineage import find_version
-from state_backends.versions.manifest import Identity, load, load_operator
+from aion.stateful.variables import Variable
+from state_backends.files.location import Location, locate, scratch
+from state_backends.versions.lineage import find_version, operator_of, operators_of
+from state_backends.versions.manifest import Identity, load
 
 
 def read_state(
-    spark: SparkSession, checkpoint: str, *, name: str = "stateful", policy: PolicySource | None = None
+    spark: SparkSession,
+    checkpoint: str,
+    *,
+    name: str | None = None,
+    batch: int | None = None,
+    key: Key | Sequence[Key] | None = None,
+    window: tuple[Instant, Instant] | None = None,
+    aggregates: Mapping[str, Aggregate] | None = None,
+    policy: PolicySource | None = None,
 ) -> DataFrame:
-    """Returns the state of a processor on Aion, after the last complete batch of a stopped query. One row for each key.
+    """Returns the state of an operator of a query: live windows, open rows of a join, or the keys of a processor.
 
     For example::
 
-        aion.read_state(spark, "checkpoint/").where("user = 'ann'").show()
+        aion.read_state(spark, "checkpoint/", key={"segment": 7}).orderBy("window_start").show()
 
-    ``checkpoint``: the query's. ``name``: the processor's. The columns are those of the key, ``timers`` (ms), and one
-    for each state variable: a struct, an array of structs, or for a map an array of structs of ``key`` and ``value``;
-    null if there is nothing. The last one, ``packed``, is for :func:`restoring`. Raises ConfigError with the reason if
-    this is not all of the state, as with a TTL.
+    ``checkpoint``: the query's. ``name``: the operator's, if the query has several. ``batch``: the state after this
+    batch; without it, after the last complete one. The query may run meanwhile: Spark says which version of each shard
+    belongs to the batch. Rows are those of :func:`aion.state.read`, and so are ``key``, ``window`` and ``aggregates``.
+    What these leave out is not read; a condition in ``where`` is applied to rows that have been read.
+
+    **The state of a stateful processor** has one row for each key, of a query that is stopped. The columns are those of
+    the key, ``timers`` (ms), and one for each state variable: a struct, an array of structs, or for a map an array of
+    structs of ``key`` and ``value``; null if there is nothing. The last one, ``packed``, is for :func:`restoring`.
+
+    Raises ConfigError with the reason if this is not possible, or if it is not all of the state, as with a TTL.
     """
-    check_name(name)
+    if name is not None:
+        check_name(name)
     files = CheckpointFiles(spark, checkpoint)
     commits = files.batches("commits")
     if not files.exists("metadata") or not commits:
         raise ConfigError(f"{checkpoint}: not the checkpoint of a streaming query with a complete batch")
-    query = files.query
-    if any(str(active.id) == query for active in spark.streams.active):
+    if batch is not None and batch not in commits:
         raise ConfigError(
-            f"{checkpoint}: its query is running, and reading its state would end its tasks: stop it first"
+            f"batch: {batch!r} is not one of the complete batches that are kept, {commits[0]} to {commits[-1]}"
         )
     resolved = resolved_policy(spark, policy, {})
     place = place_of_state(spark, resolved)
     location = locate(place)
     try:
-        owner = location.storage((query, name, "shard-00000"), scratch(), "read").owner()
-        if owner is None:
-            raise ConfigError(f"{place}: there is no state of the processor {name!r} of query {query}")
-        operator = load_operator(owner, f"the state of {name!r}")
-        if operator["definition"].get("kind") != "stateful":
-            raise ConfigError(f"{name!r} is an operator with windows; only the state of a processor can be read")
-        key = StructType.fromJson({"type": "struct", "fields": operator["definition"]["key"]})
-        found = {}
-        named = tokens_of(spark, files, commits[-1])
-        tokens: dict[int, str] = {}
-        for of_operator in named:
-            there = {s: find_version(location, query, name, s, token, scratch()) for s, token in of_operator.items()}
-            lost = [shard for shard, storage in there.items() if storage is None]
-            if len(lost) == len(there):  # versions of another processor
-                continue
-            if lost:
-                raise ConfigError(f"{place}: versions that the checkpoint names are missing, of the shards {lost}")
-            tokens = of_operator
-            for shard, storage in there.items():
-                assert storage is not None
-                for variable in variables_of(load(storage.load(tokens[shard]), tokens[shard]).snapshot):
-                    found[variable.name] = variable
-        if not tokens and named and all(named):
-            raise ConfigError(f"{place}: none of the versions is there that the checkpoint names")
+        name, operator = _operator(location, files, place, name)
+        named = _named(spark, files, commits[-1] if batch is None else batch)
+        tokens = _tokens_of(location, place, files.query, name, named)
+        is_stateful = operator["definition"].get("kind") == "stateful"
+        variables = _variables(location, files.query, name, tokens) if is_stateful else []
     finally:
         location.close()
-    variables = [found[variable] for variable in sorted(found)]
+    if not is_stateful:
+        found = Operator(files.query, name, operator)
+        return read_windows(spark, place, found, tokens, key=key, window=window, aggregates=aggregates)
+    if any(str(active.id) == files.query for active in spark.streams.active):
+        raise ConfigError(
+            f"{checkpoint}: its query is running, and to read the state of a processor would end its tasks: stop it"
+        )
+    if not (batch is None and key is None and window is None and aggregates is None):
+        raise ConfigError(f"{name!r} is a stateful processor: leave out batch=, key=, window= and aggregates=")
+    key_type = StructType.fromJson({"type": "struct", "fields": operator["definition"]["key"]})
+    return _of_processor(spark, files, place, resolved, name, operator, key_type, tokens, variables)
+
+
+def _operator(location: Location, files: CheckpointFiles, place: str, name: str | None) -> tuple[str, dict[str, Any]]:
+    """Returns the operator that is meant, and what its ``operator.json`` says. Raises ConfigError."""
+    names = sorted(operators_of(location, files.query, files.location))
+    if name is None and len(names) > 1:
+        raise ConfigError(
+            f"{place}: the query has several operators; choose one by name=: {', '.join(map(repr, names))}"
+        )
+    wanted = names[0] if name is None and names else name
+    found = None if wanted is None else operator_of(location, files.query, wanted, files.location)
+    if wanted is None or found is None:
+        what = "any operator" if wanted is None else f"the operator {wanted!r}"
+        there = f"; there is that of {', '.join(map(repr, names))}" if names else ""
+        raise ConfigError(f"{place}: there is no state of {what} of query {files.query}{there}")
+    return wanted, found
+
+
+def _named(spark: SparkSession, files: CheckpointFiles, batch: int) -> list[dict[int, str]]:
+    try:
+        return tokens_of(spark, files, batch)
+    except PySparkException as error:
+        raise ConfigError(f"{files.location}: Spark does not have its state after batch {batch} any more") from error
+
+
+def _tokens_of(
+    location: Location, place: str, query: str, name: str, named: Sequence[dict[int, str]]
+) -> dict[int, str]:
+    """Returns the versions of one operator among those that a checkpoint names. Raises ConfigError if some are lost."""
+    for of_operator in named:
+        there = {s: find_version(location, query, name, s, token, scratch()) for s, token in of_operator.items()}
+        lost = [shard for shard, storage in there.items() if storage is None]
+        if len(lost) == len(there):  # versions of another operator
+            continue
+        if lost:
+            raise ConfigError(f"{place}: versions that the checkpoint names are missing, of the shards {lost}")
+        return of_operator
+    if named and all(named):
+        raise ConfigError(f"{place}: none of the versions is there that the checkpoint names")
+    return {}
+
+
+def _variables(location: Location, query: str, name: str, tokens: Mapping[int, str]) -> list[Variable]:
+    found: dict[str, Variable] = {}
+    for shard, token in tokens.items():
+        storage = find_version(location, query, name, shard, token, scratch())
+        assert storage is not None
+        for variable in variables_of(load(storage.load(token), token).snapshot):
+            found[variable.name] = variable
+    return [found[variable] for variable in sorted(found)]
+
+
+def _of_processor(
+    spark: SparkSession,
+    files: CheckpointFiles,
+    place: str,
+    resolved: Policy,
+    name: str,
+    operator: Mapping[str, Any],
+    key: StructType,
+    tokens: Mapping[int, str],
+    variables: Sequence[Variable],
+) -> DataFrame:
     if expiring := [variable.name for variable in variables if variable.ttl_ms is not None]:
         raise ConfigError(
             f"{name!r}: the values of {', '.join(expiring)} expire, and Spark cannot be told when: a value that is "
@@ -97,7 +171,7 @@ def read_state(
         raise ConfigError(f"{name!r}: a column of the key and a state variable have the same name: {clash}")
     reader = _Reader(
         identity=Identity(
-            query=query,
+            query=files.query,
             operator=name,
             shard=0,
             shards=operator["shards"],

@@ -122,7 +122,7 @@ def test_what_cannot_go_back_is_refused(spark: SparkSession, tmp_path: Path) -> 
     assert given[0] == Counter([("a", what)])
     with pytest.raises(ConfigError, match="the values of last expire, and Spark cannot be told when"):
         aion.read_state(spark, str(tmp_path / "aion"))
-    with pytest.raises(ConfigError, match="there is no state of the processor 'other' of query"):
+    with pytest.raises(ConfigError, match="there is no state of the operator 'other' of query"):
         aion.read_state(spark, str(tmp_path / "aion"), name="other")
 
 
