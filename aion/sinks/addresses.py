@@ -64,6 +64,17 @@ class Address:
             tuple(Secret(one) for part in secrets if part for one in dict.fromkeys([part, unquote(part)])),
         )
 
+    @property
+    def without_password(self) -> str:
+        """A URI with which one can connect if the environment has the password: with the user, and with the
+        parameters that are known not to be secret.
+        """
+        rest, _, parameters = self.secret.text.partition("://")[2].partition("?")
+        user = "" if rest.startswith("/") else rest.rpartition("@")[0].partition(":")[0]
+        plain = [each for each in parameters.split("&") if each.partition("=")[0] in _PLAIN]
+        scheme, _, place = self.shown.partition("://")
+        return f"{scheme}://{user and user + '@'}{place}{'?' if plain else ''}{'&'.join(plain)}"
+
     def __str__(self) -> str:
         return self.shown
 
@@ -86,11 +97,16 @@ def without_secrets(secrets: tuple[Secret, ...], call: Callable[[], None]) -> No
         if not any(_pattern(secret).search(text) for secret in secrets for text in texts):
             raise
         kind = type(error)
-    text = texts[0]
-    for secret in sorted(secrets, key=lambda each: -len(each.text)):
-        text = _pattern(secret).sub(_HIDDEN, text)
+    text = hidden(texts[0], secrets)
     # Here, and not above: the error must not carry the one with the secret.
     raise kind(text) if issubclass(kind, AionError) else SinkError(f"{kind.__name__}: {text}")
+
+
+def hidden(text: str, secrets: tuple[Secret, ...]) -> str:
+    """Returns a text with stars in the place of secrets."""
+    for secret in sorted(secrets, key=lambda each: -len(each.text)):
+        text = _pattern(secret).sub(_HIDDEN, text)
+    return text
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

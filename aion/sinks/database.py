@@ -130,6 +130,10 @@ class Database(ABC):
     @abstractmethod
     def _columns(self, table: TableName) -> list[tuple[str, str]]: ...
 
+    def insertable(self, table: TableName) -> Sequence[str]:
+        """Returns the columns to which values can be written: those that the database does not compute."""
+        return list(self.columns(table))
+
     def type_of(self, field: pa.Field) -> str:
         """Returns the type of a column for these values. Raises SchemaError if there is none."""
         for fits, name in self.types:
@@ -172,6 +176,13 @@ class Database(ABC):
     def replace(self, table: TableName, change: Change) -> None:
         """Deletes the rows of a table that a batch replaces or retracts, and inserts the rows of the batch."""
 
+    @abstractmethod
+    def delete(self, table: TableName, places: str, patterns: pa.Table) -> None:
+        """Deletes the rows of a table that are equal to one of another, in the columns of ``patterns``.
+
+        ``places``: the name of the other table in SQL. ``patterns``: rows with nulls where rows of it have nulls.
+        """
+
 
 class Staging(Database):
     """A transaction on a database that takes all rows of a batch at once, as a table."""
@@ -188,6 +199,10 @@ class Staging(Database):
                         self.query(f"DELETE FROM {table} AS old USING {STAGED} AS new WHERE {same}")
                     if rows is change.rows:
                         self._insert(table, rows.schema)
+
+    def delete(self, table: TableName, places: str, patterns: pa.Table) -> None:
+        for same in self.same(patterns, "old", "new"):
+            self.query(f"DELETE FROM {table} AS old USING {places} AS new WHERE {same}")
 
     def _insert(self, table: TableName, schema: pa.Schema) -> None:
         declared = self.columns(table)
@@ -247,7 +262,7 @@ def content_of(database: Database, table: TableName) -> Content:
 
 
 _OLD_MARKS = "name text PRIMARY KEY, query text NOT NULL, checkpoint text NOT NULL, batch bigint NOT NULL"
-_NEWER = {"run": "text", "digest": "text", "filled": "bigint"}
+_NEWER = {"run": "text", "digest": "text", "filled": "bigint", "rewound": "text"}
 """The columns that the table of marks did not always have."""
 
 
@@ -262,25 +277,37 @@ def locked_mark(database: Database, table: TableName) -> Mark | None:
     else:
         database.query(f"CREATE TABLE IF NOT EXISTS {marks} ({', '.join([_OLD_MARKS, *newer])})")
     database.query(f"UPDATE {marks} SET batch = batch WHERE name = ?", table.table)
-    columns = ", ".join(("query", "checkpoint", "batch", *_NEWER))
-    for query, checkpoint, batch, run, digest, filled in database.query(
-        f"SELECT {columns} FROM {marks} WHERE name = ?", table.table
-    ):
+    return found_mark(database, table)
+
+
+def found_mark(database: Database, table: TableName) -> Mark | None:
+    """Returns the mark of a table, and changes nothing."""
+    marks = table.beside(MARKS)
+    there = database.columns(marks)
+    columns = ", ".join(
+        ("query", "checkpoint", "batch", *(name if name in there else f"NULL AS {name}" for name in _NEWER))
+    )
+    rows = database.query(f"SELECT {columns} FROM {marks} WHERE name = ?", table.table) if there else []
+    for query, checkpoint, batch, run, digest, filled, rewound in rows:
         full = None if filled is None else bool(filled)
-        return Mark(History(query, checkpoint), int(batch), run=run, digest=digest, filled=full)
+        return Mark(History(query, checkpoint), int(batch), run=run, digest=digest, filled=full, rewound=rewound)
     return None
 
 
-def set_mark(database: Database, table: TableName, mark: Mark, before: Mark | None) -> None:
-    """Replaces the mark of a table."""
+def set_mark(database: Database, table: TableName, mark: Mark | None) -> None:
+    """Replaces the mark of a table, or removes it."""
+    marks = table.beside(MARKS)
+    if mark is None:
+        database.query(f"DELETE FROM {marks} WHERE name = ?", table.table)
+        return
     filled = None if mark.filled is None else int(mark.filled)
     columns = ("query", "checkpoint", "batch", *_NEWER)
-    pairs = zip(columns, (*mark.history, mark.batch, mark.run, mark.digest, filled), strict=True)
+    pairs = zip(columns, (*mark.history, mark.batch, mark.run, mark.digest, filled, mark.rewound), strict=True)
     known = {column: value for column, value in pairs if value is not None}
-    values, marks = (*known.values(), table.table), table.beside(MARKS)
-    if before is None:
-        places = ", ".join("?" * len(values))
-        database.query(f"INSERT INTO {marks} ({', '.join([*known, 'name'])}) VALUES ({places})", *values)
-    else:
+    values = (*known.values(), table.table)
+    if database.query(f"SELECT 1 FROM {marks} WHERE name = ?", table.table):
         changed = ", ".join(f"{column} = {'?' if column in known else 'NULL'}" for column in columns)
         database.query(f"UPDATE {marks} SET {changed} WHERE name = ?", *values)
+    else:
+        places = ", ".join("?" * len(values))
+        database.query(f"INSERT INTO {marks} ({', '.join([*known, 'name'])}) VALUES ({places})", *values)

@@ -50,6 +50,17 @@ class DuckDB(Staging):
             table.schema or "main",
         )
 
+    def insertable(self, table: TableName) -> Sequence[str]:
+        found = self.driver.execute(
+            "SELECT * FROM duckdb_columns() WHERE database_name = current_database() AND lower(table_name) = lower(?) "
+            "AND lower(schema_name) = lower(?) ORDER BY column_index",
+            [table.table, table.schema or "main"],
+        )
+        names = [each[0] for each in found.description]
+        rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        # DuckDB before 2.0 does not say which columns it computes.
+        return [row["column_name"] for row in rows if not row.get("is_generated")]
+
     def type_of(self, field: pa.Field) -> str:
         """Returns what DuckDB itself makes of the column."""
         with self.staged(pa.schema([field]).empty_table()):

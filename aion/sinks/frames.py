@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from aion.errors import ConfigError
+from aion.core.query.sink_notes import REWOUND
+from aion.errors import ConfigError, SinkError
 from aion.sinks.bad_values import JSON
-from aion.sinks.marks import History, Mark, digest_of
+from aion.sinks.marks import Goal, History, Mark, digest_of
 from aion.sinks.rows import KEPT
 
 if TYPE_CHECKING:
@@ -35,7 +36,38 @@ def mark_of(batch: DataFrame, batch_id: int) -> Mark:
         raise ConfigError("a sink must be called by a streaming query: pass it to writeStream.foreachBatch")
     first, last = json.loads(session.conf.get(RESCALED, None) or "[0, -1]")
     idle = last - first + 1 if batch_id == last + 1 else 0
-    return Mark(History(query, checkpoint), batch_id, idle, None if run is None else digest_of(run))
+    goal = _goal(session, checkpoint, run)
+    return Mark(History(query, checkpoint), batch_id, idle, None if run is None else digest_of(run), goal=goal)
+
+
+_goals: dict[str, tuple[str | None, Goal | None]] = {}
+"""The last run that this process has seen of each checkpoint, and where its query was set back to."""
+
+
+def _goal(session: SparkSession, checkpoint: str, run: str | None) -> Goal | None:
+    """Returns where a query was set back to, if it was. Reads the checkpoint once in a run."""
+    from aion.spark.session.checkpoint_files import CheckpointFiles
+    from aion.spark.session.query_settings import TEMPORARY
+    from aion.spark.session.sessions import is_remote
+
+    if checkpoint in ("", TEMPORARY) or is_remote(session):
+        return None
+    if checkpoint not in _goals or _goals[checkpoint][0] != run:
+        files = CheckpointFiles(session, checkpoint)
+        _goals[checkpoint] = (run, goal_in(files.read(REWOUND)) if files.exists(REWOUND) else None)
+    return _goals[checkpoint][1]
+
+
+def goal_in(text: str) -> Goal:
+    """Returns what the file REWOUND of a checkpoint says. Raises SinkError if it cannot be read."""
+    try:
+        found = json.loads(text)
+        return Goal(int(found["to"]), str(found["id"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise SinkError(
+            f"the file {REWOUND} of the checkpoint cannot be read ({error}), so nobody knows to which batch the tables "
+            "must go back; run aion rewind again"
+        ) from None
 
 
 def _query(session: SparkSession, checkpoint: str) -> tuple[str | None, str | None]:

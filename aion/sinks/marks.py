@@ -44,13 +44,21 @@ class History(NamedTuple):
         return f"query {self.query}" + (f" (checkpoint {self.checkpoint})" if self.checkpoint else "")
 
 
+class Goal(NamedTuple):
+    """Where a query was set back to: the end of ``batch``. ``rewind`` is the name of that order, which no other has."""
+
+    batch: int
+    rewind: str
+
+
 @dataclass(frozen=True)
 class Mark:
     """The last batch that a table has.
 
     ``idle``: how many batches before it no sink has seen. ``run``: a digest of the run of the query that wrote or saw
-    it last. ``digest``: that of what it wrote. ``filled``: whether the table had rows after it. The last three are None
-    where they are not known, as in the marks of earlier versions.
+    it last. ``digest``: that of what it wrote. ``filled``: whether the table had rows after it. These three are None
+    where they are not known, as in the marks of earlier versions. ``rewound``: the name of the last rewind that the
+    table has followed. ``goal``: where the query of a batch that comes was set back to, if it was; no table keeps it.
     """
 
     history: History
@@ -59,11 +67,34 @@ class Mark:
     run: str | None = field(default=None, compare=False)
     digest: str | None = field(default=None, compare=False)
     filled: bool | None = field(default=None, compare=False)
+    rewound: str | None = field(default=None, compare=False)
+    goal: Goal | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
         """What ``adopt=`` takes."""
         return f"{self.history.digest}:{self.batch}"
+
+
+def is_beyond(found: Mark | None, history: History, goal: Goal) -> bool:
+    """Returns whether a table has batches of a query that were undone when the query was set back."""
+    if found is None or found.history != history:
+        return False
+    return found.batch > goal.batch and found.rewound != goal.rewind
+
+
+def must_go_back(found: Mark | None, now: Mark) -> bool:
+    """Returns whether a table must go back before a batch is written. ``found``: its mark. ``now``: the batch's."""
+    return now.goal is not None and now.batch > now.goal.batch and is_beyond(found, now.history, now.goal)
+
+
+def follows(found: Mark | None, now: Mark) -> bool:
+    """Returns whether a batch is the next one after that of a mark."""
+    return (
+        found is not None
+        and found.history == now.history
+        and now.batch in (found.batch + 1, found.batch + 1 + now.idle)
+    )
 
 
 class Content(Enum):
@@ -74,10 +105,13 @@ class Content(Enum):
     ROWS = "has rows"
 
 
-def is_new(table: str, found: Mark | None, content: Content, now: Mark, adopt: str | None) -> bool:
+def is_new(
+    table: str, found: Mark | None, content: Content, now: Mark, adopt: str | None, stays: str | None = None
+) -> bool:
     """Returns whether a batch must be written. False: the table has it.
 
     ``found``: the mark of the table. ``now``: that of the batch. ``adopt``: the mark with which a table is taken over.
+    ``stays``: why the table could not go back with the query.
     Raises SinkError if the batch does not follow the one that the table has, if the table lost its rows, or if this run
     has written the batch already, with other rows.
     """
@@ -89,17 +123,14 @@ def is_new(table: str, found: Mark | None, content: Content, now: Mark, adopt: s
             return True
         if content is Content.MISSING or adopt != EMPTY:
             raise SinkError(_loss(table, found, content, now))
-    if found == now:
-        return _is_corrected(table, found, now)
-    if (
-        found is not None
-        and found.history == now.history
-        and now.batch in (found.batch + 1, found.batch + 1 + now.idle)
-    ):
-        return True
+    if not must_go_back(found, now):
+        if found == now:
+            return _is_corrected(table, found, now)
+        if follows(found, now):
+            return True
     if adopted or (content is Content.EMPTY and now.batch == 0):
         return True
-    raise SinkError(_refusal(table, found, now))
+    raise SinkError(_refusal(table, found, now, stays))
 
 
 def begins_late(table: str, found: Mark | None, content: Content, now: Mark) -> str | None:
@@ -116,7 +147,17 @@ def seen_again(found: Mark, now: Mark) -> Mark | None:
     """Returns the mark for a batch that the table has and that another run has brought again. None: it needs none."""
     if found.run == now.run:
         return None
-    return replace(now, digest=found.digest if found.digest is not None else now.digest, filled=found.filled)
+    digest = found.digest if found.digest is not None else now.digest
+    return replace(now, digest=digest, filled=found.filled, rewound=found.rewound)
+
+
+def written(now: Mark, before: Mark | None, filled: bool) -> Mark:
+    """Returns the mark that a table gets with a batch. It names the last rewind of the query, even if the table had
+    nothing to take back: what it gets from now on is after it.
+    """
+    last = None if before is None or before.history != now.history else before.rewound
+    after = now.goal is not None and now.batch > now.goal.batch
+    return replace(now, filled=filled, rewound=now.goal.rewind if now.goal is not None and after else last)
 
 
 def _is_corrected(table: str, found: Mark, now: Mark) -> bool:
@@ -141,11 +182,12 @@ def _loss(table: str, found: Mark, content: Content, now: Mark) -> str:
     )
 
 
-def _refusal(table: str, found: Mark | None, now: Mark) -> str:
+def _refusal(table: str, found: Mark | None, now: Mark, stays: str | None) -> str:
     name = UNMARKED if found is None else found.name
+    why = f". {stays}" if stays is not None else ""
     return (
-        f"{_reason(table, found, now)}; pass adopt={name!r} to go on with the rows that are there, or empty the table "
-        "and start a query with a new checkpoint\n"
+        f"{_reason(table, found, now)}{why}; pass adopt={name!r} to go on with the rows that are there, or empty the "
+        "table and start a query with a new checkpoint\n"
         "Rows that come again replace the old ones. Old rows of other windows stay as they are."
     )
 
@@ -161,6 +203,6 @@ def _reason(table: str, found: Mark | None, now: Mark) -> str:
             f"{has} of the same query from another checkpoint location, {found.history.checkpoint}; this is batch "
             f"{now.batch} from {now.history.checkpoint}"
         )
-    if now.batch < found.batch:
+    if now.batch < found.batch or must_go_back(found, now):
         return f"{has} of this query already, and this is batch {now.batch}: the checkpoint went back"
     return f"{has} of this query, and this is batch {now.batch}: it lacks those between"

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from aion.core.life.actions import PaneKind
-from aion.errors import ConfigError
-from aion.sinks.addresses import Address, Secret, secrets_in
+from aion.core.query.sink_notes import Note
+from aion.errors import AionError, ConfigError, SinkError
+from aion.sinks.addresses import Address, Secret, hidden, secrets_in
 from aion.sinks.bad_values import ERROR, check_choice
 from aion.sinks.dropped import dropped_rows
 from aion.sinks.lake import Conflict, Lake, Places, as_columns, columns_for
-from aion.sinks.marks import Content, Mark, seen_again
+from aion.sinks.marks import Content, Goal, History, Mark, is_beyond, must_go_back, seen_again
 from aion.sinks.rows import Change, Panes
 from aion.sinks.sink import Sink, check_where, names
 
@@ -89,6 +90,35 @@ class Merge(Sink):
         more = () if self.dropped is None else self.dropped.parts
         return (*self.address.parts, *more, *secrets_in(self.options))
 
+    def described(self, note: Note) -> Note:
+        options = {name: text for name, text in self.options.items() if not secrets_in({name: text})}
+        return replace(note, kind=self.format, options=options)
+
+    def takes_back(self, history: History, goal: Goal) -> str | None:
+        try:
+            with self._opened(self.address) as lake:
+                if lake.columns() is None:
+                    return None
+                found = lake.mark(Mark(history, goal.batch))
+        except AionError:
+            raise
+        except Exception as error:  # each engine has its own
+            text = f"table {self.table!r}: {type(error).__name__}: {error}"
+        else:
+            return self._stays(found, goal) if found is not None and is_beyond(found, history, goal) else None
+        raise SinkError(hidden(text, self.secrets))
+
+    def go_back(self, history: History, goal: Goal) -> bool:
+        if (reason := self.takes_back(history, goal)) is not None:
+            raise SinkError(reason)
+        return False
+
+    def _stays(self, found: Mark, goal: Goal) -> str:
+        return (
+            f"Table {self.table!r} has batch {found.batch}, and aion.sinks.merge cannot set it back to batch "
+            f"{goal.batch}: restore the version of then with the tools of the lake, or write into an empty table"
+        )
+
     def apply(self, change: Change, mark: Mark) -> None:
         """Reads and merges once more if somebody else, who compacts the table for example, commits in between."""
         for _ in range(_ATTEMPTS):
@@ -103,7 +133,10 @@ class Merge(Sink):
             columns = columns_for(self.table, lake, change.rows.schema)
             change, mark = self.checked(change, mark, lake.rules())
             before, count = lake.mark(mark), lake.count()
-            if not self.is_new(before, Content.ROWS if count else Content.EMPTY, mark):
+            stays = None
+            if before is not None and mark.goal is not None and must_go_back(before, mark):
+                stays = self._stays(before, mark.goal)
+            if not self.is_new(before, Content.ROWS if count else Content.EMPTY, mark, stays):
                 if before is not None and (again := seen_again(before, mark)) is not None:
                     lake.overwrite(Places(change.start, [], False), columns.empty_table(), again)
                 return

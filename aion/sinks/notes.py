@@ -25,7 +25,7 @@ def columns_now(note: Note) -> Sequence[str]:
     from aion.sinks.database import TableName, file_of
     from aion.sinks.uris import kind_of
 
-    address = Address.of(note.uri)
+    address = Address.of(note.connect or note.uri)
     try:
         if address.scheme in ("sqlite", "duckdb") and not file_of(address).exists():
             return note.columns  # to open it would make it
@@ -46,7 +46,11 @@ def note(batch: DataFrame, checkpoint: str, found: Note) -> None:
     try:
         CheckpointFiles(batch.sparkSession, checkpoint).write(f"{FOLDER}/{name}", text)
     except Exception as error:  # of Java, too
-        log.warning("the table %s is not noted in the checkpoint, so aion diff does not know of it: %s", found, error)
+        log.warning(
+            "the table %s is not noted in the checkpoint, so aion diff and aion rewind do not know of it: %s",
+            found,
+            error,
+        )
     _noted[checkpoint, name] = text
 
 

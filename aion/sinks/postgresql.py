@@ -81,6 +81,14 @@ class PostgreSQL(Staging):
             str(table),
         )
 
+    def insertable(self, table: TableName) -> Sequence[str]:
+        rows = self.query(
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped "
+            "AND attgenerated = '' AND attidentity <> 'a' ORDER BY attnum",
+            str(table),
+        )
+        return [name for (name,) in rows]
+
     def type_of(self, field: pa.Field) -> str:
         if field.metadata == JSON:
             return "jsonb"

@@ -16,7 +16,7 @@ from aion.errors import ConfigError
 from aion.sinks.addresses import Address, Secret, without_secrets
 from aion.sinks.bad_values import Rule, checked
 from aion.sinks.dropped import IGNORE, left_out
-from aion.sinks.marks import Content, History, Mark, begins_late, is_new
+from aion.sinks.marks import Content, Goal, History, Mark, begins_late, is_new
 from aion.sinks.notes import note
 from aion.sinks.rows import Change, Panes
 
@@ -55,17 +55,17 @@ class Sink(ABC):
         self._apply(panes.change(rows), mark)
         parts = Parts.of([(field.name, field.metadata) for field in batch.schema])
         operator = None if parts is None else parts.said.name
-        note(batch, mark.history.checkpoint, Note(operator, self.table, self.shown_uri, panes.written, self.adds))
+        found = Note(operator, self.table, "", panes.written, False, dropped=self.dropped_table)
+        note(batch, mark.history.checkpoint, self.described(found))
 
     @property
-    def shown_uri(self) -> str:
-        """The URI of the database, without secrets. Empty for a lake."""
-        return ""
+    def dropped_table(self) -> str | None:
+        """The name of the table for dropped rows, if there is one."""
+        return None if self.dropped is None or self.dropped.shown == IGNORE else self.dropped.shown
 
-    @property
-    def adds(self) -> bool:
-        """Whether columns that a table lacks are added."""
-        return False
+    @abstractmethod
+    def described(self, note: Note) -> Note:
+        """Returns a note of the table with what only this kind of sink knows. It has no secret."""
 
     def write(self, rows: pa.Table, mark: Mark) -> None:
         """Applies the panes of a batch, as :class:`aion.LocalOperator` returns them. Raises what a call raises."""
@@ -92,11 +92,12 @@ class Sink(ABC):
             _log.warning("table %r, batch %d of %s: %s", self.table, mark.batch, mark.history, each)
         return change, replace(mark, digest=change.digest)
 
-    def is_new(self, found: Mark | None, content: Content, now: Mark) -> bool:
-        """Returns whether a batch must be written. Raises SinkError if it must not."""
+    def is_new(self, found: Mark | None, content: Content, now: Mark, stays: str | None = None) -> bool:
+        """Returns whether a batch must be written. Raises SinkError if it must not. ``stays``: why the table did not
+        go back with the query, if it had to."""
         if (warning := begins_late(self.table, found, content, now)) is not None:
             _log.warning(warning)
-        return is_new(self.table, found, content, now, self.adopt)
+        return is_new(self.table, found, content, now, self.adopt, stays)
 
     @property
     @abstractmethod
@@ -110,7 +111,25 @@ class Sink(ABC):
 
     @abstractmethod
     def apply(self, change: Change, mark: Mark) -> None:
-        """Changes the table, in one transaction, unless the mark says that it has the batch."""
+        """Changes the table, in one transaction, unless the mark says that it has the batch.
+
+        If the query was set back, and the table has batches after that, it goes back first.
+        """
+
+    @abstractmethod
+    def takes_back(self, history: History, goal: Goal) -> str | None:
+        """Returns why the table cannot go back to the end of a batch of a query, as a sentence. It only reads.
+
+        None: it can, or it has nothing to take back. Raises SinkError if the table cannot be reached.
+        """
+
+    @abstractmethod
+    def go_back(self, history: History, goal: Goal) -> bool:
+        """Makes the table and those beside it what they were after a batch of a query. Returns whether it had to.
+
+        False: the table belongs to another query, has no later batch, or has followed this rewind already. Raises
+        SinkError if it cannot go back, or if it cannot be reached; then nothing has changed.
+        """
 
 
 def names(key: str | Sequence[str] | None) -> tuple[str, ...] | None:

@@ -65,6 +65,12 @@ class Sqlite(Database):
         places = ", ".join("?" * change.rows.num_columns)
         self.driver.executemany(f"INSERT INTO {table} ({names}) VALUES ({places})", rows)
 
+    def delete(self, table: TableName, places: str, patterns: pa.Table) -> None:
+        names = patterns.column_names
+        found = " AND ".join(f"{identifier(name)} IS ?" for name in names)
+        rows = self.driver.execute(f"SELECT {identifiers(names)} FROM {places}")
+        self.driver.executemany(f"DELETE FROM {table} WHERE {found}", rows)
+
 
 def _affinity(declared: str) -> str:
     """The rules of https://www.sqlite.org/datatype3.html, section 3.1."""

@@ -9,18 +9,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 FOLDER = "aion-sinks"
 REWOUND = "aion-rewound.json"
 """The file of a checkpoint that says to which batch it went back last, so that sinks can follow."""
+_FIRST = ("operator", "table", "uri", "columns", "adds")
+"""What notes have always had."""
 
 
 @dataclass(frozen=True)
 class Note:
     """``operator``: whose panes are written; None: the panes do not say. ``uri``: of the database, without a password;
     empty for a lake. ``columns``: those that were written. ``adds``: whether the sink adds columns to its table.
+
+    The others are empty in the notes of earlier versions. ``kind``: of the store, such as ``postgresql`` or ``delta``.
+    ``undo``: how many batches the sink of a database can take back, if any. ``changes`` and ``dropped``: the names of
+    the tables beside it. ``connect``: a URI with which somebody whose environment has the password can connect.
+    ``options``: those of a lake without secrets.
     """
 
     operator: str | None
@@ -28,11 +35,19 @@ class Note:
     uri: str
     columns: tuple[str, ...]
     adds: bool
+    kind: str = ""
+    undo: int | None = None
+    changes: str | None = None
+    dropped: str | None = None
+    connect: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, text: str | bytes) -> Note:
         found: dict[str, Any] = json.loads(text)
-        return cls(found["operator"], found["table"], found["uri"], tuple(found["columns"]), bool(found["adds"]))
+        newer = {each.name: found[each.name] for each in fields(cls) if each.name in found and each.name not in _FIRST}
+        columns, adds = tuple(found["columns"]), bool(found["adds"])
+        return cls(found["operator"], found["table"], found["uri"], columns, adds, **newer)
 
     def __str__(self) -> str:
         return self.table if not self.uri else f"{self.table} of {self.uri}"
