@@ -1,9 +1,12 @@
-"""From the note that a checkpoint has of a table to a sink that can make the table what it was after a batch."""
+"""The tables of a query that goes back. Notes in its checkpoint say which they are, and sinks can take them back."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+
 from aion.core.query.sink_notes import Note
 from aion.errors import AionError, SinkError
+from aion.sinks.marks import Goal, History
 from aion.sinks.merge import merge
 from aion.sinks.sink import Sink
 from aion.sinks.upsert import upsert
@@ -26,3 +29,30 @@ def of_note(note: Note) -> Sink:
         f"table {note}: the checkpoint does not say in which lake it is, because an earlier version of Aion wrote the "
         "note; the next batch of the query writes a new one"
     )
+
+
+class Tables:
+    """The tables that a query has noted. ``batch``: to whose end they go back. ``rewind``: the name of that order."""
+
+    def __init__(self, notes: Sequence[Note], query: str, checkpoint: str, batch: int, rewind: str) -> None:
+        self._notes = notes
+        self._history, self._goal = History(query, checkpoint), Goal(batch, rewind)
+
+    def reasons(self) -> dict[str, str]:
+        """Returns why tables cannot go back, by table, as sentences. It only reads."""
+        found = {}
+        for note in self._notes:
+            try:
+                reason = of_note(note).takes_back(self._history, self._goal)
+            except SinkError as error:
+                later = "; it goes back when its sink gets its next batch" if note.undo else ""
+                reason = f"it cannot be reached from here ({error}){later}"
+            if reason is not None:
+                found[str(note)] = reason
+        return found
+
+    def go_back(self, *, besides: Container[str]) -> None:
+        """Takes all tables back but some. A table that has gone back already stays as it is. Raises SinkError."""
+        for note in self._notes:
+            if str(note) not in besides:
+                of_note(note).go_back(self._history, self._goal)

@@ -202,6 +202,7 @@ class Upsert(Sink):
         try:
             with kind_of(self.address).open(self.address) as database:
                 yield database
+            return
         except AionError:
             raise
         except Exception as error:  # each driver has its own

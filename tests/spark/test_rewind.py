@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import aion
 from aion import aggregates as A
 from aion.errors import ConfigError
+from aion.sinks import going_back
 from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.taking_over.fork import fork
 from aion.spark.taking_over.rewind import rewind
@@ -250,3 +254,79 @@ def test_the_commands_say_what_they_do(spark: SparkSession, stream: FileStream, 
     assert "goes back from batch" in said and "to batch 1.\nThe state of 'windowed' is as after batch 1, in 2" in said
     assert CheckpointFiles(spark, str(query.checkpoint)).batches("commits")[-1] == 1
     assert CheckpointFiles(spark, str(tmp_path / "copy")).batches("commits")[-1] > 1
+
+
+class Tables:
+    """A query whose panes go to tables in SQLite: one that can go back, and if asked one that cannot."""
+
+    def __init__(self, stream: FileStream, folder: Path, *, other: bool = False) -> None:
+        self.stream, self.checkpoint, self.file = stream, folder / "checkpoint", folder / "tables.db"
+        uri = f"sqlite:///{self.file}"
+        self.sinks = [aion.sinks.upsert(uri, "panes", undo="100 batches", changes="changes", dropped="late")]
+        if other:
+            self.sinks.append(aion.sinks.upsert(uri, "others"))
+        self.copies: dict[int, list[Any]] = {}
+
+    def run(self, *numbers: int) -> int:
+        for number in numbers:
+            self.stream.put(batch(number) + ([("key-0", -9_999, 1.0)] if number else []))
+            self.start()
+        return max(self.copies)
+
+    def start(self) -> None:
+        def write(rows: DataFrame, number: int) -> None:
+            for sink in self.sinks:
+                sink(rows, number)
+            self.copies[number] = self.rows()
+
+        panes = aion.windowed(self.stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"), **DEFINITION)
+        writer = panes.writeStream.foreachBatch(write).option("checkpointLocation", str(self.checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    def rows(self) -> list[Any]:
+        with closing(sqlite3.connect(self.file)) as database:
+            there = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            names = [name for (name,) in there if name in ("panes", "changes", "late")]
+            return [(name, sorted(database.execute(f"SELECT * FROM {name}"), key=repr)) for name in sorted(names)]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_tables_go_back_with_their_query(
+    spark: SparkSession, stream: FileStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """``killed``: the command dies before it comes to the tables. Then the sink itself takes its table back."""
+    state, query = spark.conf.get("spark.aion.state.dir"), Tables(stream, tmp_path)
+    middle = query.run(0, 1)
+    query.run(2)
+    end = query.rows()
+    if killed:
+        monkeypatch.setattr(going_back.Tables, "go_back", _dies)
+        with pytest.raises(KeyboardInterrupt):
+            rewind(spark, str(query.checkpoint), middle, state_dir=state)
+    else:
+        done = rewind(spark, str(query.checkpoint), middle, state_dir=state)
+        assert (done.left, len(done.tables)) == ({}, 1)
+        assert query.rows() == query.copies[middle]
+    query.start()
+    panes, before = (dict(rows)["panes"] for rows in (query.rows(), end))
+    assert panes and [row[:5] for row in panes] == [row[:5] for row in before]
+    assert dict(query.rows())["late"] and query.rows() != query.copies[middle]
+
+
+def _dies(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_table_that_cannot_go_back_is_named(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
+    state, query = spark.conf.get("spark.aion.state.dir"), Tables(stream, tmp_path, other=True)
+    middle = query.run(0)
+    query.run(1)
+    before = query.rows()
+    with pytest.raises(ConfigError, match=r"nothing was changed.*--leave-tables.*\n  others of sqlite.*undo="):
+        rewind(spark, str(query.checkpoint), middle, state_dir=state)
+    assert query.rows() == before
+    done = rewind(spark, str(query.checkpoint), middle, state_dir=state, leave_tables=True)
+    assert [table.partition(" ")[0] for table in (*done.tables, *done.left)] == ["panes", "others"]
+    assert query.rows() == query.copies[middle]
+    with pytest.raises(StreamingQueryException, match="the checkpoint went back"):
+        query.start()

@@ -71,6 +71,8 @@ def rewind(
 
     Raises ConfigError with the reason if it is not possible. If it is interrupted, the query's next start completes it.
     """
+    from aion.sinks.going_back import Tables  # sinks are a layer above
+
     files = CheckpointFiles(spark, checkpoint)
     if not files.exists("metadata") or not files.exists("offsets"):
         raise ConfigError(f"{checkpoint}: not the checkpoint of a streaming query; it has no metadata and no offsets")
@@ -87,9 +89,10 @@ def rewind(
             f"--to {unfinished.to}, or start the query, which completes it"
         )
     shards = _shards(spark, files, rewound.to, state_dir)
-    tables = [str(note) for note in notes_of(files.read(f"{FOLDER}/{name}") for name in files.names(FOLDER))]
-    left = dict.fromkeys(tables, "nothing says what it had before")
-    found = Rewinding(rewound.before, rewound.to, shards, [table for table in tables if table not in left], left)
+    notes = notes_of(files.read(f"{FOLDER}/{name}") for name in files.names(FOLDER))
+    tables = Tables(notes, query, files.location, rewound.to, rewound.id)
+    left = tables.reasons()
+    found = Rewinding(rewound.before, rewound.to, shards, [t for t in map(str, notes) if t not in left], left)
     if left and not leave_tables and not dry_run:
         said = "".join(f"\n  {table}: {reason}" for table, reason in left.items())
         raise ConfigError(
@@ -100,6 +103,7 @@ def rewind(
         return found
     if unfinished is None:
         begin(files, rewound)
+    tables.go_back(besides=left)
     complete(files, rewound)
     if later := [batch for batch in files.batches("offsets") if batch > rewound.to]:
         raise ConfigError(
