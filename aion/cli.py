@@ -275,10 +275,13 @@ def rewind_query(
     conf: JobConf = None,
 ) -> None:
     """Set a stopped query back to the end of an earlier batch. It reads again what came since."""
+    from aion.sinks.going_back import Tables
     from aion.spark.taking_over.rewind import rewind_alone
 
     settings = dict(_pairs("--conf", conf))
-    done = rewind_alone(checkpoint, to, settings, state_dir=state, leave_tables=leave_tables, dry_run=dry_run)
+    done = rewind_alone(
+        checkpoint, to, settings, tables_of=Tables, state_dir=state, leave_tables=leave_tables, dry_run=dry_run
+    )
     for line in done.lines(would=dry_run):
         typer.echo(line)
 
@@ -299,9 +302,8 @@ def fork_query(
     """Copy a query with its state: the copy goes on by itself, beside the original."""
     from aion.spark.taking_over.fork import fork_alone
 
-    done = fork_alone(
-        checkpoint, new_checkpoint, dict(_pairs("--conf", conf)), state_dir=state, new_state_dir=new_state
-    )
+    settings = dict(_pairs("--conf", conf))
+    done = fork_alone(checkpoint, new_checkpoint, settings, state_dir=state, new_state_dir=new_state)
     shards = ", ".join(f"{count} shards of {name!r}" for name, count in done.shards.items()) or "no state of Aion"
     typer.echo(f"{new_checkpoint} is the query as after batch {done.batch}, with {shards}.")
     typer.echo("Start a job with it that writes to other tables than the original:")

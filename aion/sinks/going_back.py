@@ -24,7 +24,7 @@ def of_note(note: Note) -> Sink:
         if note.kind:
             return merge(note.kind, note.table, options=note.options, dropped=note.dropped)
     except AionError as error:
-        raise SinkError(f"table {note}: {error}") from error
+        raise SinkError(f"table {note}: {error}") from error.__cause__
     raise SinkError(
         f"table {note}: the checkpoint does not say in which lake it is, because an earlier version of Aion wrote the "
         "note; the next batch of the query writes a new one"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from aion import aggregates as A
 from aion.errors import ConfigError
 from aion.sinks import going_back
 from aion.spark.session.checkpoint_files import CheckpointFiles
+from aion.spark.taking_over import rewind as rewinding
 from aion.spark.taking_over.fork import fork
-from aion.spark.taking_over.rewind import rewind
 from tests.object_store import ObjectStore
 from tests.spark.conftest import EVENTS, EVENTS_DDL, SECOND, FileStream, table_of, take_all
 
@@ -36,6 +37,7 @@ DEFINITION: dict[str, Any] = {
     "trigger": "every_batch",
 }
 Table = dict[tuple[Any, ...], tuple[Any, ...]]
+rewind = partial(rewinding.rewind, tables_of=going_back.Tables)
 
 
 def batch(number: int) -> list[tuple[str, int, float]]:

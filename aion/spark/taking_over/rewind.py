@@ -7,15 +7,15 @@ checkpoint names the version of a batch. So going back is to cut Spark's logs, a
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from aion.base.time import format_instant, instant_us
-from aion.core.query.sink_notes import FOLDER, notes_of
+from aion.core.query.sink_notes import FOLDER, Note, notes_of
 from aion.errors import ConfigError
 from aion.spark.api.alone import session_of
 from aion.spark.session.checkpoint_files import CheckpointFiles
@@ -24,6 +24,20 @@ from aion.spark.session.rewound import Rewound, begin, begun, complete
 from aion.spark.taking_over.tokens import tokens_of
 from state_backends.files.location import Location, locate, scratch
 from state_backends.versions.lineage import find_version, operators_of
+
+
+class Tables(Protocol):
+    """The tables of a query (:class:`aion.sinks.going_back.Tables`, which this package does not know)."""
+
+    def reasons(self) -> Mapping[str, str]:
+        """Returns why tables cannot go back, by table."""
+
+    def go_back(self, *, besides: Container[str]) -> None:
+        """Takes all tables back but some."""
+
+
+TablesOf = Callable[[Sequence[Note], str, str, int, str], Tables]
+"""Takes the notes of a query, its id, its checkpoint, the batch to go back to, and a name for going back."""
 
 
 class Rewinding(NamedTuple):
@@ -59,20 +73,20 @@ def rewind(
     to: int | str | datetime,
     *,
     state_dir: str,
+    tables_of: TablesOf,
     leave_tables: bool = False,
     dry_run: bool = False,
 ) -> Rewinding:
     """Sets a stopped query back: its checkpoint, its state and its tables are again as after an earlier batch.
 
     ``to``: the number of that batch, or an instant: then it is the last batch that began at or before it. An instant
-    without a zone is one of UTC. ``state_dir``: where the query's state is. ``leave_tables``: tables that cannot go
+    without a zone is one of UTC. ``state_dir``: where the query's state is. ``tables_of``: makes the tables of its
+    notes. ``leave_tables``: tables that cannot go
     back stay as they are; otherwise nothing is done if there is one. A table with ``undo=`` that cannot be reached from
     here goes back when its sink gets its next batch. ``dry_run``: changes nothing.
 
     Raises ConfigError with the reason if it is not possible. If it is interrupted, the query's next start completes it.
     """
-    from aion.sinks.going_back import Tables  # sinks are a layer above
-
     files = CheckpointFiles(spark, checkpoint)
     if not files.exists("metadata") or not files.exists("offsets"):
         raise ConfigError(f"{checkpoint}: not the checkpoint of a streaming query; it has no metadata and no offsets")
@@ -90,7 +104,7 @@ def rewind(
         )
     shards = _shards(spark, files, rewound.to, state_dir)
     notes = notes_of(files.read(f"{FOLDER}/{name}") for name in files.names(FOLDER))
-    tables = Tables(notes, query, files.location, rewound.to, rewound.id)
+    tables = tables_of(notes, query, files.location, rewound.to, rewound.id)
     left = tables.reasons()
     found = Rewinding(rewound.before, rewound.to, shards, [t for t in map(str, notes) if t not in left], left)
     if left and not leave_tables and not dry_run:
@@ -117,6 +131,7 @@ def rewind_alone(
     to: int | str,
     settings: Mapping[str, str],
     *,
+    tables_of: TablesOf,
     state_dir: str | None = None,
     leave_tables: bool = False,
     dry_run: bool = False,
@@ -124,7 +139,13 @@ def rewind_alone(
     """Returns the same as :func:`rewind`, in a session with these settings, which it makes and stops."""
     with session_of("rewind", settings) as spark:
         return rewind(
-            spark, checkpoint, to, state_dir=state_dir or "aion-state", leave_tables=leave_tables, dry_run=dry_run
+            spark,
+            checkpoint,
+            to,
+            state_dir=state_dir or "aion-state",
+            tables_of=tables_of,
+            leave_tables=leave_tables,
+            dry_run=dry_run,
         )
 
 
