@@ -143,7 +143,7 @@ class Upsert(Sink):
             dropped = None if self.dropped is None or change.dropped is None else TableName.of(self.dropped.shown)
             if dropped is not None and change.dropped is not None:
                 rows = dropped_rows(change.dropped, mark)
-                prepare(database, dropped, rows)
+                prepare(database, dropped, rows, add=self.add_columns)
                 if rows.rows.num_rows or before == mark:
                     database.replace(dropped, rows)
             if self.undo is not None:
