@@ -109,7 +109,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Fresh:
     return Fresh(kind, tmp_path, request.getfixturevalue("postgresql") if kind == "postgresql" else None)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=PLAN)
 def test_a_table_that_went_back_is_as_after_that_batch_and_goes_on(fresh: Fresh, plan: dict[str, Any]) -> None:
     database, single = fresh.make(), plan["single"]
@@ -355,5 +355,5 @@ def test_names_that_are_taken(table: str, more: dict[str, str]) -> None:
 
 def test_a_name_that_would_be_too_long() -> None:
     aion.sinks.upsert("postgresql://host/db", "t" * 60)
-    with pytest.raises(SchemaError, match="undo: '.*_undo' has 65 bytes"):
+    with pytest.raises(SchemaError, match=r"undo: '.*_undo' has 65 bytes"):
         aion.sinks.upsert("postgresql://host/db", "t" * 60, undo="1 batch")

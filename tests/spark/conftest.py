@@ -116,9 +116,11 @@ class FileStream:
         """Rows in the schema's order; timestamps as seconds since the epoch."""
         table = table_of(self.schema, rows)
         path = self.folder / f"{self._count:06d}.parquet"
-        pq.write_table(table, path)
+        part = self.folder / f".{path.name}"  # a query that runs must not see half of it
+        pq.write_table(table, part)
         # The source takes files in the order of their modification times.
-        os.utime(path, (1_700_000_000 + self._count, 1_700_000_000 + self._count))
+        os.utime(part, (1_700_000_000 + self._count, 1_700_000_000 + self._count))
+        part.rename(path)
         self._count += 1
         return table
 

@@ -191,6 +191,8 @@ def test_events_of_many_groups_are_not_grouped(off: SparkSession, stream: FileSt
 
     def is_taken() -> bool:
         """Whether a batch has ended that read the newest file. Files are numbered from 0."""
+        if (error := query.exception()) is not None:
+            raise error
         ends = [str(report["sources"][0]["endOffset"]) for report in query.recentProgress]
         return any(str(files - 1) in re.findall(r"\d+", end) for end in ends)
 
