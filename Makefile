@@ -10,7 +10,8 @@ TINY := $(addprefix tests/, local/test_restarts.py local/test_all_windows.py loc
 	local/test_large_windows.py execute/test_scenarios.py core/keyed/test_keyed_windows.py \
 	core/keyed/test_keyed_index.py core/operator/test_operator_any_order.py execute/test_updates.py \
 	execute/test_changing.py execute/test_evolution.py stores/test_any_order.py versions/test_any_order.py \
-	versions/test_keyed_any_order.py stateful/test_states.py core/join/test_join.py)
+	versions/test_keyed_any_order.py stateful/test_states.py core/join/test_join.py \
+	state/test_read.py)
 
 .PHONY: demo dist docs test proof check format clean setup
 
