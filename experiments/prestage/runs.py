@@ -61,7 +61,8 @@ def run(settings: Settings, disk: Disk, gap_s: float, trigger: str, mode: str, f
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        more = {"spark.sql.shuffle.partitions": "1"}
+        # Not as policy= of the windows, which would take the place of the session's policy.
+        more = {"spark.sql.shuffle.partitions": "1", "spark.aion.trace.folder": str(folder / "trace")}
         bucket = None
         if disk.request_ms is not None:
             bucket = stack.enter_context(contextlib.closing(Bucket()))
@@ -86,7 +87,6 @@ def _run(
         time="ts",
         windows={"minute": aion.Tumbling("1 minute")},
         apply=aion.Apply(total, "n long, bytes long, checksum long"),
-        policy={"trace": {"folder": str(record)}},
     )
     found: Counter[str] = Counter()
 
