@@ -78,6 +78,7 @@ EXTRAS = {
     "duckdb": ("duckdb",),
     "delta": ("deltalake",),
     "iceberg": ("pyiceberg", "pyiceberg_core"),
+    "sql": ("sqlglot",),
     "connect": ("grpc", "grpc_status", "zstandard"),
 }
 """The modules that each extra installs. A test compares them with pyproject.toml."""

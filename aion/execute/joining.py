@@ -51,8 +51,7 @@ class Joined:
 
     def advance(self, at_us: int | None) -> Iterator[pa.RecordBatch]:
         if at_us is not None:
-            self.join.advance(at_us)
-        return iter(())
+            yield from self.join.advance(at_us)
 
     def arrive(self, rows: tuple[int, pa.Table]) -> Iterator[pa.RecordBatch]:
         return self.join.arrive(*rows)

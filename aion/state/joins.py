@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from aion.base.identity import identify
 from aion.core.join.plan import SIDES, JoinPlan
-from aion.core.join.rows import MATCHED, Rows, SideRows
+from aion.core.join.rows import GONE, MATCHED, Rows, SideRows
 from aion.core.lateness.bound import AdaptiveBound
 from aion.execute.joining import SECRET
 from aion.state.columns import conformed, of_join
@@ -41,7 +41,7 @@ def join_rows(plan: JoinPlan, reader: VersionReader, asked: Asked, schema: pa.Sc
         _, after_us = plan.interval(side)
         for batch in stored.pages.all(first, last, hashes):
             rows = Rows.stored(pa.Table.from_batches([batch]))
-            wanted = (rows.time >= first_us) & (rows.time < asked.end_us)
+            wanted = (rows.time >= first_us) & (rows.time < asked.end_us) & ~rows.has(GONE)
             wanted &= asked.among([rows.table.column(name).combine_chunks() for name in plan.key], len(rows))
             rows = rows.take(np.flatnonzero(wanted))
             if not len(rows):

@@ -75,7 +75,7 @@ HARMLESS = {
     "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json", "math",
     "numbers", "operator", "re", "contextlib", "datasketches", "difflib", "isal.isal_zlib", "statistics", "struct",
     "typing", "zlib", "html", "numpy", "numpy.typing", "msgspec", "orjson", "pyarrow", "pyarrow.compute", "scipy",
-    "scipy.special", "urllib.parse", "zoneinfo",
+    "scipy.special", "sqlglot", "urllib.parse", "zoneinfo",
 }  # fmt: skip
 
 # Effects that hide in harmless modules, and builtins.

@@ -61,6 +61,19 @@ def test_a_payment_that_is_late_takes_back_that_there_is_none(two: Two, sink: Si
     two.orders.put([("b", 200, 4.0), (None, 5000, 1.0)])
 
 
+def test_a_row_comes_at_once_if_it_is_asked_for(two: Two, sink: Sink) -> None:
+    """An order that is not paid yet is shown, and shown once more when it should have been."""
+    joined = two.joined(early="batch")
+    two.orders.put([("a", 0, 10.0), ("b", 1, 20.0)])
+    assert sorted(shown(sink.run(joined))) == [("early", "a", 10.0, None), ("early", "b", 20.0, None)]
+    two.payments.put([("a", 5, 10.0)])
+    found = shown(sink.run(joined))[2:]
+    assert found == [("retracted", "a", 10.0, None), ("on_time", "a", 10.0, 10.0)]
+    for table in (two.orders, two.payments):
+        table.put([("later", 4000, 0.0)])
+    assert shown(sink.run(joined))[4:] == [("on_time", "later", 0.0, 0.0), ("on_time", "b", 20.0, None)]
+
+
 def test_what_is_later_than_the_bound_of_its_side_is_dropped(two: Two, sink: Sink) -> None:
     joined = two.joined(how="inner", bound=("10 minutes", "1 hour"))
     for table in (two.orders, two.payments):
@@ -199,6 +212,9 @@ def test_what_cannot_be_joined_is_refused_with_a_sentence(spark: SparkSession, t
             {"right": payments.withColumnRenamed("amount", "kind")},
         ),
         (ConfigError, "how: 'outer' is none of inner, left, right, full, asof", {"how": "outer"}),
+        (ConfigError, "early: '1 minute' is neither 'batch' nor None", {"how": "left", "early": "1 minute"}),
+        (ConfigError, "is none of a text in SQL, an expression", {"on": payments["amount"] > 1}),
+        (SchemaError, "on: there is no column 'prize'", {"on": "a.prize < b.amount"}),
         (ConfigError, "right: it is not a stream", {"right": spark.createDataFrame([], PAYMENTS_DDL)}),
         (SchemaError, "cast one of them", {"right": payments.withColumn("id", payments["id"].cast("binary"))}),
     ):

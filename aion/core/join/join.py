@@ -11,24 +11,25 @@ kept then. So each pair comes out once, in the portion of its second row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from aion.base.numbers import EARLIEST_US, LATEST_US
+from aion.core.join.arrivals import Arrivals
 from aion.core.join.matching import Sorted
-from aion.core.join.plan import ASOF, FINAL, LEFT, RIGHT, JoinPlan, holds
+from aion.core.join.newest import Newest, differ
+from aion.core.join.plan import ASOF, FINAL, LEFT, RIGHT, JoinPlan
 from aion.core.join.results import Results
-from aion.core.join.rows import CAME_AFTER, MATCHED, NO_KEY, Hashes, Rows, SideRows, together
-from aion.core.lateness.observe import NewBounds, observe_late
+from aion.core.join.rows import CAME_AFTER, GONE, LATE, MATCHED, NO_KEY, NOTED, Hashes, Rows, SideRows, together
+from aion.core.join.versions import New, newest, numbered
+from aion.core.lateness.observe import NewBounds
 from aion.core.life.actions import PaneKind
-from aion.core.life.arrival import UNTIMED
 from aion.core.life.lifecycle import Counters
-from aion.core.paged_rows import Pages, Part
-from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE
 from aion.errors import FormatError
 from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
@@ -37,11 +38,9 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 VERSION = 1
 """Of a snapshot, and of what the map has."""
-TOO_LATE = "later than the bound of its side"
 _PORTION_ROWS = threshold(1 << 16, 5)
 _PIECE_ROWS = threshold(1 << 14, 3)
 _NOWHERE = -(1 << 62)
-_SECOND_US = 1_000_000
 _REVERSED = np.array([int(f"{n:016b}"[::-1], 2) for n in range(1 << 16)])
 
 
@@ -49,7 +48,8 @@ class Join:
     """The join in one shard. ``bounds``: of the left and the right side. ``secret``: the key of identities.
 
     ``texts``: makes a text of each row, for dropped ones. ``snapshot``: of the version that the map has; None: there is
-    none. Rows come by :meth:`arrive`, after :meth:`advance`; then comes :meth:`end_batch`. Each yields results.
+    none. Rows come by :meth:`arrive`, after :meth:`advance`, or before it if they are results of another operator that
+    had this watermark; then comes :meth:`end_batch`. Each yields results.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Join:
         texts: Callable[[pa.RecordBatch], pa.Array],
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
-        self._plan, self._bounds, self._secret = plan, bounds, secret
+        self._plan, self._bounds = plan, bounds
         self._sides = SideRows(plan, LEFT, values), SideRows(plan, RIGHT, values)
         self._waiting: tuple[list[pa.Table], list[pa.Table]] = [], []
         self._rows = 0
@@ -72,8 +72,8 @@ class Join:
         self._dropped = [_NOWHERE, _NOWHERE]  # bins before these are gone
         self._due_us: list[int | None] = [None, None]
         seq = 0
-        # The rows of this batch that are due already. They are shown at its end.
-        self._fresh: tuple[list[Rows], list[Rows]] = [], []
+        # The rows of this batch that are to be shown at its end: the due time, hash, time and identity of each.
+        self._fresh: tuple[list[Ints], list[Ints]] = [], []
         if snapshot is not None:
             if snapshot["version"] != VERSION:
                 raise FormatError(
@@ -88,6 +88,8 @@ class Join:
             self._due_us = list(snapshot["due_us"])
             seq = snapshot["next_pane_seq"]
         self._results = Results(plan, texts, self.counters, seq)
+        self._arrivals = Arrivals(plan, bounds, secret, self._results)
+        self._newest = Newest(plan, self._sides[RIGHT])
 
     def snapshot(self) -> dict[str, Any]:
         """What the next batch needs besides the map, as JSON values."""
@@ -104,8 +106,10 @@ class Join:
 
     # -- a batch ------------------------------------------------------------------------------------------
 
-    def advance(self, to_us: int) -> None:
-        """Moves the watermark, and with it the lines. It never goes back."""
+    def advance(self, to_us: int) -> Iterator[pa.RecordBatch]:
+        """Moves the watermark, and with it the lines. It never goes back. Rows that have come are processed before."""
+        if self._rows:
+            yield from self._portion()
         if self.at_us is not None and to_us <= self.at_us:
             return
         for side, bound in enumerate(self._bounds):
@@ -127,6 +131,8 @@ class Join:
         for side in (LEFT, RIGHT):
             if self._plan.outer[side] and self.at_us is not None:
                 yield from self._single(side)
+                if self._plan.early:
+                    yield from self._early(side)
             self._fresh[side].clear()
         self._forget()
 
@@ -148,9 +154,10 @@ class Join:
         new: list[Rows] = []
         for side in (LEFT, RIGHT):
             waiting = self._waiting[side]
-            table = pa.concat_tables([self._plan.sides[side].schema.empty_table(), *waiting])
+            table = pa.concat_tables([self._plan.sides[side].arriving.empty_table(), *waiting])
             waiting.clear()
-            rows, dropped = self._accepted(side, table)
+            rows, dropped = self._arrivals.accepted(side, table, self._lines[side], self.at_us)
+            rows.flags[self._due(side, rows) <= self._limit(side)] |= CAME_AFTER
             yield from dropped
             new.append(rows)
         self._rows = 0
@@ -164,105 +171,76 @@ class Join:
                 new[LEFT].take(some[some < first_right]), new[RIGHT].take(some[some >= first_right] - first_right)
             )
 
-    def _accepted(self, side: int, table: pa.Table) -> tuple[Rows, list[pa.RecordBatch]]:
-        """Takes the rows apart that are dropped: those without a time that can be used, and those that are too late."""
-        said, bound = self._plan.sides[side], self._bounds[side]
-        times = table.column(said.time).cast(pa.int64()).combine_chunks()
-        none = times.is_null().to_numpy(zero_copy_only=False)
-        at = times.fill_null(0).to_numpy()
-        beyond = ~none & ((at < EARLIEST_US) | (at > LATEST_US))
-        timed = ~(none | beyond)
-        late = timed & (at <= self.at_us) if self.at_us is not None else np.zeros(len(at), np.bool_)
-        too_late = timed & (at < self._lines[side])
-        self.counters.came(len(at))
-        self.counters.came_late(int(late.sum()))
-        self.counters.drop_untimed(int((~timed).sum()))
-        self.counters.drop(int(too_late.sum()))
-        seconds = at // _SECOND_US * _SECOND_US
-        if self.at_us is not None and late.any():
-            observe_late(bound, *np.unique(seconds[late], return_counts=True), self.at_us)
-        if (in_time := timed & ~late).any():
-            bound.observe_all_on_time(*np.unique(seconds[in_time], return_counts=True))
-        dropped = [
-            self._results.dropped(side, table.filter(pa.array(mask)), reason, lateness)
-            for mask, reason, lateness in (
-                (none, UNTIMED[NO_SLICE], None),
-                (beyond, UNTIMED[BEYOND_SLICE], None),
-                (too_late, TOO_LATE, None if self.at_us is None else self.at_us - at[too_late]),
-            )
-            if mask.any()
-        ]
-        kept = timed & ~too_late
-        rows = Rows.of(self._plan, side, table if kept.all() else table.filter(pa.array(kept)), self._secret)
-        _, last = self._plan.interval(side)
-        rows.flags[rows.time + last <= self._limit(side)] |= CAME_AFTER
-        return rows, dropped
+    def _due(self, side: int, rows: Rows) -> Ints:
+        """When it is known of each row that no partner comes on time any more."""
+        return rows.time + self._plan.due_after(side)
+
+    def _is_shown(self, side: int, rows: Rows) -> Flags:
+        """Whether kept rows of a side are shown if they have no partner."""
+        if self._plan.early:
+            return np.ones(len(rows), np.bool_)
+        return np.asarray(self._due(side, rows) <= self._shown[side])
 
     def _limit(self, side: int) -> int:
-        """Rows of a side are shown without a partner if none can come with a time up to this one."""
+        """Rows of a side that are due up to this time are shown without a partner."""
         if self._plan.emit == FINAL:
             return self._lines[1 - side] - 1
         return _NOWHERE if self.at_us is None else self.at_us
 
     def _pieces(self, left: Rows, right: Rows) -> Iterator[pa.RecordBatch]:
         """Processes some rows of both sides: they meet, and are kept."""
-        new = [left, right]
-        own: list[tuple[Pages, Part | None]] = []
-        for side, stored in enumerate(self._sides):
-            bins = stored.bins(new[side].time)
+        came: list[New] = []
+        for side, rows in enumerate((left, right)):
+            stored, said = self._sides[side], self._plan.sides[side]
+            bins = stored.bins(rows.time)
             stored.pages.make_room(bins)
-            found = stored.pages.pages(bins, new[side].hash)
-            new[side], found, first = self._ranked(side, new[side], found)
-            own.append((found, first))
+            found = stored.pages.pages(bins, rows.hash)
+            if said.changes:
+                came.append(newest(stored, rows, found))
+            else:
+                came.append(numbered(stored, rows, found, unique=said.unique))
+        # A row that only says that earlier ones are gone is kept, and meets nobody.
+        live = [
+            new.rows.take(np.flatnonzero(~new.rows.has(GONE))) if new.rows.has(GONE).any() else new.rows for new in came
+        ]
         if self._plan.how == ASOF:
-            yield from self._corrected(new[RIGHT])
+            yield from self._exchanged(came, live)
         else:
-            yield from self._matched(new)
-        for side, (rows, (found, first), stored) in enumerate(zip(new, own, self._sides, strict=True)):
-            outer = self._plan.outer[side]
+            self._remove(came, LEFT, RIGHT)
+            yield from self._matched(live)
+            yield from self._withdrawn(came, live)
+        for side, (new, rows, stored) in enumerate(zip(came, live, self._sides, strict=True)):
+            found, outer = new.found, self._plan.outer[side]
+            if rows is not new.rows:
+                is_gone = new.rows.has(GONE)
+                gone, found = (
+                    found._replace(page_of=found.page_of[is_gone]),
+                    found._replace(page_of=found.page_of[~is_gone]),
+                )
+                stored.add(gone, new.rows.take(np.flatnonzero(is_gone)), read=None)
             if outer:
-                _, last = self._plan.interval(side)
-                noted = rows.take(np.flatnonzero(~rows.has(MATCHED)))
-                if (fresh := np.flatnonzero(noted.time + last <= self._shown[side])).size:
-                    self._fresh[side].append(noted.take(fresh))
-                due = stored.note(noted, noted.time + last, self._results.seq)
-                self._due_us[side] = min((d for d in (due, self._due_us[side]) if d is not None), default=None)
-                self._results.seq += 1
+                alone = np.flatnonzero(~rows.has(MATCHED))
+                self._note(side, rows, alone)
+                fresh = rows.take(alone[self._is_shown(side, rows)[alone]])
+                if len(fresh):
+                    self._fresh[side].append(fresh.noted(self._due(side, fresh)))
             elif not self._plan.sides[side].unique and rows.has(NO_KEY).any():
                 kept = np.flatnonzero(~rows.has(NO_KEY))
                 rows, found = rows.take(kept), found._replace(page_of=found.page_of[kept])
             # What has a partner now was marked after the pages were read.
-            stored.add(found, rows, read=None if outer else first)
+            stored.add(found, rows, read=new.first if not outer else None)
 
-    def _ranked(self, side: int, rows: Rows, found: Pages) -> tuple[Rows, Pages, Part | None]:
-        """Numbers rows that are equal to others, or leaves them out. ``found``: their pages. Also returns the first
-        chunks of these.
-        """
-        if not len(rows):
-            return rows, found, None
-        ids = np.column_stack((rows.id, rows.id2))
-        _, firsts, of = np.unique(ids, axis=0, return_index=True, return_inverse=True)
-        of = of.reshape(-1)
-        before = np.zeros(len(firsts), np.int64)
-        by_id = Sorted(rows.id[firsts], np.zeros(len(firsts), np.int64))
-        first_part = None
-        hashes = Hashes(rows.hash)
-        for part in self._sides[side].pages.parts(found):
-            first_part = part if first_part is None else first_part
-            _, there = hashes.among(part)
-            zeros = np.zeros(len(there), np.int64)
-            for search, of_new in by_id.pairs(there.id, zeros, zeros):
-                same = there.id2[search] == rows.id2[firsts[of_new]]
-                np.maximum.at(before, of_new[same], there.rank[search[same]] + 1)
-        order = np.argsort(of, kind="stable")
-        counts = np.bincount(of)
-        rank = np.empty(len(rows), np.int64)
-        rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows.rank = before[of] + rank
-        if not self._plan.sides[side].unique or not rows.rank.any():
-            return rows, found, first_part
-        fresh = np.flatnonzero(rows.rank == 0)
-        return rows.take(fresh), found._replace(page_of=found.page_of[fresh]), first_part
+    def _note(self, side: int, rows: Rows, at: Ints) -> None:
+        """Notes when rows without a partner are due."""
+        some = rows.take(at)
+        due = self._sides[side].note(some, self._due(side, some), self._results.seq)
+        self._due_us[side] = min((d for d in (due, self._due_us[side]) if d is not None), default=None)
+        self._results.seq += 1
+        rows.flags[at] |= NOTED
+
+    def _remove(self, came: Sequence[New], *sides: int) -> None:
+        for side in sides:
+            self._sides[side].remove(came[side].found, came[side].their_places)
 
     def _matched(self, new: list[Rows]) -> Iterator[pa.RecordBatch]:
         """Yields the pairs of new rows with each other and with those that are kept. Marks what has a partner."""
@@ -293,42 +271,104 @@ class Join:
         self, left: Rows, a: Ints, right: Rows, b: Ints, *, kept: int | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yields those rows of both sides that are pairs. ``kept``: the side whose rows came in earlier portions."""
-        same = (left.second[a] == right.second[b]) & ~left.has(NO_KEY)[a] & ~right.has(NO_KEY)[b]
-        a, b = a[same], b[same]
-        if self._plan.condition is not None and len(a):
-            mask = holds(self._plan.condition, self._results.columns(left, a, right, b))
-            a, b = a[mask], b[mask]
+        a, b = self._results.agreeing(left, a, right, b)
         if not len(a):
             return
         for side, rows, at in ((LEFT, left, a), (RIGHT, right, b)):
             if self._plan.outer[side]:
                 at = np.unique(at)
                 if kept == side:
-                    # What was shown without a partner has one now.
-                    _, last = self._plan.interval(side)
-                    shown = at[~rows.has(MATCHED)[at] & (rows.time[at] + last <= self._shown[side])]
-                    shown = shown[self._were_there(side, rows.take(shown))]
-                    yield from self._alone(side, rows, shown, PaneKind.RETRACTED.value)
+                    yield from self._not_alone(side, rows, at)
                 rows.flags[at] |= MATCHED
         late = np.zeros(len(a), np.bool_)
         for side, rows, at in ((LEFT, left, a), (RIGHT, right, b)):
-            if kept != side and self.at_us is not None:
-                late |= rows.time[at] <= self.at_us
+            if kept != side:
+                late |= rows.has(LATE)[at]
         yield self._results.rows(left, a, right, b, self._kinds(late))
+
+    def _not_alone(self, side: int, rows: Rows, at: Ints) -> Iterator[pa.RecordBatch]:
+        """Takes back what was shown of rows without a partner."""
+        shown = at[~rows.has(MATCHED)[at] & self._is_shown(side, rows)[at]]
+        shown = shown[self._were_there(side, rows.take(shown))]
+        yield from self._alone(side, rows, shown, PaneKind.RETRACTED.value)
+
+    def _withdrawn(self, came: Sequence[New], live: Sequence[Rows]) -> Iterator[pa.RecordBatch]:
+        """Takes back what was shown of rows that are replaced."""
+        olds = [new.replaced for new in came]
+        for side, old in enumerate(olds):
+            if old is None:
+                continue
+            if self._plan.outer[side]:
+                yield from self._not_alone(side, old, np.arange(len(old)))
+            other = 1 - side
+            stored, searched, hashes = self._sides[other], Sorted(old.hash, old.time), Hashes(old.hash)
+            first, last = self._plan.interval(other)
+            found = stored.around(old, *self._plan.interval(side))
+            for part in stored.pages.parts(found):
+                at, there = hashes.among(part)
+                lost = [np.empty(0, np.int64)]
+                for kept, gone in searched.pairs(there.hash, there.time + first, there.time + last):
+                    kept, gone = self._results.agreeing_of(side, old, gone, there, kept)
+                    yield from self._taken_back(side, old, gone, there, kept)
+                    lost.append(np.unique(kept))
+                if self._plan.outer[other]:
+                    yield from self._alone_again(other, there, np.unique(np.concatenate(lost)), live[side])
+                    stored.mark(found, part, at, there.flags)
+        left, right = olds
+        if left is not None and right is not None:
+            first, last = self._plan.interval(RIGHT)
+            for b, a in Sorted(left.hash, left.time).pairs(right.hash, right.time + first, right.time + last):
+                b, a = self._results.agreeing_of(LEFT, left, a, right, b)
+                yield from self._taken_back(LEFT, left, a, right, b)
+
+    def _taken_back(self, side: int, rows: Rows, at: Ints, others: Rows, their: Ints) -> Iterator[pa.RecordBatch]:
+        if len(at):
+            kinds = pa.repeat(PaneKind.RETRACTED.value, len(at))
+            pairs = (rows, at, others, their) if side == LEFT else (others, their, rows, at)
+            yield self._results.rows(*pairs, kinds)
+
+    def _alone_again(self, side: int, rows: Rows, at: Ints, new: Rows) -> Iterator[pa.RecordBatch]:
+        """Shows kept rows that have lost a partner and have no other. ``new``: rows of the other side that come now."""
+        if not len(at):
+            return
+        rest = at[~self._have_partners(side, rows.take(at), new)]
+        rows.flags[rest] &= ~np.uint8(MATCHED)
+        # If they came in this batch without a partner, they are shown at its end.
+        shown = rest[self._is_shown(side, rows)[rest]]
+        shown = shown[self._were_there(side, rows.take(shown))]
+        yield from self._alone(side, rows, shown, self._late_or_early(side, rows.take(shown)))
+        is_due = self._due(side, rows)[rest] <= self._shown[side]
+        if (later := rest[~is_due & ~rows.has(NOTED)[rest]]).size:
+            self._note(side, rows, later)
+
+    def _have_partners(self, side: int, rows: Rows, new: Rows) -> Flags:
+        """A mask of the rows of a side that have a partner, among those that are kept or come now."""
+        found = np.zeros(len(rows), np.bool_)
+        first, last = self._plan.interval(side)
+        stored, hashes = self._sides[1 - side], Hashes(rows.hash)
+        parts = stored.pages.parts(stored.around(rows, first, last))
+        for others in chain([new], (hashes.among(part)[1] for part in parts)):
+            searched = Sorted(others.hash, others.time)
+            for mine, their in searched.pairs(rows.hash, rows.time + first, rows.time + last):
+                found[self._results.agreeing_of(side, rows, mine, others, their)[1]] = True
+        return found
 
     def _were_there(self, side: int, rows: Rows) -> Flags:
         """A mask of the rows that came before this batch."""
         there = np.ones(len(rows), np.bool_)
         for fresh in self._fresh[side]:
-            both = [np.column_stack(some.identity) for some in (fresh, rows)]
-            of = np.unique(np.concatenate(both), axis=0, return_inverse=True)[1].reshape(-1)
-            there &= ~np.isin(of[len(fresh) :], of[: len(fresh)])
+            there &= ~rows.are_among(fresh[:, -2:])
         return there
 
     def _kinds(self, late: Flags) -> pa.Array:
         if self._plan.emit == FINAL:
             return pa.repeat(PaneKind.FINAL.value, len(late))
         return pa.array(np.where(late, PaneKind.LATE.value, PaneKind.ON_TIME.value), pa.string())
+
+    def _late_or_early(self, side: int, rows: Rows) -> pa.Array:
+        """The kinds of rows that are shown again: late, or early if they are not due yet."""
+        early = self._due(side, rows) > self._shown[side]
+        return pc.if_else(pa.array(early), PaneKind.EARLY.value, self._kinds(np.ones(len(rows), np.bool_)))
 
     # -- rows without a partner, and the newest partner ---------------------------------------------------
 
@@ -341,18 +381,30 @@ class Join:
             return
         for due in stored.due(limit):
             for at in range(0, len(due), _PIECE_ROWS):
-                some = due[at : at + _PIECE_ROWS]
-                rows = self._found(side, some)
+                rows = self._found(side, due[at : at + _PIECE_ROWS])
                 if not len(rows):
                     continue
                 if self._plan.how == ASOF:
-                    yield from self._newest(rows, rows.has(CAME_AFTER))
+                    yield from self._of_newest(rows, self._kinds(rows.has(CAME_AFTER)))
                 else:
                     alone = np.flatnonzero(~rows.has(MATCHED))
                     kinds = self._kinds(rows.has(CAME_AFTER)[alone])
                     yield from self._alone(side, rows, alone, kinds)
         self._shown[side] = max(self._shown[side], limit)
         self._due_us[side] = stored.next_due_us()
+
+    def _early(self, side: int) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of this batch that have no partner yet. Those that are due are shown already."""
+        for fresh in self._fresh[side]:
+            waiting = fresh[fresh[:, 0] > self._shown[side], 1:]
+            for at in range(0, len(waiting), _PIECE_ROWS):
+                rows = self._found(side, waiting[at : at + _PIECE_ROWS])
+                kinds = pa.repeat(PaneKind.EARLY.value, len(rows))
+                if self._plan.how == ASOF:
+                    yield from self._of_newest(rows, kinds)
+                else:
+                    alone = np.flatnonzero(~rows.has(MATCHED))
+                    yield from self._alone(side, rows, alone, kinds.take(pa.array(alone)))
 
     def _found(self, side: int, due: Ints) -> Rows:
         """The rows that an index of what is due has, as they are kept."""
@@ -369,81 +421,48 @@ class Join:
                 some.append(there.take(np.unique(search[second[search] == wanted[at, 1]])))
         return together([rows for rows in some if len(rows)] or some)
 
-    def _newest(self, left: Rows, late: Flags) -> Iterator[pa.RecordBatch]:
-        partner, which = self._partners(left)
-        kinds = self._kinds(late)
+    def _of_newest(self, left: Rows, kinds: pa.Array) -> Iterator[pa.RecordBatch]:
+        partner, which = self._newest.partners(left)
         yield self._results.rows(left, np.arange(len(left)), partner, which, kinds)
 
-    def _partners(self, left: Rows) -> tuple[Rows, Ints]:
-        """For each row of the left side the newest kept row of the right side, as rows and the number of each; -1:
-        there is none.
-        """
-        stored = self._sides[RIGHT]
-        first, last = self._plan.interval(LEFT)
-        best = Rows.stored(stored.schema.empty_table())
-        which = np.full(len(left), -1)
-        hashes = Hashes(left.hash)
-        for part in stored.pages.parts(stored.around(left, first, last)):
-            best, which = self._better(left, best, which, hashes.among(part)[1])
-        return best, which
+    def _exchanged(self, came: Sequence[New], live: Sequence[Rows]) -> Iterator[pa.RecordBatch]:
+        """Takes back what is not right any more of what was shown, and yields what is right instead."""
+        if (old := came[LEFT].replaced) is not None:
+            shown = old.take(np.flatnonzero(self._is_shown(LEFT, old)))
+            shown = shown.take(np.flatnonzero(self._were_there(LEFT, shown)))
+            for some in _in_pieces(shown):
+                yield from self._of_newest(some, pa.repeat(PaneKind.RETRACTED.value, len(some)))
+        self._remove(came, LEFT)
+        yield from self._corrected(live[RIGHT], came[RIGHT].replaced)
+        self._remove(came, RIGHT)
 
-    def _better(self, left: Rows, best: Rows, which: Ints, others: Rows) -> tuple[Rows, Ints]:
-        """The newest of the best partners so far and of others."""
-        first, last = self._plan.interval(LEFT)
-        usable = np.flatnonzero(~others.has(NO_KEY))
-        # Of rows at one time, the one with the largest identity is the newest, so that each run chooses the same.
-        by_id = usable[np.lexsort((others.identity[1][usable], others.identity[0][usable]))]
-        others = others.take(by_id)
-        at = Sorted(others.hash, others.time).newest(left.hash, left.time + first, left.time + last)
-        at = np.where((at >= 0) & ~left.has(NO_KEY), at, -1)
-        there = np.flatnonzero(at >= 0)
-        there = there[others.second[at[there]] == left.second[there]]
-        had = there[which[there] >= 0]
-        newer = np.zeros(len(left), np.bool_)
-        newer[there] = True
-        if len(had):
-            old, new = best.take(which[had]), others.take(at[had])
-            keys = [(rows.time, *rows.identity) for rows in (old, new)]
-            newer[had] = _exceeds(keys[1], keys[0])
-        if not newer.any():
-            return best, which
-        chosen = np.flatnonzero(newer)
-        both = together([best, others.take(at[chosen])]) if len(best) else others.take(at[chosen])
-        which = which.copy()
-        which[chosen] = len(best) + np.arange(len(chosen))
-        kept = np.flatnonzero(which >= 0)
-        result = both.take(which[kept])
-        which[kept] = np.arange(len(kept))
-        return result, which
-
-    def _corrected(self, right: Rows) -> Iterator[pa.RecordBatch]:
-        """Takes back the pairs of left rows that have been shown and get a newer partner, and yields the new ones."""
-        if not len(right) or self._shown[LEFT] == _NOWHERE:
+    def _corrected(self, right: Rows, gone: Rows | None) -> Iterator[pa.RecordBatch]:
+        """Takes back the pairs of left rows that have been shown and get another partner, and yields the new ones."""
+        touching = right if gone is None else together([right, gone])
+        if not len(touching) or (self._shown[LEFT] == _NOWHERE and not self._plan.early):
             return
-        _, reach = self._plan.interval(LEFT)
         first, last = self._plan.interval(RIGHT)
-        stored, hashes = self._sides[LEFT], Hashes(right.hash)
-        for part in stored.pages.parts(stored.around(right, first, last)):
+        stored, hashes = self._sides[LEFT], Hashes(touching.hash)
+        for part in stored.pages.parts(stored.around(touching, first, last)):
             _, there = hashes.among(part)
-            there = there.take(np.flatnonzero(there.time + reach <= self._shown[LEFT]))
+            there = there.take(np.flatnonzero(self._is_shown(LEFT, there)))
             there = there.take(np.flatnonzero(self._were_there(LEFT, there)))
             touched = [np.empty(0, np.int64)]
-            for _, at in Sorted(there.hash, there.time).pairs(right.hash, right.time + first, right.time + last):
+            searched = Sorted(there.hash, there.time)
+            for _, at in searched.pairs(touching.hash, touching.time + first, touching.time + last):
                 touched.append(np.unique(at))
-            rows = there.take(np.unique(np.concatenate(touched)))
-            for begin in range(0, len(rows), _PIECE_ROWS):
-                some = rows.take(np.arange(begin, min(begin + _PIECE_ROWS, len(rows))))
-                old, was = self._partners(some)
-                new, now = self._better(some, old, was, right)
-                changed = np.flatnonzero(_differ(old, was, new, now))
+            for some in _in_pieces(there.take(np.unique(np.concatenate(touched)))):
+                old, was = self._newest.partners(some)
+                rest = (old, was) if gone is None else self._newest.partners(some, without=gone)
+                new, now = self._newest.better(some, *rest, right)
+                changed = np.flatnonzero(differ(old, was, new, now))
                 if len(changed):
                     some_changed = some.take(changed)
                     each = np.arange(len(changed))
                     retracted = pa.repeat(PaneKind.RETRACTED.value, len(changed))
                     yield self._results.rows(some_changed, each, old, was[changed], retracted)
-                    yield self._results.rows(
-                        some_changed, each, new, now[changed], self._kinds(np.ones(len(changed), bool))
-                    )
+                    kinds = self._late_or_early(LEFT, some_changed)
+                    yield self._results.rows(some_changed, each, new, now[changed], kinds)
 
     # -- results ------------------------------------------------------------------------------------------
 
@@ -471,19 +490,6 @@ class Join:
                 self._dropped[side] = bin_
 
 
-def _exceeds(new: tuple[Ints, ...], old: tuple[Ints, ...]) -> Flags:
-    """Whether rows of numbers come after others, by the first number that differs."""
-    result, equal = np.zeros(len(new[0]), np.bool_), np.ones(len(new[0]), np.bool_)
-    for new_column, old_column in zip(new, old, strict=True):
-        result |= equal & (new_column > old_column)
-        equal &= new_column == old_column
-    return result
-
-
-def _differ(old: Rows, was: Ints, new: Rows, now: Ints) -> Flags:
-    """Whether partners are others than before. A row has one now if it had one before."""
-    differ = (was < 0) & (now >= 0)
-    both = np.flatnonzero(was >= 0)
-    for a, b in zip(old.identity, new.identity, strict=True):
-        differ[both] |= a[was[both]] != b[now[both]]
-    return differ
+def _in_pieces(rows: Rows) -> Iterator[Rows]:
+    for at in range(0, len(rows), _PIECE_ROWS):
+        yield rows.take(np.arange(at, min(at + _PIECE_ROWS, len(rows))))

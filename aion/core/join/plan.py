@@ -27,10 +27,17 @@ OWN = (PAIR, PAIR_TIME, "kind", PANE_SEQ, SIDE, *DROPPED_COLUMNS)
 Condition = Callable[[pa.RecordBatch], Any]
 
 
+KIND_BEFORE, SEQ_BEFORE, DROPPED_BEFORE, PAIR_BEFORE = "__aion_kind", "__aion_seq", "__aion_said", "__aion_pair"
+"""Columns that results of another operator bring with them, and that the result does not have: their kind and number,
+what they say about a dropped event, and the pair that a row of another join is.
+"""
+
+
 class Side(NamedTuple):
     """One side of a join. ``schema``: of its rows. ``time``: the column with the event time. ``identity``: the columns
     that identify a row, together with the key and the time. ``unique``: whether a row that has come before counts once.
-    ``bound_us``: how late its rows may be; None: it is learnt.
+    ``bound_us``: how late its rows may be; None: it is learnt. ``before``: the ``emit`` of the operator whose results
+    the rows are; None: they are events. ``delay_us``: how long after its time a row comes that is on time.
     """
 
     schema: pa.Schema
@@ -38,6 +45,26 @@ class Side(NamedTuple):
     identity: tuple[str, ...]
     unique: bool
     bound_us: int | None
+    before: str | None = None
+    delay_us: int = 0
+
+    @property
+    def is_result(self) -> bool:
+        """Whether the rows are results of another operator."""
+        return self.before is not None
+
+    @property
+    def changes(self) -> bool:
+        """Whether a later row may replace an earlier one."""
+        return self.before not in (None, FINAL)
+
+    @property
+    def arriving(self) -> pa.Schema:
+        """The columns of rows that come."""
+        if not self.is_result:
+            return self.schema
+        texts = [KIND_BEFORE, DROPPED_BEFORE, *(name for name in self.identity if name not in self.schema.names)]
+        return pa.schema([*self.schema, *(pa.field(name, pa.string()) for name in texts), (SEQ_BEFORE, pa.int64())])
 
 
 @dataclass(frozen=True)
@@ -45,7 +72,8 @@ class JoinPlan:
     """Rows of both sides match if their keys are equal, and ``first_us <= right time - left time <= last_us``.
 
     ``how``: one of ``HOW``. ``condition``: what else must hold for a pair; None: nothing. ``emit``: ``ALL`` or
-    ``FINAL``. Raises SchemaError or ConfigError for what does not fit together.
+    ``FINAL``. ``early``: whether rows without a partner come out in the batch in which they come.
+    Raises SchemaError or ConfigError for what does not fit together.
     """
 
     left: Side
@@ -56,6 +84,7 @@ class JoinPlan:
     how: str = INNER
     condition: Condition | None = None
     emit: str = ALL
+    early: bool = False
 
     def __post_init__(self) -> None:
         if self.how not in HOW:
@@ -66,6 +95,17 @@ class JoinPlan:
             raise ConfigError(
                 f"within: {format_duration(self.first_us)} is more than {format_duration(self.last_us)}; give the "
                 "smaller difference first"
+            )
+        if self.early and self.emit == FINAL:
+            raise ConfigError(
+                "early: with emit='final' nothing comes out that may be taken back; leave one of them out"
+            )
+        if self.early and not any(self.outer):
+            raise ConfigError(f"early: with how={self.how!r} no row without a partner comes out; leave it out")
+        if self.emit == FINAL and any(side.changes for side in self.sides):
+            raise ConfigError(
+                "emit='final': later results of the operator before replace earlier ones, so a pair may be taken back; "
+                "give that operator emit='final', too"
             )
         if self.how == ASOF and self.condition is not None:
             raise ConfigError("on: how='asof' takes the newest row of the right side, whatever is in it; leave on out")
@@ -87,6 +127,8 @@ class JoinPlan:
     def _check(self, name: str, side: Side) -> None:
         schema = side.schema
         for what, column in (("time", side.time), *(("key", k) for k in self.key), *(("id", i) for i in side.identity)):
+            if what == "id" and column == PAIR_BEFORE and side.is_result:
+                continue
             if column not in schema.names:
                 raise SchemaError(
                     f"{what}: the {name} side has no column {column!r}; its columns are {', '.join(schema.names)}"
@@ -116,11 +158,16 @@ class JoinPlan:
     @property
     def takes_back(self) -> bool:
         """Whether a row of the result may be retracted."""
-        return any(self.outer) and self.emit != FINAL
+        return (any(self.outer) and self.emit != FINAL) or any(side.changes for side in self.sides)
 
     def interval(self, side: int) -> tuple[int, int]:
         """Where the partners of a row are: the times of the other side, counted from its own."""
         return (self.first_us, self.last_us) if side == LEFT else (-self.last_us, -self.first_us)
+
+    def due_after(self, side: int) -> int:
+        """Returns how long after the time of a row it is known that no partner comes on time."""
+        delay_us = 0 if self.emit == FINAL else self.sides[1 - side].delay_us
+        return self.interval(side)[1] + delay_us
 
     def needed_from(self, lines: Sequence[int]) -> tuple[int, int]:
         """Returns from which times on the rows of each side are needed. ``lines``: before these, rows come too late.
@@ -129,6 +176,12 @@ class JoinPlan:
         """
         left_us = min(lines[RIGHT] - self.last_us, lines[LEFT])
         right_us = min(lines[LEFT] + self.first_us, lines[RIGHT])
+        # If a row is replaced, its partners are asked for others.
+        span_us = self.last_us - self.first_us
+        if self.left.changes and self.outer[RIGHT]:
+            left_us = min(left_us, lines[LEFT] - span_us)
+        if self.right.changes and self.outer[LEFT]:
+            right_us = min(right_us, lines[RIGHT] - span_us)
         return left_us, min(right_us, left_us + self.first_us) if self.how == ASOF else right_us
 
     @property
@@ -162,6 +215,7 @@ class JoinPlan:
             "kind": "join",
             "how": self.how,
             "emit": self.emit,
+            **({"early": True} if self.early else {}),
             "within_us": [self.first_us, self.last_us],
             "sides": [
                 {
@@ -169,6 +223,7 @@ class JoinPlan:
                     "time": side.time,
                     "identity": list(side.identity),
                     "unique": side.unique,
+                    **({"before": side.before} if side.is_result else {}),
                 }
                 for side in self.sides
             ],
@@ -190,6 +245,11 @@ class JoinPlan:
                 **{
                     f"{name} side: repeated rows": [("count once" if side.unique else "all count", "")]
                     for name, side in zip(SIDES, self.sides, strict=True)
+                },
+                **{
+                    f"{name} side: rows": [(f"results with emit={side.before!r}", "")]
+                    for name, side in zip(SIDES, self.sides, strict=True)
+                    if side.is_result
                 },
             },
         }

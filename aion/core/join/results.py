@@ -10,25 +10,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.base.identity import identify
-from aion.core.join.plan import PAIR, PAIR_TIME, SIDE, SIDES, JoinPlan
-from aion.core.join.rows import Rows
+from aion.core.join.plan import DROPPED_BEFORE, LEFT, PAIR, PAIR_TIME, SIDE, SIDES, JoinPlan, holds
+from aion.core.join.rows import NO_KEY, Rows
 from aion.core.life.actions import PaneKind
+from aion.core.life.arrival import UNTIMED
 from aion.core.life.lifecycle import Counters
 from aion.core.query.columns import PANE_SEQ
+from aion.core.slicing.grid import DROPPED_SLICE
 
 Ints = npt.NDArray[np.int64]
 
 
 class Results:
-    """Makes rows of the result, and counts them. ``seq``: the number of the next ones.
+    """Decides which rows are pairs. Makes rows of the result, and counts them in ``counters``.
 
-    ``texts``: makes a text of each row, for dropped ones.
+    ``seq``: the number of the next rows. ``texts``: makes a text of each row, for dropped ones.
     """
 
     def __init__(
         self, plan: JoinPlan, texts: Callable[[pa.RecordBatch], pa.Array], counters: Counters, seq: int
     ) -> None:
-        self._plan, self._texts, self._counters = plan, texts, counters
+        self._plan, self._texts = plan, texts
+        self.counters = counters
         self._schema = plan.result_schema
         self.seq = seq
 
@@ -46,6 +49,23 @@ class Results:
         names = [field.name for field in self._schema if field.name in found]
         return pa.RecordBatch.from_arrays([found[name] for name in names], names)
 
+    def agreeing(self, left: Rows, a: Ints, right: Rows, b: Ints) -> tuple[Ints, Ints]:
+        """Those rows of both sides that are pairs, of some with the same hash whose times fit."""
+        same = (left.second[a] == right.second[b]) & ~left.has(NO_KEY)[a] & ~right.has(NO_KEY)[b]
+        a, b = a[same], b[same]
+        if self._plan.condition is not None and len(a):
+            mask = holds(self._plan.condition, self.columns(left, a, right, b))
+            a, b = a[mask], b[mask]
+        return a, b
+
+    def agreeing_of(self, side: int, rows: Rows, at: Ints, others: Rows, their: Ints) -> tuple[Ints, Ints]:
+        """The same as :meth:`agreeing` for rows of a side and others. Returns the numbers of the others first."""
+        if side == LEFT:
+            at, their = self.agreeing(rows, at, others, their)
+        else:
+            their, at = self.agreeing(others, their, rows, at)
+        return their, at
+
     def rows(self, left: Rows, a: Ints, right: Rows, b: Ints, kinds: pa.Array) -> pa.RecordBatch:
         """Makes result rows. ``a``, ``b``: the rows of each side; -1: there is none."""
         n = len(a)
@@ -62,9 +82,9 @@ class Results:
         shown = self.columns(left, a, right, b)
         for kind, count in zip(*np.unique(kinds.to_numpy(zero_copy_only=False), return_counts=True), strict=True):
             if kind == PaneKind.RETRACTED.value:
-                self._counters.retracted += int(count)
+                self.counters.retracted += int(count)
             else:
-                self._counters.executions[kind] += int(count)
+                self.counters.executions[kind] += int(count)
         columns = dict(zip(shown.schema.names, shown.columns, strict=True))
         columns |= {
             PAIR: _hex(pair),
@@ -84,7 +104,9 @@ class Results:
             SIDE: pa.repeat(SIDES[side], n),
             "event_time": batch.column(said.time).cast(self._plan.timestamp),
             "reason": pa.repeat(reason, n),
-            "event": self._texts(batch),
+            "event": batch.column(DROPPED_BEFORE)
+            if reason == UNTIMED[DROPPED_SLICE]
+            else self._texts(batch.select(said.schema.names)),
         }
         if lateness_us is not None:
             columns["lateness_us"] = pa.array(lateness_us)

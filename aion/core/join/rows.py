@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from aion.base.identity import identify
-from aion.core.join.plan import JoinPlan
+from aion.core.join.plan import KIND_BEFORE, SEQ_BEFORE, JoinPlan
+from aion.core.life.actions import PaneKind
 from aion.core.paged_rows import PagedRows, Pages, Part
 from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-MATCHED, NO_KEY, CAME_AFTER = 1, 2, 4
-"""What is known of a row: it has had a partner; its key has a null; it came when a row without partner was shown."""
+MATCHED, NO_KEY, CAME_AFTER, LATE, NOTED, GONE = 1, 2, 4, 8, 16, 32
+"""What is known of a row: it has a partner; its key has a null; it came when a row without partner was shown; it was
+late; the index of what is due has it; it says that its earlier versions are gone.
+"""
 _PAGE_ROWS = threshold(128, 1)
 _CHUNK_ROWS = threshold(4096, 2)
 _SHORTEST_BIN_US = threshold(60_000_000, 7)
@@ -41,7 +45,7 @@ class Rows:
     """Rows with what is known of each, as columns (N,). ``table``: the columns of the side.
 
     ``hash``, ``second``: of the key. ``time``: in µs. ``id``, ``id2``: what identifies the row, but for equal rows,
-    which ``rank`` numbers. ``flags``: see ``MATCHED``.
+    which ``rank`` numbers, or for versions of a row, whose number it is. ``flags``: see ``MATCHED``.
     """
 
     table: pa.Table
@@ -62,20 +66,28 @@ class Rows:
         said = plan.sides[side]
         batch = table.combine_chunks()
         columns = {name: _array(batch.column(name)) for name in (*plan.key, said.time, *said.identity)}
+        flags = np.zeros(batch.num_rows, np.uint8)
+        rank = np.zeros(batch.num_rows, np.int64)
+        if said.is_result:
+            retracted = pc.equal(_array(batch.column(KIND_BEFORE)), PaneKind.RETRACTED.value)
+            flags[retracted.to_numpy(zero_copy_only=False)] = GONE
+        if said.changes:
+            rank = _array(batch.column(SEQ_BEFORE)).to_numpy()
         keys = identify([columns[name] for name in plan.key], secret)
         ids = identify([columns[name] for name in dict.fromkeys((*plan.key, said.time, *said.identity))], secret)
         lacks = np.zeros(len(keys), np.bool_)
         for name in plan.key:
             lacks |= columns[name].is_null().to_numpy(zero_copy_only=False)
+        flags[lacks] |= NO_KEY
         return cls(
-            batch,
+            batch.select(said.schema.names),
             np.where(lacks, ids[:, 0], keys[:, 0]),  # they match nothing, so they need not lie together
             keys[:, 1],
             columns[said.time].cast(pa.int64()).to_numpy(),
             ids[:, 0],
             ids[:, 1],
-            np.zeros(len(keys), np.int64),
-            np.where(lacks, NO_KEY, 0).astype(np.uint8),
+            rank,
+            flags,
         )
 
     @classmethod
@@ -96,6 +108,16 @@ class Rows:
 
     def has(self, flag: int) -> Flags:
         return np.asarray((self.flags & flag) != 0)
+
+    def noted(self, due_us: Ints) -> Ints:
+        """What an index of what is due has of each row."""
+        return np.column_stack((due_us, self.hash, self.time, *self.identity))
+
+    def are_among(self, others: Ints) -> Flags:
+        """A mask of the rows whose identities are among others. ``others``: (N, 2)."""
+        both = np.concatenate([others, np.column_stack(self.identity)])
+        of = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1)
+        return np.isin(of[len(others) :], of[: len(others)])
 
     @property
     def identity(self) -> tuple[Ints, Ints]:
@@ -146,7 +168,7 @@ class SideRows:
             return None
         bins = due_us // self._due_us
         order = np.argsort(bins, kind="stable")
-        numbers = np.column_stack((due_us, rows.hash, rows.time, *rows.identity))[order]
+        numbers = rows.noted(due_us)[order]
         distinct, begins = np.unique(bins[order], return_index=True)
         parts = np.split(numbers, begins[1:])
         self._values.put(
@@ -202,6 +224,13 @@ class SideRows:
         changed = np.isin(read.pages, pages)
         self.pages.write(found, read, both, np.concatenate((read.of_chunk, of_new)), changed)
 
+    def remove(self, found: Pages, places: Sequence[tuple[Part, Flags]]) -> None:
+        """Deletes rows. ``found``: the pages in which they are. ``places``: parts, and a mask of the rows there."""
+        for part, mask in places:
+            changed = np.zeros(len(part.pages), np.bool_)
+            changed[part.of_chunk[mask]] = True
+            self.pages.write(found, part, part.rows.filter(pa.array(~mask)), part.of_chunk[~mask], changed)
+
     def mark(self, found: Pages, part: Part, at: Ints, flags: npt.NDArray[np.uint8]) -> None:
         """Writes the flags of some of the rows that were read."""
         now = _array(part.rows.column(_own(_FLAGS))).to_numpy().copy()
@@ -221,10 +250,13 @@ class Hashes:
         self._there = np.zeros(1 << _BITS, np.bool_)
         self._there[hashes & _MASK] = True
 
-    def among(self, part: Part) -> tuple[Ints, Rows]:
+    def among(self, part: Part, *, also_gone: bool = False) -> tuple[Ints, Rows]:
         """The rows of a part that may have one of the hashes: which they are, and what they are."""
         hashes = _array(part.rows.column(_own("hash"))).to_numpy()
-        at = np.flatnonzero(self._there[hashes & _MASK])
+        found = self._there[hashes & _MASK]
+        if not also_gone:
+            found &= _array(part.rows.column(_own(_FLAGS))).to_numpy() & GONE == 0
+        at = np.flatnonzero(found)
         return at, Rows.stored(part.rows.take(pa.array(at)).combine_chunks())
 
 

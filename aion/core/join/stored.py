@@ -20,6 +20,7 @@ def stored_join(definition: Mapping[str, Any]) -> JoinPlan:
             tuple(side["identity"]),
             side["unique"],
             None,
+            side.get("before"),
         )
         for side in definition["sides"]
     ]

@@ -6,24 +6,38 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from aion.base.hashing import can_hash, hashed_as
-from aion.base.time import duration_us
+from aion.base.time import duration_us, format_duration
 from aion.config import Policy, policy_to_text
 from aion.config.layers import Source as PolicySource
-from aion.core.join.plan import PAIR, PAIR_TIME, SIDES, JoinPlan, Side, identity_of
+from aion.core.join.plan import (
+    DROPPED_BEFORE,
+    KIND_BEFORE,
+    PAIR,
+    PAIR_BEFORE,
+    PAIR_TIME,
+    SEQ_BEFORE,
+    SIDES,
+    JoinPlan,
+    Side,
+    identity_of,
+)
 from aion.core.life.actions import PaneKind
 from aion.core.query.columns import DROPPED_COLUMNS, PANE_SEQ, Columns, key_names, unique_names
-from aion.core.query.pane_parts import KIND, PART, SEQ, START, PanesSaid
+from aion.core.query.pane_parts import END, KIND, NAME, PART, SEQ, START, PanesSaid, is_key
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.spark.api.group_by import stock_method
+from aion.spark.api.results import Results, are_results
 from aion.spark.api.watermarks import HELPER, WATERMARK
 from aion.spark.session import upstream
 from aion.spark.session.sessions import application
@@ -52,13 +66,14 @@ def join(
     *,
     key: Columns,
     within: tuple[Duration, Duration],
-    time: tuple[str, str] | None = None,
+    time: tuple[str | None, str | None] | None = None,
     how: Literal["inner", "left", "right", "full", "asof"] = "inner",
-    on: Callable[[pa.RecordBatch], Any] | Any = None,
+    on: str | Callable[[pa.RecordBatch], Any] | pc.Expression | None = None,
     unique: tuple[Names | None, Names | None] = (None, None),
     id: tuple[Names | None, Names | None] = (None, None),
     bound: Duration | tuple[Duration | None, Duration | None] | None = None,
     emit: Literal["all", "final"] = "all",
+    early: Literal["batch"] | None = None,
     policy: PolicySource | None = None,
     on_lossy_upstream: Literal["error", "accept"] = "error",
     name: str = "join",
@@ -70,25 +85,28 @@ def join(
             key="order_id", within=("0 seconds", "2 hours"), how="left",
         )
 
-    ``left``, ``right``: streaming DataFrames with watermarks. ``key``: the columns that are equal in partners; they
+    ``left``, ``right``: streaming DataFrames with watermarks, or results of :func:`windowed` or of another join, whose
+    later rows replace earlier ones. ``key``: the columns that are equal in partners; they
     have the same names and types on both sides. A null equals nothing, as in SQL. ``within``: partners are rows for
     which ``right time - left time`` lies between these two, both included. ``time``: the columns with the event times;
-    by default those of the watermarks.
+    None: that of the watermark. Of panes it is ``window_start`` or ``window_end``, of pairs ``pair_time``.
 
     ``how``: ``"inner"`` yields each pair when its second row comes. ``"left"``, ``"right"`` and ``"full"`` also yield
     the rows of one or both sides that have no partner, when the watermark has passed all that could be one; if one
     comes late, that row is taken back (``kind = retracted``), and the pair comes. ``"asof"`` yields each left row with
     the newest right row in the interval, or with nulls; a late right row takes back the pairs that it changes.
 
-    ``on``: what else must hold for a pair: a function that takes the columns of pairs (a ``pyarrow.RecordBatch``) and
-    returns a bool for each, or an expression of ``pyarrow.compute``. ``id``: for each side, the columns that identify a
+    ``on``: what else must hold for a pair: a text in SQL such as ``"price < limit"`` (it needs ``aion[sql]``), an
+    expression of ``pyarrow.compute``, or a function that takes the columns of pairs (a ``pyarrow.RecordBatch``) and
+    returns a bool for each. ``id``: for each side, the columns that identify a
     row together with the key and its time; by default all columns. ``unique``: the same, and a row that has come before
     counts once. ``bound``: how late rows may be, for both sides or for each; None: as the policy says, which learns it
     for each side from the lateness of its own rows. ``emit="final"``: a row without a partner waits until none can come
-    any more, so nothing is taken back.
+    any more, so nothing is taken back. ``early="batch"``: a row without a partner, and with ``"asof"`` each left row,
+    comes out at the end of its batch with ``kind = early``, and once more when it would have come without this.
 
     The result has the columns of the key, of the left and of the right side; ``pair``, which identifies a row of the
-    result; ``pair_time``, the later of both times; ``kind`` (on_time, late, final, retracted, dropped) and
+    result; ``pair_time``, the later of both times; ``kind`` (early, on_time, late, final, retracted, dropped) and
     ``pane_seq``, which orders rows with the same ``pair``. A row that comes later than the bound of its side is a
     dropped row: see :func:`dropped`; its ``side`` says which. All sinks of Aion take a result as they take panes.
 
@@ -97,12 +115,15 @@ def join(
     """
     check_name(name)
     check_lossy(on_lossy_upstream)
-    sides = left, right
-    for which, df in zip(SIDES, sides, strict=True):
-        _check(which, df, accepts_loss=on_lossy_upstream == "accept")
+    sides = [
+        _Input(which, df, name, accepts_loss=on_lossy_upstream == "accept")
+        for which, df in zip(SIDES, (left, right), strict=True)
+    ]
     spark = left.sparkSession
     resolved = resolved_policy(spark, policy, {})
-    plan = _plan(sides, key, within, time, how, on, (unique, id), bound, emit)
+    if early not in (None, "batch"):
+        raise ConfigError(f"early: {early!r} is neither 'batch' nor None")
+    plan = replace(_plan(sides, key, within, time, how, on, (unique, id), bound, emit), early=early is not None)
     listener.watch(spark)
     ids = tuple(shard_ids(shard_count(spark, resolved)))
     keys = [plan.left.schema.field(column).type for column in plan.key]
@@ -118,7 +139,7 @@ def join(
         retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
         task_failures=task_failures(spark),
     )
-    packed = [_packed(df, plan, number, config) for number, df in enumerate(sides)]
+    packed = [_packed(side, plan, number, config) for number, side in enumerate(sides)]
     log.info("join %r: state in %s, %d shards", name, config.state_dir, len(ids))
     result = stock_method(packed[0].union(packed[1]).groupBy(SHARD), "transformWithStateInPandas")(
         Root(JoinDefinition(config)), from_arrow_schema(plan.result_schema), "Append", "EventTime"
@@ -127,26 +148,109 @@ def join(
     return _described(_observed(result, name), plan, name, _longest_us(plan, resolved))
 
 
-def _check(which: str, df: object, *, accepts_loss: bool) -> None:
-    if not isinstance(df, DataFrame):
-        raise TypeError(f"join: {which}: {df!r} is not a DataFrame; .to_df() of a stream of aion.read_files makes one")
-    if not df.isStreaming:
-        raise ConfigError(
-            f"join: {which}: it is not a stream; DataFrame.join joins a stream with rows that are there already"
-        )
-    if upstream.has_windows(df):
-        raise ConfigError(
-            f"join: {which}: it has results of another operator of Aion, and later ones would replace them; write them "
-            "to a table with aion.sinks.upsert, and read them in another query"
-        )
-    if not any(WATERMARK in field.metadata for field in df.schema):
-        raise WatermarkError(f"join: {which}: it has no watermark; give e.g. {which}.withWatermark('ts', '1 minute')")
-    if not accepts_loss:
-        upstream.check("join", df)
+class _Input:
+    """What is known of one side before the join is: a stream with a watermark, or results of another operator."""
+
+    def __init__(self, which: str, df: object, name: str, *, accepts_loss: bool) -> None:
+        if not isinstance(df, DataFrame):
+            raise TypeError(
+                f"join: {which}: {df!r} is not a DataFrame; .to_df() of a stream of aion.read_files makes one"
+            )
+        if not df.isStreaming:
+            raise ConfigError(
+                f"join: {which}: it is not a stream; DataFrame.join joins a stream with rows that are there already"
+            )
+        self.df, self._which = df, which
+        self.results = Results(df, f"join: {which}") if are_results(df) else None
+        marked = [str(field.name) for field in df.schema if WATERMARK in field.metadata]
+        if self.results is None:
+            if upstream.has_windows(df):
+                raise WatermarkError(
+                    f"join: {which}: it has results of another operator of Aion and a watermark of its own; leave this "
+                    "withWatermark out, because results bring the watermark of that operator"
+                )
+            if not marked:
+                raise WatermarkError(
+                    f"join: {which}: it has no watermark; give e.g. {which}.withWatermark('ts', '1 minute')"
+                )
+            if not accepts_loss:
+                upstream.check("join", df)
+        elif self.results.said.name == name:
+            raise ConfigError(
+                f"name: the operator before is called {name!r}, too; give this join another name, e.g. name='joined'"
+            )
+        elif not self.results.is_final and not self.results.said.single:
+            raise ConfigError(
+                f"join: {which}: a function of {self.results.said.name!r} may make several rows of a window, which are "
+                "replaced together; give these windows emit='final'"
+            )
+        self.watermark = marked[0] if marked else None
+
+    def side(self, key: tuple[str, ...], time: str | None, asked: Any, unique: Any, bound: Any) -> Side:
+        """Returns the side of the plan. ``asked``, ``unique``: the columns that identify a row, or None."""
+        bound_us = None if bound is None else duration_us(bound, what="bound")
+        if bound_us is not None and bound_us < 0:
+            raise ConfigError(f"bound: {bound!r} is negative; give e.g. '2 hours'")
+        if self.results is not None:
+            return self._side_of_results(self.results, key, time, asked if unique is None else unique, bound_us)
+        schema = arrow_schema(self.df.drop(HELPER).schema)
+        named = unique if unique is not None else asked
+        names = None if named is None else unique_names(named)
+        when = time if time is not None else self.watermark
+        return Side(schema, str(when), identity_of(schema, names), unique is not None, bound_us)
+
+    def _side_of_results(
+        self, results: Results, key: tuple[str, ...], time: str | None, asked: Any, bound_us: int | None
+    ) -> Side:
+        said, parts = results.said, results.parts
+        if asked is not None:
+            raise ConfigError(
+                f"id, unique: rows of the {self._which} side are results of {said.name!r}, which says what identifies "
+                "them; give None for this side"
+            )
+        if time is None:
+            raise SchemaError(
+                f"time: the {self._which} side has results of {said.name!r}, which have no watermark; give e.g. "
+                f"time=({parts.columns.get(END) or parts.columns.get(START) or 'window_end'!r}, ...) for it"
+            )
+        results.check_time(time)
+        if not results.is_final:
+            for column in key:
+                part = results.meanings.get(column, "")
+                if not is_key(part) and part != NAME:
+                    raise SchemaError(
+                        f"key: {column!r} is not part of the key of {said.name!r}, so a later pane might have another "
+                        f"value there than the one that it replaces; give {said.name!r} this column as a key, too"
+                    )
+        needed_us = results.kept_us(time)
+        if bound_us is not None and bound_us < needed_us:
+            needed = format_duration(needed_us)
+            raise ConfigError(
+                f"bound: {format_duration(bound_us)} is too short for the {self._which} side: results of {said.name!r} "
+                f"may come {needed} after their time; give {needed} or more, or leave it out"
+            )
+        own = {*parts.besides, parts.columns.get(KIND), PAIR}
+        schema = arrow_schema(self.df.select(*(quoted(name) for name in self.df.columns if name not in own)).schema)
+        if results.is_final:
+            identity = identity_of(schema, None)
+        else:
+            named = [parts.columns[part] for part in said.identity]
+            identity = tuple(PAIR_BEFORE if name == PAIR else name for name in named if name not in (*key, time))
+        return Side(schema, time, identity, False, max(bound_us or 0, needed_us), said.emit, results.delay_us(time))
+
+    def rows(self, side: Side) -> DataFrame:
+        """Returns the rows with the columns that arrive in the join."""
+        columns = [F.col(quoted(name)) for name in side.schema.names]
+        if (results := self.results) is not None:
+            more = {KIND_BEFORE: results.kind, DROPPED_BEFORE: results.said_of_dropped, SEQ_BEFORE: results.order}
+            if PAIR_BEFORE in side.identity:
+                more[PAIR_BEFORE] = self.df[PAIR]
+            columns += [more[name].alias(name) for name in side.arriving.names if name not in side.schema.names]
+        return self.df.select(*columns)
 
 
 def _plan(
-    sides: tuple[DataFrame, DataFrame],
+    sides: Sequence[_Input],
     key: Columns,
     within: Any,
     time: Any,
@@ -157,20 +261,28 @@ def _plan(
     emit: str,
 ) -> JoinPlan:
     first_us, last_us = (duration_us(value, what="within") for value in _two("within", within))
-    times = [_watermark_of(df) for df in sides] if time is None else _two("time", time)
+    times = (None, None) if time is None else _two("time", time)
     bounds = _two("bound", bound) if isinstance(bound, tuple | list) else (bound, bound)
     unique, ids = (_two(what, given) for what, given in zip(("unique", "id"), identities, strict=True))
-    made = []
-    for number, df in enumerate(sides):
-        schema = arrow_schema(df.drop(HELPER).schema)
-        asked = unique[number] if unique[number] is not None else ids[number]
-        names = None if asked is None else unique_names(asked)
-        bound_us = None if bounds[number] is None else duration_us(bounds[number], what="bound")
-        if bound_us is not None and bound_us < 0:
-            raise ConfigError(f"bound: {bounds[number]!r} is negative; give e.g. '2 hours'")
-        made.append(Side(schema, str(times[number]), identity_of(schema, names), unique[number] is not None, bound_us))
-    left, right = made
-    return JoinPlan(left, right, key_names(key), first_us, last_us, how, on, emit)
+    names = key_names(key)
+    left, right = (
+        side.side(names, times[number], ids[number], unique[number], bounds[number])
+        for number, side in enumerate(sides)
+    )
+    return JoinPlan(left, right, names, first_us, last_us, how, _condition(on, left, right, names), emit)
+
+
+def _condition(on: Any, left: Side, right: Side, key: tuple[str, ...]) -> Any:
+    if isinstance(on, str):
+        from aion.core.join.condition import expression_of
+
+        return expression_of(on, (left.schema, right.schema), key)
+    if on is not None and (isinstance(on, Column) or not (callable(on) or isinstance(on, pc.Expression))):
+        raise ConfigError(
+            f"on: {on!r} is none of a text in SQL, an expression of pyarrow.compute, and a function that takes a "
+            "pyarrow.RecordBatch; give e.g. on='price < limit'"
+        )
+    return on
 
 
 def _two(what: str, given: Any) -> Sequence[Any]:
@@ -188,14 +300,11 @@ _EXAMPLES = {
 }
 
 
-def _watermark_of(df: DataFrame) -> str:
-    return next(str(field.name) for field in df.schema if WATERMARK in field.metadata)
-
-
-def _packed(df: DataFrame, plan: JoinPlan, side: int, config: JoinConfig) -> DataFrame:
+def _packed(given: _Input, plan: JoinPlan, side: int, config: JoinConfig) -> DataFrame:
     """Returns the rows of one side as its child packs them, with the shard of each."""
     schema = plan.sides[side].schema
-    types = {field.name: field.dataType for field in df.schema}
+    rows = given.rows(plan.sides[side])
+    types = {field.name: field.dataType for field in rows.schema}
     for name in plan.key:
         if not can_hash(schema.field(name).type):
             raise SchemaError(
@@ -203,8 +312,7 @@ def _packed(df: DataFrame, plan: JoinPlan, side: int, config: JoinConfig) -> Dat
                 "a text of it"
             )
     placed = hash_column([(F.col(quoted(name)), types[name]) for name in plan.key])
-    rows = df.select(*(F.col(quoted(name)) for name in schema.names), placed.alias(_HASH))
-    return in_arrow(rows, JoinChild(config.name, config.ids, side), CHILD)
+    return in_arrow(rows.select("*", placed.alias(_HASH)), JoinChild(config.name, config.ids, side), CHILD)
 
 
 def _observed(result: DataFrame, name: str) -> DataFrame:

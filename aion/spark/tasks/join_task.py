@@ -23,6 +23,7 @@ class JoinTenants(Tenants):
         self._plan, self._policy = config.plan, policy
         self.definition = config.plan.definition
         self.store, self.asks = {}, {}
+        self.rows_first = any(side.is_result for side in config.plan.sides)
 
     def open(
         self, attempt: RemoteAttempt, batch: Batch
@@ -32,7 +33,7 @@ class JoinTenants(Tenants):
                 for packed in filter(len, packed_in(frame)):
                     rows = pa.ipc.open_stream(packed).read_all()
                     side = int(rows.schema.metadata[SIDE])
-                    schema = self._plan.sides[side].schema
+                    schema = self._plan.sides[side].arriving
                     columns = [
                         column if column.type == field.type else column.cast(field.type)
                         for column, field in zip(rows.columns, schema, strict=True)

@@ -82,9 +82,13 @@ class Rig:
         for side, table in tables(batch.rows):
             rows += self.joined.arrive((side, table))
         rows += self.joined.end_batch()
-        results = [row for some in rows for row in some.to_pylist()]
+        return self.taken(rows, restarts=batch.restarts)
+
+    def taken(self, batches: list[pa.RecordBatch], *, restarts: bool) -> list[dict[str, Any]]:
+        """Ends a batch: a sink takes its results. Returns them as rows."""
+        results = [row for some in batches for row in some.to_pylist()]
         saved = json.loads(json.dumps(self.joined.save().snapshot))
-        if batch.restarts:
+        if restarts:
             self.values = copy.deepcopy(self.values)
             self.joined = Joined(self.plan, POLICY, self.values, saved)
         for row in results:
@@ -93,7 +97,8 @@ class Rig:
             elif row["kind"] == "retracted":
                 assert self.table.pop(row["pair"])["pane_seq"] < row["pane_seq"], "only what was shown is taken back"
             else:
-                assert row["pair"] not in self.table, "each result comes once"
+                before = self.table.get(row["pair"])
+                assert before is None or before["kind"] == "early" != row["kind"], "each result comes once"
                 self.table[row["pair"]] = row
         self.results += results
         return results
@@ -123,7 +128,7 @@ class Rig:
         found: Counter[tuple[Any, ...]] = Counter()
         for left in lefts:
             partners = [right for right in rights if self.matches(left, right)]
-            due = (left.t or 0) + self.plan.last_us <= limits[LEFT]
+            due = self.plan.early or (left.t or 0) + self.plan.last_us <= limits[LEFT]
             if how == ASOF:
                 if due:
                     newest = max((p.t or 0 for p in partners), default=None)
@@ -134,7 +139,7 @@ class Rig:
             if not partners and due and how in (OUTER_LEFT, FULL):
                 found[left, None] += 1
         for right in rights:
-            due = (right.t or 0) - self.plan.first_us <= limits[RIGHT]
+            due = self.plan.early or (right.t or 0) - self.plan.first_us <= limits[RIGHT]
             if due and how in ("right", FULL) and not any(self.matches(left, right) for left in lefts):
                 found[None, right] += 1
         return found
@@ -156,6 +161,12 @@ class Rig:
                 for found in (expected, shown)
             )
         assert shown == expected
+        for row in self.table.values():
+            if row["lt"] is None or row["rt"] is None:
+                side = LEFT if row["rt"] is None else RIGHT
+                time = round(row[("lt", "rt")[side]].timestamp() * 1e6)
+                is_due = time + self.plan.interval(side)[1] <= self.limits()[side]
+                assert (row["kind"] == "early") is not is_due, "an early row comes once more when it is due"
 
 
 def row_of(row: dict[str, Any], time: str, value: str) -> Row | None:
@@ -206,7 +217,7 @@ TWICE = [Batch(1_000_000, [(LEFT, at(10))], True), Batch(1_000_000, [(LEFT, at(1
     st.tuples(st.integers(-6, 3), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1])),
     st.tuples(st.sampled_from([0, 3, 20]), st.sampled_from([0, 5, 20])),
     st.tuples(st.booleans(), st.booleans()),
-    st.sampled_from(["all", "all", "final"]),
+    st.sampled_from(["all", "all", "final", "early"]),
 )
 def test_the_table_is_the_join_of_all_rows_that_were_not_dropped(
     some: list[Batch],
@@ -216,7 +227,8 @@ def test_the_table_is_the_join_of_all_rows_that_were_not_dropped(
     unique: tuple[bool, bool],
     emit: str,
 ) -> None:
-    rig = Rig(plan(how, within, bounds, unique=unique, emit=emit, two_keys=True))
+    emits = {"early": how != INNER} if emit == "early" else {"emit": emit}
+    rig = Rig(plan(how, within, bounds, unique=unique, two_keys=True, **emits))
     for batch in some:
         rig.batch(batch)
         rig.check()
@@ -250,6 +262,13 @@ def test_a_condition_decides_about_pairs() -> None:
         Rig(plan(bounds=(1000, 1000), condition=lambda pairs: [1, 2, 3], two_keys=True)).batch(
             Batch(1_000_100, rows, restarts=False)
         )
+
+
+def test_what_early_does_not_go_with_is_refused() -> None:
+    with pytest.raises(ConfigError, match="early: with how='inner' no row without a partner comes out"):
+        plan(INNER, early=True, two_keys=True)
+    with pytest.raises(ConfigError, match="early: with emit='final' nothing comes out"):
+        plan(FULL, early=True, emit="final", two_keys=True)
 
 
 def test_a_key_with_very_many_rows_is_read_in_parts() -> None:
@@ -291,7 +310,7 @@ def test_bounds_are_learnt_for_each_side() -> None:
     second, now = 1_000_000, 0
     for batch in range(400):
         now = batch * 60 * second
-        joined.advance(now)
+        list(joined.advance(now))
         rows = [(LEFT, Row("a", 7, now + n, n)) for n in range(1, 40)]
         rows += [(RIGHT, Row("a", 7, now - (n % 20) * 30 * second, n)) for n in range(1, 40)]
         for side in (LEFT, RIGHT):
