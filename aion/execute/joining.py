@@ -11,7 +11,8 @@ import pyarrow as pa
 from aion.base.identity import SECRET_BYTES
 from aion.config import Policy
 from aion.core.join.join import Join
-from aion.core.join.plan import SIDES, JoinPlan
+from aion.core.join.net import Net
+from aion.core.join.plan import CHANGES, SIDES, JoinPlan
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.lateness.observe import NewBounds
 from aion.core.life.rules import FixedBound
@@ -48,16 +49,22 @@ class Joined:
         self.bounds: tuple[NewBounds, NewBounds] = left, right
         self._secret = secrets.token_bytes(SECRET_BYTES) if snapshot is None else bytes.fromhex(snapshot[SECRET])
         self.join = Join(plan, values, self.bounds, self._secret, as_texts, snapshot)
+        self._net = Net() if plan.emit == CHANGES else None
 
     def advance(self, at_us: int | None) -> Iterator[pa.RecordBatch]:
         if at_us is not None:
-            yield from self.join.advance(at_us)
+            yield from self._shown(self.join.advance(at_us))
 
     def arrive(self, rows: tuple[int, pa.Table]) -> Iterator[pa.RecordBatch]:
-        return self.join.arrive(*rows)
+        return self._shown(self.join.arrive(*rows))
 
     def end_batch(self) -> Iterator[pa.RecordBatch]:
-        return self.join.end_batch()
+        yield from self._shown(self.join.end_batch())
+        if self._net is not None:
+            yield from self._net.end_batch()
+
+    def _shown(self, results: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return results if self._net is None else self._net.take(results)
 
     @property
     def due_ms(self) -> int | None:

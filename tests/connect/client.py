@@ -152,6 +152,17 @@ def chained(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
     return run(outer, folder, "chained")
 
 
+def joined(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
+    """Minutes of windows with later events of the same key, by a condition in SQL; what has no partner comes early."""
+    minutes = aion.windowed(events(spark, folder), **WINDOWS, **COUNTS, name="minutes")
+    later = events(spark, folder).withColumnRenamed("v", "value")
+    pairs = aion.join(
+        minutes, later, key="k", time=("window_end", None), within=("0 seconds", "10 minutes"), how="left",
+        on="value >= n", bound=(None, "2 hours"), early="batch",
+    )  # fmt: skip
+    return run(pairs.drop("pair", "pane_seq"), folder, "joined")  # these are others in each run
+
+
 def files(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
     """The same events, which the children read themselves."""
     read = aion.read_files(

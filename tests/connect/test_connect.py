@@ -70,6 +70,20 @@ def test_the_panes_are_those_of_a_session_with_a_jvm(server: Server, tmp_path: P
 
 
 @pytest.mark.proof
+def test_a_join_of_panes(server: Server, tmp_path: Path) -> None:
+    found = []
+    for name, url in (("connect", server.url), ("classic", "local[2,3]")):
+        folder = tmp_path / name
+        folder.mkdir()
+        put(folder, BATCHES)
+        ask(url, "joined", folder)
+        put(folder, [[("a", 4010, 1), ("a", 55, 7), ("b", 150, 2)]])
+        found.append(ask(url, "joined", folder))
+    assert found[0] == found[1]
+    assert {row["kind"] for row in found[0]} >= {"early", "on_time", "late", "retracted"}
+
+
+@pytest.mark.proof
 def test_stateful_processors(server: Server, tmp_path: Path) -> None:
     put(tmp_path, BATCHES[:1])
     ask(server.url, "processors", tmp_path)

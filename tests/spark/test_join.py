@@ -139,9 +139,10 @@ def test_the_table_of_a_sink_is_the_join(two: Two, tmp_path: Path) -> None:
     assert run() == [("a", 10.0, 10.0), ("b", 20.0, 20.0), ("b", 20.0, 20.0), ("later", 0.0, 0.0), ("x", None, 1.0)]
 
 
-def test_windows_of_pairs_count_what_is_taken_back(two: Two, sink: Sink) -> None:
+@pytest.mark.parametrize("emit", ["all", "changes"])
+def test_windows_of_pairs_count_what_is_taken_back(two: Two, sink: Sink, emit: str) -> None:
     """Orders without a payment, by hour. A late payment makes them fewer."""
-    joined = two.joined()
+    joined = two.joined(emit=emit)
     hours = aion.windowed(
         joined.withColumn("unpaid", joined["paid"].isNull().cast("int")),
         time="pair_time", windows=aion.Tumbling("1 hour"), aggregates={"n": A.count(), "unpaid": A.sum("unpaid")},

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from aion.core.join.arrivals import Arrivals
 from aion.core.join.matching import Sorted
 from aion.core.join.newest import Newest, differ
-from aion.core.join.plan import ASOF, FINAL, LEFT, RIGHT, JoinPlan
+from aion.core.join.plan import ASOF, CHANGES, FINAL, LEFT, RIGHT, JoinPlan
 from aion.core.join.results import Results
 from aion.core.join.rows import CAME_AFTER, GONE, LATE, MATCHED, NO_KEY, NOTED, Hashes, Rows, SideRows, together
 from aion.core.join.versions import New, newest, numbered
@@ -131,8 +131,8 @@ class Join:
         for side in (LEFT, RIGHT):
             if self._plan.outer[side] and self.at_us is not None:
                 yield from self._single(side)
-                if self._plan.early:
-                    yield from self._early(side)
+            if self._plan.early and self._plan.outer[side]:
+                yield from self._early(side)
             self._fresh[side].clear()
         self._forget()
 
@@ -382,6 +382,8 @@ class Join:
         for due in stored.due(limit):
             for at in range(0, len(due), _PIECE_ROWS):
                 rows = self._found(side, due[at : at + _PIECE_ROWS])
+                if self._plan.early and self._plan.emit == CHANGES:  # those that have been shown early are the same
+                    rows = rows.take(np.flatnonzero(~self._were_there(side, rows)))
                 if not len(rows):
                     continue
                 if self._plan.how == ASOF:

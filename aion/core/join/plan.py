@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 
 from aion.base.identity import can_identify
 from aion.base.time import format_duration
-from aion.core.query.columns import DROPPED_COLUMNS, PANE_SEQ
+from aion.core.query.columns import DROPPED_COLUMNS, OLD, PANE_SEQ
 from aion.errors import ConfigError, SchemaError
 
 LEFT, RIGHT = 0, 1
 SIDES = ("left", "right")
 INNER, OUTER_LEFT, OUTER_RIGHT, FULL, ASOF = "inner", "left", "right", "full", "asof"
 HOW = (INNER, OUTER_LEFT, OUTER_RIGHT, FULL, ASOF)
-ALL, FINAL = "all", "final"
+ALL, FINAL, CHANGES = "all", "final", "changes"
 PAIR, PAIR_TIME, SIDE = "pair", "pair_time", "side"
 OWN = (PAIR, PAIR_TIME, "kind", PANE_SEQ, SIDE, *DROPPED_COLUMNS)
 """The columns that every result has besides those of the rows."""
@@ -71,8 +71,8 @@ class Side(NamedTuple):
 class JoinPlan:
     """Rows of both sides match if their keys are equal, and ``first_us <= right time - left time <= last_us``.
 
-    ``how``: one of ``HOW``. ``condition``: what else must hold for a pair; None: nothing. ``emit``: ``ALL`` or
-    ``FINAL``. ``early``: whether rows without a partner come out in the batch in which they come.
+    ``how``: one of ``HOW``. ``condition``: what else must hold for a pair; None: nothing. ``emit``: ``ALL``,
+    ``FINAL`` or ``CHANGES``. ``early``: whether rows without a partner come out in the batch in which they come.
     Raises SchemaError or ConfigError for what does not fit together.
     """
 
@@ -89,8 +89,8 @@ class JoinPlan:
     def __post_init__(self) -> None:
         if self.how not in HOW:
             raise ConfigError(f"how: {self.how!r} is none of {', '.join(HOW)}")
-        if self.emit not in (ALL, FINAL):
-            raise ConfigError(f"emit: {self.emit!r} is neither {ALL!r} nor {FINAL!r}")
+        if self.emit not in (ALL, FINAL, CHANGES):
+            raise ConfigError(f"emit: {self.emit!r} is none of {ALL}, {FINAL}, {CHANGES}")
         if self.first_us > self.last_us:
             raise ConfigError(
                 f"within: {format_duration(self.first_us)} is more than {format_duration(self.last_us)}; give the "
@@ -121,7 +121,8 @@ class JoinPlan:
         names = self.result_schema.names
         for name in names:
             if names.count(name) > 1:
-                what = "a column that every result has" if name in OWN else "a column of both sides"
+                own = name in OWN or name.startswith(OLD)
+                what = "a column that every result has" if own else "a column of both sides"
                 raise SchemaError(f"{name!r} is {what}; rename it before the join")
 
     def _check(self, name: str, side: Side) -> None:
@@ -190,11 +191,13 @@ class JoinPlan:
 
     @property
     def result_schema(self) -> pa.Schema:
-        """The columns of a result: the key, those of the left and of the right side, and ``OWN``."""
+        """The columns of a result: the key, those of the left and of the right side, ``OWN``, and with ``CHANGES`` the
+        values before.
+        """
         return pa.schema(
             [
                 *(pa.field(name, self.left.schema.field(name).type) for name in self.key),
-                *(pa.field(f.name, f.type) for side in self.sides for f in side.schema if f.name not in self.key),
+                *self.values,
                 pa.field(PAIR, pa.string()),
                 pa.field(PAIR_TIME, self.timestamp),
                 pa.field("kind", pa.string()),
@@ -204,8 +207,14 @@ class JoinPlan:
                 pa.field("lateness_us", pa.int64()),
                 pa.field("reason", pa.string()),
                 pa.field("event", pa.string()),
+                *(field.with_name(OLD + field.name) for field in self.values if self.emit == CHANGES),
             ]
         )
+
+    @property
+    def values(self) -> list[pa.Field]:
+        """The columns of both sides but those of the key."""
+        return [pa.field(f.name, f.type) for side in self.sides for f in side.schema if f.name not in self.key]
 
     @property
     def definition(self) -> dict[str, Any]:

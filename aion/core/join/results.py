@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.base.identity import identify
-from aion.core.join.plan import DROPPED_BEFORE, LEFT, PAIR, PAIR_TIME, SIDE, SIDES, JoinPlan, holds
+from aion.core.join.plan import CHANGES, DROPPED_BEFORE, LEFT, PAIR, PAIR_TIME, SIDE, SIDES, JoinPlan, holds
 from aion.core.join.rows import NO_KEY, Rows
 from aion.core.life.actions import PaneKind
 from aion.core.life.arrival import UNTIMED
 from aion.core.life.lifecycle import Counters
-from aion.core.query.columns import PANE_SEQ
+from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.slicing.grid import DROPPED_SLICE
 
 Ints = npt.NDArray[np.int64]
@@ -92,6 +92,9 @@ class Results:
             "kind": kinds,
             PANE_SEQ: pa.array(np.full(n, self.seq)),
         }
+        if self._plan.emit == CHANGES and n and kinds[0].as_py() == PaneKind.RETRACTED.value:
+            # All rows of a call are taken back, or none is.
+            columns |= {OLD + field.name: columns.pop(field.name) for field in self._plan.values}
         self.seq += 1
         return self._batch(columns, n)
 

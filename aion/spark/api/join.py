@@ -21,6 +21,7 @@ from aion.base.time import duration_us, format_duration
 from aion.config import Policy, policy_to_text
 from aion.config.layers import Source as PolicySource
 from aion.core.join.plan import (
+    CHANGES,
     DROPPED_BEFORE,
     KIND_BEFORE,
     PAIR,
@@ -33,7 +34,7 @@ from aion.core.join.plan import (
     identity_of,
 )
 from aion.core.life.actions import PaneKind
-from aion.core.query.columns import DROPPED_COLUMNS, PANE_SEQ, Columns, key_names, unique_names
+from aion.core.query.columns import DROPPED_COLUMNS, OLD, PANE_SEQ, Columns, key_names, unique_names
 from aion.core.query.pane_parts import END, KIND, NAME, PART, SEQ, START, PanesSaid, is_key
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.spark.api.group_by import stock_method
@@ -72,7 +73,7 @@ def join(
     unique: tuple[Names | None, Names | None] = (None, None),
     id: tuple[Names | None, Names | None] = (None, None),
     bound: Duration | tuple[Duration | None, Duration | None] | None = None,
-    emit: Literal["all", "final"] = "all",
+    emit: Literal["all", "final", "changes"] = "all",
     early: Literal["batch"] | None = None,
     policy: PolicySource | None = None,
     on_lossy_upstream: Literal["error", "accept"] = "error",
@@ -98,12 +99,16 @@ def join(
 
     ``on``: what else must hold for a pair: a text in SQL such as ``"price < limit"`` (it needs ``aion[sql]``), an
     expression of ``pyarrow.compute``, or a function that takes the columns of pairs (a ``pyarrow.RecordBatch``) and
-    returns a bool for each. ``id``: for each side, the columns that identify a
-    row together with the key and its time; by default all columns. ``unique``: the same, and a row that has come before
-    counts once. ``bound``: how late rows may be, for both sides or for each; None: as the policy says, which learns it
-    for each side from the lateness of its own rows. ``emit="final"``: a row without a partner waits until none can come
-    any more, so nothing is taken back. ``early="batch"``: a row without a partner, and with ``"asof"`` each left row,
-    comes out at the end of its batch with ``kind = early``, and once more when it would have come without this.
+    returns a bool for each. ``id``: for each side, the columns that identify a row together with the key and its time;
+    by default all columns. ``unique``: the same, and a row that has come before counts once. ``bound``: how late rows
+    may be, for both sides or for each; None: as the policy says, which learns it for each side from the lateness of its
+    own rows.
+
+    ``emit="final"``: a row without a partner waits until none can come any more, so nothing is taken back.
+    ``emit="changes"``: a batch yields each pair once, if it is new or taken back, and a pair that is taken back has its
+    values in columns that begin with ``old_`` (:func:`changes`). ``early="batch"``: a row without a partner, and with
+    ``"asof"`` each left row, comes out at the end of its batch with ``kind = early``, and once more when it would have
+    come without this.
 
     The result has the columns of the key, of the left and of the right side; ``pair``, which identifies a row of the
     result; ``pair_time``, the later of both times; ``kind`` (early, on_time, late, final, retracted, dropped) and
@@ -338,8 +343,11 @@ def _longest_us(plan: JoinPlan, policy: Policy) -> int:
 
 def _described(result: DataFrame, plan: JoinPlan, name: str, kept_us: int) -> DataFrame:
     """Returns a result that says in the metadata of its columns what they are."""
-    # What a pair consists of never changes. So windows of pairs may have any of its columns as their key.
-    parts = {column: f"key {column}" for column in plan.result_schema.names}
+    # What a pair consists of never changes. So windows of pairs may have any of its columns as their key, if these are
+    # there when the pair is taken back.
+    keys = (*plan.key, PAIR) if plan.emit == CHANGES else plan.result_schema.names
+    parts = {column: f"key {column}" for column in keys}
+    parts |= {OLD + field.name: f"old {field.name}" for field in plan.values if plan.emit == CHANGES}
     parts |= {PAIR_TIME: START, "kind": KIND, PANE_SEQ: SEQ}
     said = PanesSaid(name, [parts[PAIR]], 0, kept_us, plan.emit, single=True)
     parts |= {column: f"dropped {column}" for column in ("side", *DROPPED_COLUMNS)}

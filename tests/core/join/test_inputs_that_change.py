@@ -119,6 +119,7 @@ batches = st.lists(
     st.tuples(st.sampled_from([0, 7]), st.sampled_from([0, 7])),
     st.booleans(),
     st.booleans(),
+    st.sampled_from(["all", "all", "changes"]),
 )
 def test_the_table_is_the_join_of_the_newest_versions(
     some: list[tuple[int, list[tuple[int, Came]], bool]],
@@ -129,12 +130,15 @@ def test_the_table_is_the_join_of_the_newest_versions(
     delays: tuple[int, int],
     on: bool,
     early: bool,
+    emit: str,
 ) -> None:
     """Versions come in any order within a batch. Later batches have larger numbers."""
     on = on and how != ASOF
     condition = pc.field("v") <= pc.field("w") if on else None
     longest = bounds[LEFT] + delays[LEFT], bounds[RIGHT] + delays[RIGHT]  # a result may come so long after its time
-    definition = plan(how, within, longest, before, delays=delays, condition=condition, early=early and how != INNER)
+    definition = plan(
+        how, within, longest, before, delays=delays, condition=condition, early=early and how != INNER, emit=emit
+    )
     rig = ChangingRig(definition, (lambda left, right: left.value <= right.value) if on else None)
     for n, (to_us, rows, restarts) in enumerate(some):
         numbered = [(side, came._replace(number=came.number + 100 * n)) for side, came in rows]
