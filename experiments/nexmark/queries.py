@@ -1,4 +1,4 @@
-"""Queries 5, 7, 8, 11 and 12 of Nexmark: on Aion, on stock Spark, and from all events at once.
+"""Queries 5, 7, 8, 11 and 12 of Nexmark, and those that join: on Aion, on stock Spark, and from all events at once.
 
 Each gives rows of the same columns, so that the three can be compared.
 """
@@ -6,48 +6,18 @@ Each gives rows of the same columns, so that the three can be compared.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from experiments.nexmark.events import AUCTION, BID, PERSON, SECOND_US
+from experiments.nexmark.events import AUCTION, BID, PERSON
+from experiments.nexmark.joins import JOINS
+from experiments.nexmark.shared import TEN_S, TWO_S, Query, Row, of_kind, times, us
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-TEN_S, TWO_S = 10 * SECOND_US, 2 * SECOND_US
-DELAY = "2 seconds"
-Row = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Query:
-    """``asks``: what it answers. ``mode``: Spark's output mode for stock Spark. ``rows``: of a batch of the result."""
-
-    asks: str
-    aion: Callable[[DataFrame], DataFrame]
-    spark: Callable[[DataFrame], DataFrame]
-    truth: Callable[[pa.Table], set[Row]]
-    newest: Callable[[list[Mapping[str, Any]]], set[Row]]
-    mode: str = "append"
-    by_arrival: bool = False
-
-
-def _us(instant: Any) -> int:
-    found: int = round(instant.timestamp() * SECOND_US)
-    return found
-
-
-def of_kind(table: pa.Table, *kinds: str) -> pa.Table:
-    return table.filter(pa.compute.is_in(table.column("kind"), pa.array(kinds)))
-
-
-def _times(table: pa.Table) -> Any:
-    return table.column("ts").cast(pa.int64()).to_numpy()
-
 
 # -- 5: the auctions with the most bids in the last ten seconds, every two seconds ------------------------------
 
@@ -91,7 +61,7 @@ def _q5_spark(df: DataFrame) -> DataFrame:
 def _q5_truth(table: pa.Table) -> set[Row]:
     bids = of_kind(table, BID)
     counts: dict[int, Counter[int]] = {}
-    firsts = _times(bids) // TWO_S * TWO_S
+    firsts = times(bids) // TWO_S * TWO_S
     pairs, numbers = np.unique(np.stack([firsts, bids.column("auction").to_numpy()]), axis=1, return_counts=True)
     for (first, auction), number in zip(pairs.T.tolist(), numbers.tolist(), strict=True):
         for end in range(first + TWO_S, first + TEN_S + 1, TWO_S):
@@ -104,7 +74,7 @@ def _q5_truth(table: pa.Table) -> set[Row]:
 
 
 def _q5_rows(rows: list[Mapping[str, Any]]) -> set[Row]:
-    return {(_us(row["at"]), row["most"], tuple(row["auctions"])) for row in rows if None not in row["auctions"]}
+    return {(us(row["at"]), row["most"], tuple(row["auctions"])) for row in rows if None not in row["auctions"]}
 
 
 # -- 7: the highest bid of each ten seconds ---------------------------------------------------------------------
@@ -129,13 +99,13 @@ def _q7_spark(df: DataFrame) -> DataFrame:
 
 def _q7_truth(table: pa.Table) -> set[Row]:
     bids = of_kind(table, BID)
-    starts = pa.array(_times(bids) // TEN_S * TEN_S)
+    starts = pa.array(times(bids) // TEN_S * TEN_S)
     found = pa.table({"at": starts, "price": bids.column("price")}).group_by("at").aggregate([("price", "max")])
     return set(zip(found.column("at").to_pylist(), found.column("price_max").to_pylist(), strict=True))
 
 
 def _q7_rows(rows: list[Mapping[str, Any]]) -> set[Row]:
-    return {(_us(row["window_start"]), row["price"]) for row in rows if row["price"] is not None}
+    return {(us(row["window_start"]), row["price"]) for row in rows if row["price"] is not None}
 
 
 # -- 8: people who came and opened an auction in the same ten seconds -------------------------------------------
@@ -170,14 +140,14 @@ def _q8_spark(df: DataFrame) -> DataFrame:
 def _q8_truth(table: pa.Table) -> set[Row]:
     some = of_kind(table, PERSON, AUCTION)
     came, opened = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
-    rows = zip((_times(some) // TEN_S * TEN_S).tolist(), some.column("person").to_pylist(), strict=True)
+    rows = zip((times(some) // TEN_S * TEN_S).tolist(), some.column("person").to_pylist(), strict=True)
     for place, kind in zip(rows, some.column("kind").to_pylist(), strict=True):
         (came if kind == PERSON else opened)[place] += 1
     return {(start, person, opened[start, person]) for start, person in came if opened[start, person]}
 
 
 def _q8_rows(rows: list[Mapping[str, Any]]) -> set[Row]:
-    return {(_us(row["window_start"]), row["person"], row["opened"]) for row in rows}
+    return {(us(row["window_start"]), row["person"], row["opened"]) for row in rows}
 
 
 # -- 11: how many bids each bidder made in a session ------------------------------------------------------------
@@ -202,16 +172,16 @@ def _q11_spark(df: DataFrame) -> DataFrame:
 
 def _q11_truth(table: pa.Table) -> set[Row]:
     bids = of_kind(table, BID)
-    people, times = bids.column("person").to_numpy(), _times(bids)
-    order = np.lexsort((times, people))
-    people, times = people[order], times[order]
-    begins = np.flatnonzero(np.concatenate(([True], (np.diff(people) != 0) | (np.diff(times) > TEN_S))))
+    people, at = bids.column("person").to_numpy(), times(bids)
+    order = np.lexsort((at, people))
+    people, at = people[order], at[order]
+    begins = np.flatnonzero(np.concatenate(([True], (np.diff(people) != 0) | (np.diff(at) > TEN_S))))
     counts = np.diff(np.append(begins, len(people)))
-    return set(zip(times[begins].tolist(), people[begins].tolist(), counts.tolist(), strict=True))
+    return set(zip(at[begins].tolist(), people[begins].tolist(), counts.tolist(), strict=True))
 
 
 def _q11_rows(rows: list[Mapping[str, Any]]) -> set[Row]:
-    return {(_us(row["window_start"]), row["person"], row["n"]) for row in rows if row["person"] is not None}
+    return {(us(row["window_start"]), row["person"], row["n"]) for row in rows if row["person"] is not None}
 
 
 # -- 12: how many bids each bidder made in ten seconds of the clock ---------------------------------------------
@@ -253,4 +223,5 @@ QUERIES = {
     "q8": Query("new people who opened auctions", _q8_aion, _q8_spark, _q8_truth, _q8_rows),
     "q11": Query("bids in sessions", _q11_aion, _q11_spark, _q11_truth, _q11_rows),
     "q12": Query("bids by the clock", _q12_aion, _q12_spark, _q12_truth, _q12_rows, mode="update", by_arrival=True),
+    **JOINS,
 }

@@ -23,7 +23,8 @@ from experiments.nexmark.events import (
     generate,
 )
 from experiments.nexmark.flink import BACKENDS, EVENT, Flink, parsed, write_events
-from experiments.nexmark.queries import QUERIES, of_kind
+from experiments.nexmark.queries import QUERIES
+from experiments.nexmark.shared import of_kind
 
 
 @pytest.fixture(scope="module")
