@@ -119,6 +119,23 @@ def test_panes_of_two_operators_meet(roads: Roads) -> None:
     assert roads.run(joined, wanted)[:3] == [("a", 2, 200), ("b", 1, 3), ("x", None, 9)]
 
 
+def test_a_partner_that_is_final_is_waited_for(roads: Roads) -> None:
+    """Final panes come an hour after their end, and until then nothing is said of a toll without one."""
+
+    def joined() -> DataFrame:
+        return aion.join(
+            roads.minutes(emit="final"), roads.toll_rows(), key="road", time=("window_end", None),
+            within=("-5 minutes", "0 seconds"), how="right", bound=(None, "1 hour"),
+        )  # fmt: skip
+
+    roads.cars.put([("a", 10, 1)])
+    roads.tolls.put([("a", 5, 100), ("b", 5, 7)])
+    roads.move_to(30 * MINUTE)
+    assert roads.run(joined, "road, cars, toll, kind") == []
+    roads.move_to(120 * MINUTE)
+    assert roads.run(joined, "road, cars, toll, kind")[:2] == [("a", 1, 100, "on_time"), ("b", None, 7, "on_time")]
+
+
 def test_a_join_of_three_streams(spark: SparkSession, roads: Roads) -> None:
     """What the first join takes back, the second one takes back, too."""
     checks = FileStream(spark, roads.folder / "checks", CHECKS)

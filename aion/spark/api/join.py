@@ -24,9 +24,11 @@ from aion.core.join.plan import (
     CHANGES,
     DROPPED_BEFORE,
     KIND_BEFORE,
+    LEFT,
     PAIR,
     PAIR_BEFORE,
     PAIR_TIME,
+    RIGHT,
     SEQ_BEFORE,
     SIDES,
     JoinPlan,
@@ -349,7 +351,9 @@ def _described(result: DataFrame, plan: JoinPlan, name: str, kept_us: int) -> Da
     parts = {column: f"key {column}" for column in keys}
     parts |= {OLD + field.name: f"old {field.name}" for field in plan.values if plan.emit == CHANGES}
     parts |= {PAIR_TIME: START, "kind": KIND, PANE_SEQ: SEQ}
-    said = PanesSaid(name, [parts[PAIR]], 0, kept_us, plan.emit, single=True)
+    # A row without a partner comes so long after its time.
+    waits_us = max([0, *(plan.due_after(side) for side in (LEFT, RIGHT) if plan.outer[side])])
+    said = PanesSaid(name, [parts[PAIR]], waits_us, max(kept_us - waits_us, 0), plan.emit, single=True)
     parts |= {column: f"dropped {column}" for column in ("side", *DROPPED_COLUMNS)}
     return result.select(
         *(

@@ -106,12 +106,15 @@ class Results:
             )
 
     def delay_us(self, time: str) -> int:
-        """Returns how long after its time a result comes that is on time."""
-        return (self.said.longest_us or 0) if self.meanings[time] == START else 0
+        """Returns how long after its time a result comes that is on time: what is final comes last of all."""
+        return self.kept_us(time) if self.is_final else self._length_us(time)
 
     def kept_us(self, time: str) -> int:
         """Returns how long after its time a result may still come."""
-        return self.said.kept_us + self.delay_us(time)
+        return self.said.kept_us + self._length_us(time)
+
+    def _length_us(self, time: str) -> int:
+        return (self.said.longest_us or 0) if self.meanings[time] == START else 0
 
     @property
     def kind(self) -> Column:
