@@ -195,6 +195,8 @@ def test_a_definition_that_changes_is_refused(two: Two, sink: Sink) -> None:
     sink.run(two.joined())
     with pytest.raises(ForeignState, match=r"how: was left; is inner"):
         sink.run(two.joined(how="inner"))
+    with pytest.raises(ForeignState, match=r"on: was none; is price <= amount"):
+        sink.run(two.joined(on="price <= amount"))
 
 
 def test_what_cannot_be_joined_is_refused_with_a_sentence(spark: SparkSession, two: Two) -> None:

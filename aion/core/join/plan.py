@@ -73,7 +73,7 @@ class JoinPlan:
 
     ``how``: one of ``HOW``. ``condition``: what else must hold for a pair; None: nothing. ``emit``: ``ALL``,
     ``FINAL`` or ``CHANGES``. ``early``: whether rows without a partner come out in the batch in which they come.
-    Raises SchemaError or ConfigError for what does not fit together.
+    ``on``: the condition as text, if it was one. Raises SchemaError or ConfigError for what does not fit together.
     """
 
     left: Side
@@ -85,6 +85,7 @@ class JoinPlan:
     condition: Condition | None = None
     emit: str = ALL
     early: bool = False
+    on: str | None = None
 
     def __post_init__(self) -> None:
         if self.how not in HOW:
@@ -225,6 +226,7 @@ class JoinPlan:
             "how": self.how,
             "emit": self.emit,
             **({"early": True} if self.early else {}),
+            **({} if self.on is None else {"on": self.on}),
             "within_us": [self.first_us, self.last_us],
             "sides": [
                 {
@@ -242,6 +244,8 @@ class JoinPlan:
                 "how": [(self.how, "")],
                 "emit": [(self.emit, "")],
                 "within": [(within, "")],
+                **({"early": [("rows without a partner", "")]} if self.early else {}),
+                **({} if self.on is None else {"on": [(self.on, "")]}),
                 "key": [(name, str(self.left.schema.field(name).type)) for name in self.key],
                 **{
                     f"{name} side": [(field.name, str(field.type)) for field in side.schema]

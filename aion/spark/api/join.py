@@ -276,7 +276,9 @@ def _plan(
         side.side(names, times[number], ids[number], unique[number], bounds[number])
         for number, side in enumerate(sides)
     )
-    return JoinPlan(left, right, names, first_us, last_us, how, _condition(on, left, right, names), emit)
+    condition = _condition(on, left, right, names)
+    text = on if isinstance(on, str) else None
+    return JoinPlan(left, right, names, first_us, last_us, how, condition, emit, on=text)
 
 
 def _condition(on: Any, left: Side, right: Side, key: tuple[str, ...]) -> Any:
