@@ -11,8 +11,8 @@ import pyarrow as pa
 from aion.base.identity import SECRET_BYTES
 from aion.config import Policy
 from aion.core.join.join import Join
-from aion.core.join.net import Net
 from aion.core.join.plan import CHANGES, SIDES, JoinPlan
+from aion.core.join.results import Net
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.lateness.observe import NewBounds
 from aion.core.life.rules import FixedBound

@@ -22,11 +22,23 @@ import pyarrow.compute as pc
 
 from aion.core.join.arrivals import Arrivals
 from aion.core.join.matching import Sorted
-from aion.core.join.newest import Newest, differ
 from aion.core.join.plan import ASOF, CHANGES, FINAL, LEFT, RIGHT, JoinPlan
-from aion.core.join.results import Results
-from aion.core.join.rows import CAME_AFTER, GONE, LATE, MATCHED, NO_KEY, NOTED, Hashes, Rows, SideRows, together
-from aion.core.join.versions import New, newest, numbered
+from aion.core.join.results import Newest, Results, differ
+from aion.core.join.rows import (
+    CAME_AFTER,
+    GONE,
+    LATE,
+    MATCHED,
+    NO_KEY,
+    NOTED,
+    Hashes,
+    New,
+    Rows,
+    SideRows,
+    newest,
+    numbered,
+    together,
+)
 from aion.core.lateness.observe import NewBounds
 from aion.core.life.actions import PaneKind
 from aion.core.life.lifecycle import Counters
@@ -71,7 +83,6 @@ class Join:
         self._shown = [_NOWHERE, _NOWHERE]  # rows due up to then that had no partner have been shown
         self._dropped = [_NOWHERE, _NOWHERE]  # bins before these are gone
         self._due_us: list[int | None] = [None, None]
-        seq = 0
         # The rows of this batch that are to be shown at its end: the due time, hash, time and identity of each.
         self._fresh: tuple[list[Ints], list[Ints]] = [], []
         if snapshot is not None:
@@ -86,7 +97,7 @@ class Join:
                 list(snapshot[name]) for name in ("lines_us", "shown_us", "dropped_bins")
             )
             self._due_us = list(snapshot["due_us"])
-            seq = snapshot["next_pane_seq"]
+        seq = 0 if snapshot is None else snapshot["next_pane_seq"]
         self._results = Results(plan, texts, self.counters, seq)
         self._arrivals = Arrivals(plan, bounds, secret, self._results)
         self._newest = Newest(plan, self._sides[RIGHT])
@@ -206,7 +217,8 @@ class Join:
         if self._plan.how == ASOF:
             yield from self._exchanged(came, live)
         else:
-            self._remove(came, LEFT, RIGHT)
+            for new, stored in zip(came, self._sides, strict=True):
+                stored.remove(new)
             yield from self._matched(live)
             yield from self._withdrawn(came, live)
         for side, (new, rows, stored) in enumerate(zip(came, live, self._sides, strict=True)):
@@ -237,10 +249,6 @@ class Join:
         self._due_us[side] = min((d for d in (due, self._due_us[side]) if d is not None), default=None)
         self._results.seq += 1
         rows.flags[at] |= NOTED
-
-    def _remove(self, came: Sequence[New], *sides: int) -> None:
-        for side in sides:
-            self._sides[side].remove(came[side].found, came[side].their_places)
 
     def _matched(self, new: list[Rows]) -> Iterator[pa.RecordBatch]:
         """Yields the pairs of new rows with each other and with those that are kept. Marks what has a partner."""
@@ -432,11 +440,11 @@ class Join:
         if (old := came[LEFT].replaced) is not None:
             shown = old.take(np.flatnonzero(self._is_shown(LEFT, old)))
             shown = shown.take(np.flatnonzero(self._were_there(LEFT, shown)))
-            for some in _in_pieces(shown):
+            for some in shown.pieces(_PIECE_ROWS):
                 yield from self._of_newest(some, pa.repeat(PaneKind.RETRACTED.value, len(some)))
-        self._remove(came, LEFT)
+        self._sides[LEFT].remove(came[LEFT])
         yield from self._corrected(live[RIGHT], came[RIGHT].replaced)
-        self._remove(came, RIGHT)
+        self._sides[RIGHT].remove(came[RIGHT])
 
     def _corrected(self, right: Rows, gone: Rows | None) -> Iterator[pa.RecordBatch]:
         """Takes back the pairs of left rows that have been shown and get another partner, and yields the new ones."""
@@ -453,7 +461,7 @@ class Join:
             searched = Sorted(there.hash, there.time)
             for _, at in searched.pairs(touching.hash, touching.time + first, touching.time + last):
                 touched.append(np.unique(at))
-            for some in _in_pieces(there.take(np.unique(np.concatenate(touched)))):
+            for some in there.take(np.unique(np.concatenate(touched))).pieces(_PIECE_ROWS):
                 old, was = self._newest.partners(some)
                 rest = (old, was) if gone is None else self._newest.partners(some, without=gone)
                 new, now = self._newest.better(some, *rest, right)
@@ -490,8 +498,3 @@ class Join:
             if bin_ > self._dropped[side]:
                 self._sides[side].pages.drop(bin_)
                 self._dropped[side] = bin_
-
-
-def _in_pieces(rows: Rows) -> Iterator[Rows]:
-    for at in range(0, len(rows), _PIECE_ROWS):
-        yield rows.take(np.arange(at, min(at + _PIECE_ROWS, len(rows))))

@@ -1,8 +1,8 @@
-"""The rows of a join's result. Pure."""
+"""The rows of a join's result: which rows are pairs, which partner is the newest, and what a batch changed. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.base.identity import identify
+from aion.core.join.matching import Sorted
 from aion.core.join.plan import CHANGES, DROPPED_BEFORE, LEFT, PAIR, PAIR_TIME, SIDE, SIDES, JoinPlan, holds
-from aion.core.join.rows import NO_KEY, Rows
+from aion.core.join.rows import NO_KEY, Hashes, Rows, SideRows, together
 from aion.core.life.actions import PaneKind
 from aion.core.life.arrival import UNTIMED
 from aion.core.life.lifecycle import Counters
@@ -19,6 +20,7 @@ from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.slicing.grid import DROPPED_SLICE
 
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 class Results:
@@ -128,3 +130,101 @@ def _hex(numbers: Ints) -> pa.Array:
     texts[:, ::2], texts[:, 1::2] = digits[flat >> 4], digits[flat & 15]
     offsets = np.arange(len(flat) + 1, dtype=np.int32) * 32
     return pa.StringArray.from_buffers(len(flat), pa.py_buffer(offsets.tobytes()), pa.py_buffer(texts.tobytes()))
+
+
+class Newest:
+    """Finds partners. ``right``: the kept rows of the right side."""
+
+    def __init__(self, plan: JoinPlan, right: SideRows) -> None:
+        self._interval, self._right = plan.interval(LEFT), right
+
+    def partners(self, left: Rows, *, without: Rows | None = None) -> tuple[Rows, Ints]:
+        """For each row of the left side the newest kept row of the right side, as rows and the number of each; -1:
+        there is none. ``without``: kept rows that do not count.
+        """
+        best = Rows.stored(self._right.schema.empty_table())
+        which = np.full(len(left), -1)
+        hashes = Hashes(left.hash)
+        for part in self._right.pages.parts(self._right.around(left, *self._interval)):
+            _, others = hashes.among(part)
+            if without is not None:
+                others = others.take(np.flatnonzero(~others.are_among(np.column_stack(without.identity))))
+            best, which = self.better(left, best, which, others)
+        return best, which
+
+    def better(self, left: Rows, best: Rows, which: Ints, others: Rows) -> tuple[Rows, Ints]:
+        """The newest of the best partners so far and of others."""
+        first, last = self._interval
+        usable = np.flatnonzero(~others.has(NO_KEY))
+        # Of rows at one time, the one with the largest identity is the newest, so that each run chooses the same.
+        by_id = usable[np.lexsort((others.identity[1][usable], others.identity[0][usable]))]
+        others = others.take(by_id)
+        at = Sorted(others.hash, others.time).newest(left.hash, left.time + first, left.time + last)
+        at = np.where((at >= 0) & ~left.has(NO_KEY), at, -1)
+        there = np.flatnonzero(at >= 0)
+        there = there[others.second[at[there]] == left.second[there]]
+        had = there[which[there] >= 0]
+        newer = np.zeros(len(left), np.bool_)
+        newer[there] = True
+        if len(had):
+            old, new = best.take(which[had]), others.take(at[had])
+            keys = [(rows.time, *rows.identity) for rows in (old, new)]
+            newer[had] = _exceeds(keys[1], keys[0])
+        if not newer.any():
+            return best, which
+        chosen = np.flatnonzero(newer)
+        both = together([best, others.take(at[chosen])]) if len(best) else others.take(at[chosen])
+        which = which.copy()
+        which[chosen] = len(best) + np.arange(len(chosen))
+        kept = np.flatnonzero(which >= 0)
+        result = both.take(which[kept])
+        which[kept] = np.arange(len(kept))
+        return result, which
+
+
+def _exceeds(new: tuple[Ints, ...], old: tuple[Ints, ...]) -> Flags:
+    """Whether rows of numbers come after others, by the first number that differs."""
+    result, equal = np.zeros(len(new[0]), np.bool_), np.ones(len(new[0]), np.bool_)
+    for new_column, old_column in zip(new, old, strict=True):
+        result |= equal & (new_column > old_column)
+        equal &= new_column == old_column
+    return result
+
+
+def differ(old: Rows, was: Ints, new: Rows, now: Ints) -> Flags:
+    """Whether partners are others than before. -1: there is none."""
+    result: Flags = np.not_equal(was < 0, now < 0)
+    both = np.flatnonzero((was >= 0) & (now >= 0))
+    for a, b in zip(old.identity, new.identity, strict=True):
+        result[both] |= a[was[both]] != b[now[both]]
+    return result
+
+
+class Net:
+    """Keeps the results of a batch until its end, because a later one may take an earlier one back."""
+
+    def __init__(self) -> None:
+        self._results: list[pa.RecordBatch] = []
+
+    def take(self, results: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Keeps pairs. Yields dropped rows."""
+        for batch in results:
+            is_dropped = pc.equal(batch.column("kind"), PaneKind.DROPPED.value)
+            if is_dropped.true_count:
+                yield batch.filter(is_dropped)
+            if is_dropped.true_count < batch.num_rows:
+                self._results.append(batch.filter(pc.invert(is_dropped)))
+
+    def end_batch(self) -> Iterator[pa.RecordBatch]:
+        """Yields the last row of each pair that is there now and was not before the batch, or the other way round."""
+        if not self._results:
+            return
+        rows = pa.Table.from_batches(self._results).combine_chunks()
+        self._results.clear()
+        pairs = rows.column(PAIR).combine_chunks().dictionary_encode().indices.to_numpy()
+        _, first = np.unique(pairs, return_index=True)
+        last = len(pairs) - 1 - np.unique(pairs[::-1], return_index=True)[1]
+        gone = pc.equal(rows.column("kind"), PaneKind.RETRACTED.value).to_numpy()
+        # A row that is taken back first was there before the batch.
+        changed = np.sort(last[gone[first] == gone[last]])
+        yield from rows.take(pa.array(changed)).combine_chunks().to_batches()

@@ -1,9 +1,10 @@
-"""The rows of one side of a join: what is known of each besides its columns, and the map that has them. Pure."""
+"""The rows of one side of a join: what is known of each, the map that has them, and which are new. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.base.identity import identify
+from aion.core.join.matching import Sorted
 from aion.core.join.plan import KIND_BEFORE, SEQ_BEFORE, JoinPlan
 from aion.core.life.actions import PaneKind
 from aion.core.paged_rows import PagedRows, Pages, Part
@@ -105,6 +107,11 @@ class Rows:
     def take(self, rows: Ints) -> Rows:
         numbers = {name: getattr(self, name)[rows] for name in _NUMBERS}
         return Rows(self.table.take(pa.array(rows)), flags=self.flags[rows], **numbers)
+
+    def pieces(self, rows: int) -> Iterator[Rows]:
+        """Yields the rows, at most this number at a time."""
+        for at in range(0, len(self), rows):
+            yield self.take(np.arange(at, min(at + rows, len(self))))
 
     def has(self, flag: int) -> Flags:
         return np.asarray((self.flags & flag) != 0)
@@ -224,12 +231,12 @@ class SideRows:
         changed = np.isin(read.pages, pages)
         self.pages.write(found, read, both, np.concatenate((read.of_chunk, of_new)), changed)
 
-    def remove(self, found: Pages, places: Sequence[tuple[Part, Flags]]) -> None:
-        """Deletes rows. ``found``: the pages in which they are. ``places``: parts, and a mask of the rows there."""
-        for part, mask in places:
+    def remove(self, new: New) -> None:
+        """Deletes the rows of which later versions have come."""
+        for part, mask in new.their_places:
             changed = np.zeros(len(part.pages), np.bool_)
             changed[part.of_chunk[mask]] = True
-            self.pages.write(found, part, part.rows.filter(pa.array(~mask)), part.of_chunk[~mask], changed)
+            self.pages.write(new.found, part, part.rows.filter(pa.array(~mask)), part.of_chunk[~mask], changed)
 
     def mark(self, found: Pages, part: Part, at: Ints, flags: npt.NDArray[np.uint8]) -> None:
         """Writes the flags of some of the rows that were read."""
@@ -258,6 +265,88 @@ class Hashes:
             found &= _array(part.rows.column(_own(_FLAGS))).to_numpy() & GONE == 0
         at = np.flatnonzero(found)
         return at, Rows.stored(part.rows.take(pa.array(at)).combine_chunks())
+
+
+class New(NamedTuple):
+    """What is new of the rows that came. ``rows``: these, and ``found``: their pages. ``first``: the first chunks of
+    the pages. ``replaced``: kept rows of which a later version has come. ``their_places``: in which parts they are, and
+    a mask of the rows there.
+    """
+
+    rows: Rows
+    found: Pages
+    first: Part | None
+    replaced: Rows | None = None
+    their_places: tuple[tuple[Part, Flags], ...] = ()
+
+
+def numbered(stored: SideRows, rows: Rows, found: Pages, *, unique: bool) -> New:
+    """Numbers rows that are equal to others. ``unique``: leaves them out. ``found``: the pages of the rows."""
+    if not len(rows):
+        return New(rows, found, None)
+    ids = np.column_stack((rows.id, rows.id2))
+    _, firsts, of = np.unique(ids, axis=0, return_index=True, return_inverse=True)
+    of = of.reshape(-1)
+    before = np.zeros(len(firsts), np.int64)
+    by_id = Sorted(rows.id[firsts], np.zeros(len(firsts), np.int64))
+    first_part = None
+    hashes = Hashes(rows.hash)
+    for part in stored.pages.parts(found):
+        first_part = part if first_part is None else first_part
+        _, there = hashes.among(part)
+        zeros = np.zeros(len(there), np.int64)
+        for search, of_new in by_id.pairs(there.id, zeros, zeros):
+            same = there.id2[search] == rows.id2[firsts[of_new]]
+            np.maximum.at(before, of_new[same], there.rank[search[same]] + 1)
+    order = np.argsort(of, kind="stable")
+    counts = np.bincount(of)
+    rank = np.empty(len(rows), np.int64)
+    rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows.rank = before[of] + rank
+    if not unique or not rows.rank.any():
+        return New(rows, found, first_part)
+    fresh = np.flatnonzero(rows.rank == 0)
+    return New(rows.take(fresh), found._replace(page_of=found.page_of[fresh]), first_part)
+
+
+def newest(stored: SideRows, rows: Rows, found: Pages) -> New:
+    """Keeps the newest version of each row. Its ``rank`` is the number of the version, so each is a row of its own.
+
+    Versions may come in any order, so the page also keeps the newest version of a row that has gone.
+    """
+    if not len(rows):
+        return New(rows, found, None)
+    order = np.lexsort((rows.rank, rows.id2, rows.id))
+    is_last = np.ones(len(order), np.bool_)
+    is_last[:-1] = (np.diff(rows.id[order]) != 0) | (np.diff(rows.id2[order]) != 0)
+    rows, found = _some(rows, found, np.sort(order[is_last]))
+    by_id, hashes = Sorted(rows.id, np.zeros(len(rows), np.int64)), Hashes(rows.hash)
+    known = np.zeros(len(rows), np.bool_)
+    replaced: list[Rows] = []
+    places: list[tuple[Part, Flags]] = []
+    for part in stored.pages.parts(found):
+        at, there = hashes.among(part, also_gone=True)
+        mask = np.zeros(part.rows.num_rows, np.bool_)
+        zeros = np.zeros(len(there), np.int64)
+        for search, of_new in by_id.pairs(there.id, zeros, zeros):
+            same = there.id2[search] == rows.id2[of_new]
+            search, of_new = search[same], of_new[same]
+            is_older = there.rank[search] < rows.rank[of_new]
+            known[of_new[~is_older]] = True
+            older = search[is_older]
+            mask[at[older]] = True
+            replaced.append(there.take(older[~there.has(GONE)[older]]))
+        if mask.any():
+            places.append((part, mask))
+    rows, found = _some(rows, found, np.flatnonzero(~known))
+    replaced = [some for some in replaced if len(some)]
+    return New(rows, found, None, together(replaced) if replaced else None, tuple(places))
+
+
+def _some(rows: Rows, found: Pages, at: Ints) -> tuple[Rows, Pages]:
+    if len(at) == len(rows):
+        return rows, found
+    return rows.take(at), found._replace(page_of=found.page_of[at])
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:
