@@ -48,7 +48,8 @@ def merge(
     its storage. For Iceberg, ``table`` is ``namespace.table``, and ``options`` are the properties of the catalog, and
     its name as ``catalog``. ``dropped`` is a table of the same kind; it has a commit of its own, and what a batch that
     is run again has written there is replaced. All else is as with :func:`aion.sinks.upsert`, and a batch is one
-    commit. Raises ConfigError or MissingExtra.
+    commit. If the query is set back, the table goes back to the version that it had then, as long as the lake keeps it.
+    Raises ConfigError or MissingExtra.
     """
     if dropped == table:
         raise ConfigError(f"dropped: {str(Address.of(table))!r} is the table itself; name another one")
