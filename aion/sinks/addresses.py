@@ -88,6 +88,12 @@ def secrets_in(options: Mapping[str, str]) -> tuple[Secret, ...]:
     return named + tuple(secret for value in options.values() for secret in Address.of(value).parts)
 
 
+def plain(name: str, value: str) -> str:
+    """Returns what may be written down of an option: a URI without its password. Empty: its value is a secret."""
+    address = Address.of(value)
+    return "" if _SECRET.search(name) else address.without_password if address.scheme else value
+
+
 def without_secrets(secrets: tuple[Secret, ...], call: Callable[[], None]) -> None:
     """Calls a function whose errors show no secret. One that has some becomes a SinkError, or stays one of Aion's."""
     try:

@@ -62,7 +62,7 @@ def goal_in(text: str) -> Goal:
     """Returns what the file REWOUND of a checkpoint says. Raises SinkError if it cannot be read."""
     try:
         found = json.loads(text)
-        return Goal(int(found["to"]), str(found["id"]))
+        return Goal(int(found["to"]), f"{int(found['id'], 16):012x}")
     except (ValueError, KeyError, TypeError) as error:
         raise SinkError(
             f"the file {REWOUND} of the checkpoint cannot be read ({error}), so nobody knows to which batch the tables "

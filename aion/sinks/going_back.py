@@ -45,7 +45,8 @@ class Tables:
             try:
                 reason = of_note(note).takes_back(self._history, self._goal)
             except SinkError as error:
-                later = "; it goes back when its sink gets its next batch" if note.undo else ""
+                can = note.undo is not None or not note.uri
+                later = "; it goes back when its sink gets its next batch" if can else ""
                 reason = f"it cannot be reached from here ({error}){later}"
             if reason is not None:
                 found[str(note)] = reason

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from itertools import groupby
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -12,16 +14,18 @@ from aion.errors import ConfigError, SchemaError, needs_extra
 from aion.sinks.bad_values import UTF8, YEARS_1_TO_9999, Rule
 from aion.sinks.lake import Conflict, Places, plain
 from aion.sinks.marks import History, Mark
+from aion.sinks.versions import BATCH, CHECKPOINT, LAST, QUERY, Base, Commit, batch_of, said
 
 with needs_extra("iceberg", "a sink in Iceberg"):
     import pyiceberg_core  # noqa: F401 (pyiceberg needs it for tables that are partitioned by time or bucket)
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import CommitFailedException, ValidationException
-    from pyiceberg.expressions import And, GreaterThanOrEqual, In, LessThanOrEqual
+    from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, In, LessThanOrEqual
+    from pyiceberg.table.snapshots import Operation, ancestors_of
+    from pyiceberg.table.update.snapshot import ManageSnapshots
 
-_QUERY, _CHECKPOINT, _BATCH = "aion.query", "aion.checkpoint", "aion.batch"
 _WRITTEN = 2
-_RUN, _DIGEST, _FILLED = "aion.run", "aion.digest", "aion.filled"
+_RUN, _DIGEST, _FILLED, _REWOUND = "aion.run", "aion.digest", "aion.filled", "aion.rewound"
 
 
 class Iceberg:
@@ -57,11 +61,12 @@ class Iceberg:
 
     def mark(self, now: Mark) -> Mark | None:
         found = self._table.properties
-        if _BATCH not in found:
+        if BATCH not in found:
             return None
         filled = {"true": True, "false": False}.get(found.get(_FILLED, ""))
-        history = History(found[_QUERY], found[_CHECKPOINT])
-        return Mark(history, int(found[_BATCH]), run=found.get(_RUN), digest=found.get(_DIGEST), filled=filled)
+        history, batch = History(found[QUERY], found[CHECKPOINT]), int(found[BATCH])
+        run, digest, rewound = map(found.get, (_RUN, _DIGEST, _REWOUND))
+        return Mark(history, batch, run=run, digest=digest, filled=filled, rewound=rewound)
 
     @property
     def computed(self) -> set[str]:
@@ -70,25 +75,61 @@ class Iceberg:
     def read(self, places: Places) -> pa.Table:
         return self._table.scan(row_filter=_filter(places)).to_arrow()
 
-    def overwrite(self, places: Places, rows: pa.Table, mark: Mark) -> None:
-        said = {_QUERY: mark.history.query, _CHECKPOINT: mark.history.checkpoint, _BATCH: str(mark.batch)}
-        said |= {_FILLED: str(bool(mark.filled)).lower()}
-        said |= {name: text for name, text in ((_RUN, mark.run), (_DIGEST, mark.digest)) if text is not None}
+    def overwrite(self, places: Places, rows: pa.Table, mark: Mark, last: str | None = None) -> None:
+        with self._commit(mark) as transaction:
+            if places.values:
+                transaction.overwrite(rows, overwrite_filter=_filter(places), snapshot_properties=said(mark, last))
+
+    def commits(self, history: History, batches: int) -> Iterator[Commit]:
+        """Yields the snapshots that lead to the table. One commit may have made several of them."""
+        metadata = self._table.metadata
+        for of, group in groupby(ancestors_of(metadata.current_snapshot(), metadata), _said):
+            snapshots, words = list(group), {name: text for name, text in of if text is not None}
+            others = [s for s in snapshots if s.summary is None or s.summary.operation is not Operation.REPLACE]
+            newest = (others or snapshots)[0]
+            what = f"{'a commit' if newest.summary is None else newest.summary.operation.value}, snapshot "
+            yield Commit(
+                snapshots[-1].parent_snapshot_id, f"{what}{newest.snapshot_id}", batch_of(words, history),
+                words.get(LAST), bool(others),
+            )  # fmt: skip
+
+    def missing(self, version: int) -> str | None:
+        there = self._table.metadata.snapshot_by_id(version)
+        return None if there is not None else f"its snapshot {version} has expired"
+
+    def count_at(self, version: int) -> int:
+        return int(self._table.scan(snapshot_id=version).count())
+
+    def restore(self, base: Base, mark: Mark, last: str) -> None:
+        with self._commit(mark) as transaction:
+            if base.version is not None:
+                ManageSnapshots(transaction).set_current_snapshot(snapshot_id=base.version)
+            elif base.empty and self._table.metadata.current_snapshot() is not None:
+                transaction.delete(AlwaysTrue(), snapshot_properties=said(mark, last))
+
+    @contextmanager
+    def _commit(self, mark: Mark) -> Iterator[Any]:
+        """Opens a transaction that also replaces the mark. Raises Conflict."""
+        properties = said(mark, None) | {_FILLED: str(bool(mark.filled)).lower()}
+        others = ((_RUN, mark.run), (_DIGEST, mark.digest), (_REWOUND, mark.rewound))
+        properties |= {name: text for name, text in others if text is not None}
         try:
-            self._commit(places, rows, said)
+            with self._table.transaction() as transaction:
+                yield transaction
+                if unknown := {name for name, _ in others} & self._table.properties.keys() - properties.keys():
+                    transaction.remove_properties(*unknown)
+                transaction.set_properties(properties)
         except (CommitFailedException, ValidationException) as error:
             raise Conflict(str(error)) from error
 
-    def _commit(self, places: Places, rows: pa.Table, said: Mapping[str, str]) -> None:
-        with self._table.transaction() as transaction:
-            if places.values:
-                transaction.overwrite(rows, overwrite_filter=_filter(places))
-            if unknown := {_RUN, _DIGEST} & self._table.properties.keys() - said.keys():
-                transaction.remove_properties(*unknown)
-            transaction.set_properties(said)
-
     def close(self) -> None:
         self._catalog.close()
+
+
+def _said(snapshot: Any) -> tuple[tuple[str, str | None], ...]:
+    """Returns what a snapshot says of its batch."""
+    properties = {} if snapshot.summary is None else snapshot.summary.additional_properties
+    return tuple((name, properties.get(name)) for name in (QUERY, CHECKPOINT, BATCH, LAST))
 
 
 def _filter(places: Places) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -11,9 +11,10 @@ import pyarrow.types as t
 
 from aion.errors import SchemaError, SinkError
 from aion.sinks.bad_values import Rule
-from aion.sinks.marks import Mark
+from aion.sinks.marks import History, Mark
 from aion.sinks.names import check_names
 from aion.sinks.rows import Change
+from aion.sinks.versions import Base, Commit
 from state_backends.thresholds import threshold
 
 MOST_PLACES = threshold(1_000)
@@ -73,8 +74,23 @@ class Lake(Protocol):
     def read(self, places: Places) -> pa.Table:
         """Returns all rows of some places."""
 
-    def overwrite(self, places: Places, rows: pa.Table, mark: Mark) -> None:
+    def overwrite(self, places: Places, rows: pa.Table, mark: Mark, last: str | None = None) -> None:
         """Puts rows in the place of all that :meth:`read` returns, and replaces the mark, in one commit.
+
+        ``last``: what the commit says of the batch before (:func:`aion.sinks.versions.last_of`). Raises Conflict.
+        """
+
+    def commits(self, history: History, batches: int) -> Iterable[Commit]:
+        """Yields commits as a query sees them, the newest first. ``batches``: how many of its batches are enough."""
+
+    def missing(self, version: int) -> str | None:
+        """Returns what an earlier version lacks, as in ``because ...``. None: it can be restored."""
+
+    def count_at(self, version: int) -> int:
+        """Returns how many rows an earlier version has."""
+
+    def restore(self, base: Base, mark: Mark, last: str) -> None:
+        """Gives the table the rows of an earlier version, or none, and replaces the mark, in one commit.
 
         Raises Conflict.
         """

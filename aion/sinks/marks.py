@@ -45,7 +45,9 @@ class History(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """Where a query was set back to: the end of ``batch``. ``rewind`` is the name of that order, which no other has."""
+    """Where a query was set back to: the end of ``batch``. ``rewind``: twelve hexadecimal digits that name the order,
+    and that no other has.
+    """
 
     batch: int
     rewind: str

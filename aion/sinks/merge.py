@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from aion.core.life.actions import PaneKind
 from aion.core.query.sink_notes import Note
 from aion.errors import AionError, ConfigError, SinkError
-from aion.sinks.addresses import Address, Secret, hidden, secrets_in
+from aion.sinks.addresses import Address, Secret, hidden, plain, secrets_in
 from aion.sinks.bad_values import ERROR, check_choice
-from aion.sinks.dropped import dropped_rows
+from aion.sinks.dropped import BATCH, QUERY, dropped_rows
 from aion.sinks.lake import Conflict, Lake, Places, as_columns, columns_for
-from aion.sinks.marks import Content, Goal, History, Mark, is_beyond, must_go_back, seen_again
+from aion.sinks.marks import Content, Goal, History, Mark, is_beyond, must_go_back, seen_again, written
 from aion.sinks.rows import Change, Panes
 from aion.sinks.sink import Sink, check_where, names
+from aion.sinks.versions import Base, base_of, gone, last_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -45,7 +48,8 @@ def merge(
     its storage. For Iceberg, ``table`` is ``namespace.table``, and ``options`` are the properties of the catalog, and
     its name as ``catalog``. ``dropped`` is a table of the same kind; it has a commit of its own, and what a batch that
     is run again has written there is replaced. All else is as with :func:`aion.sinks.upsert`, and a batch is one
-    commit. Raises ConfigError or MissingExtra.
+    commit. If the query is set back, the table goes back to the version that it had then, as long as the lake keeps it.
+    Raises ConfigError or MissingExtra.
     """
     if dropped == table:
         raise ConfigError(f"dropped: {str(Address.of(table))!r} is the table itself; name another one")
@@ -57,8 +61,12 @@ def merge(
     return sink
 
 
+_log = logging.getLogger(__name__)
 _ATTEMPTS = 10
 """How often a batch is merged if others commit meanwhile, before it fails."""
+
+_MOST = 2**62
+"""No batch has a larger number."""
 
 
 @dataclass(frozen=True)
@@ -91,78 +99,138 @@ class Merge(Sink):
         return (*self.address.parts, *more, *secrets_in(self.options))
 
     def described(self, note: Note) -> Note:
-        options = {name: text for name, text in self.options.items() if not secrets_in({name: text})}
+        options = {name: without_secret for name, text in self.options.items() if (without_secret := plain(name, text))}
         return replace(note, kind=self.format, options=options)
 
     def takes_back(self, history: History, goal: Goal) -> str | None:
+        with self._reached(), self._opened(self.address) as lake:
+            found = _beyond(lake, history, goal)
+            base = None if found is None else self._base(lake, found, goal)
+        return base if isinstance(base, str) else None
+
+    def go_back(self, history: History, goal: Goal) -> bool:
+        with self._reached():
+            return self._repeated(lambda: self._go_back(history, goal))
+
+    def _go_back(self, history: History, goal: Goal) -> bool:
+        with self._opened(self.address) as lake:
+            found = _beyond(lake, history, goal)
+            if found is None:
+                return False
+            if (reason := self._back(lake, found, goal)) is not None:
+                raise SinkError(reason)
+        return True
+
+    def _base(self, lake: Lake, found: Mark, goal: Goal) -> Base | str:
+        """Returns what the table goes back to, or as a sentence why it cannot."""
+        base = base_of(self.table, lake.commits(found.history, found.batch - goal.batch), found, goal)
+        if isinstance(base, Base) and base.version is not None and (what := lake.missing(base.version)) is not None:
+            return gone(self.table, found, goal, what)
+        return base
+
+    def _back(self, lake: Lake, found: Mark, goal: Goal) -> str | None:
+        """Takes back what the tables have of batches after ``goal``. Returns why they cannot, if so."""
+        base = self._base(lake, found, goal)
+        if isinstance(base, str):
+            return base
+        mark = Mark(found.history, goal.batch, rewound=goal.rewind)
+        if self.dropped is not None and self.dropped_table is not None:
+            # First, because the other table says what has been done. If this is interrupted, it is done again.
+            self._take_dropped_back(self.dropped, mark)
+        count = 0 if base.empty else lake.count() if base.version is None else lake.count_at(base.version)
+        lake.restore(base, replace(mark, filled=count > 0), str(found.batch))
+        _log.info(
+            "table %r went back from batch %d of %s to batch %d", self.table, found.batch, found.history, goal.batch
+        )
+        return None
+
+    def _take_dropped_back(self, address: Address, mark: Mark) -> None:
+        """Deletes the dropped rows of later batches."""
+        with self._opened(address) as lake:
+            columns = lake.columns()
+            if columns is None:
+                return
+            places = Places(BATCH, [mark.batch + 1, _MOST], True)
+            there = as_columns(lake.read(places), columns)
+            kept = there.filter(pc.fill_null(pc.not_equal(there[QUERY], mark.history.query), True))
+            if kept.num_rows < there.num_rows:
+                filled = lake.count() > there.num_rows - kept.num_rows
+                lake.overwrite(places, kept, replace(mark, filled=filled))
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Raises SinkError, without a secret, for what an engine raises."""
         try:
-            with self._opened(self.address) as lake:
-                if lake.columns() is None:
-                    return None
-                found = lake.mark(Mark(history, goal.batch))
+            yield
+            return
         except AionError:
             raise
         except Exception as error:  # each engine has its own
             text = f"table {self.table!r}: {type(error).__name__}: {error}"
-        else:
-            return self._stays(found, goal) if found is not None and is_beyond(found, history, goal) else None
         raise SinkError(hidden(text, self.secrets))
-
-    def go_back(self, history: History, goal: Goal) -> bool:
-        if (reason := self.takes_back(history, goal)) is not None:
-            raise SinkError(reason)
-        return False
-
-    def _stays(self, found: Mark, goal: Goal) -> str:
-        return (
-            f"Table {self.table!r} has batch {found.batch}, and aion.sinks.merge cannot set it back to batch "
-            f"{goal.batch}: restore the version of then with the tools of the lake, or write into an empty table"
-        )
 
     def apply(self, change: Change, mark: Mark) -> None:
         """Reads and merges once more if somebody else, who compacts the table for example, commits in between."""
+        while not self._repeated(lambda: self._apply_to(change, mark)):
+            pass
+
+    def _repeated(self, function: Callable[[], bool]) -> bool:
         for _ in range(_ATTEMPTS):
             try:
-                return self._apply_to(change, mark)
+                return function()
             except Conflict as error:
                 conflict = error
         raise conflict
 
-    def _apply_to(self, change: Change, mark: Mark) -> None:
+    def _apply_to(self, change: Change, mark: Mark) -> bool:
+        """Returns False if the table went back first. Then the batch is still to be written."""
         with self._opened(self.address) as lake:
             columns = columns_for(self.table, lake, change.rows.schema)
             change, mark = self.checked(change, mark, lake.rules())
-            before, count = lake.mark(mark), lake.count()
-            stays = None
+            before, stays = lake.mark(mark), None
             if before is not None and mark.goal is not None and must_go_back(before, mark):
-                stays = self._stays(before, mark.goal)
-            if not self.is_new(before, Content.ROWS if count else Content.EMPTY, mark, stays):
+                stays = self._back(lake, before, mark.goal)
+                if stays is None:
+                    return False
+            count = lake.count()
+            content = Content.ROWS if count else Content.EMPTY
+            if not self.is_new(before, content, mark, stays):
                 if before is not None and (again := seen_again(before, mark)) is not None:
-                    lake.overwrite(Places(change.start, [], False), columns.empty_table(), again)
-                return
+                    last = last_of(before, content, mark)
+                    lake.overwrite(Places(change.start, [], False), columns.empty_table(), again, last)
+                return True
             if self.dropped is not None and change.dropped is not None:
                 # First, because the mark that the batch is written is in the other table.
                 self._write_dropped(self.dropped, dropped_rows(change.dropped, mark), mark)
-            _put(lake, change, columns, count, mark)
+            _put(lake, change, columns, count, mark, before)
+        return True
 
     def _write_dropped(self, address: Address, change: Change, mark: Mark) -> None:
         with self._opened(address) as lake:
             columns = columns_for(str(address), lake, change.rows.schema)
-            if change.rows.num_rows or lake.mark(mark) == mark:
-                _put(lake, change, columns, lake.count(), mark)
+            before = lake.mark(mark)
+            if change.rows.num_rows or before == mark:
+                _put(lake, change, columns, lake.count(), mark, before)
 
     def _opened(self, address: Address) -> AbstractContextManager[Lake]:
         return closing(self.kind()(address.secret.text, self.options))
 
 
-def _put(lake: Lake, change: Change, columns: pa.Schema, count: int, mark: Mark) -> None:
-    """Applies a change to a table that has ``count`` rows, in one commit with the mark."""
+def _beyond(lake: Lake, history: History, goal: Goal) -> Mark | None:
+    """Returns the mark of a table that must go back, or None if it need not."""
+    found = None if lake.columns() is None else lake.mark(Mark(history, goal.batch))
+    return found if is_beyond(found, history, goal) else None
+
+
+def _put(lake: Lake, change: Change, columns: pa.Schema, count: int, mark: Mark, before: Mark | None) -> None:
+    """Applies a change to a table that has ``count`` rows, in one commit with the mark. ``before``: that of now."""
     change = replace(change, rows=as_columns(change.rows, columns), gone=as_columns(change.gone, columns))
     places = Places.of(change)
     old = as_columns(lake.read(places), columns)
     without = lake.computed - set(change.rows.column_names)
     rows = change.merged(old).select([name for name in columns.names if name not in without])
-    lake.overwrite(places, rows, replace(mark, filled=count - old.num_rows + rows.num_rows > 0))
+    last = last_of(before, Content.ROWS if count else Content.EMPTY, mark)
+    lake.overwrite(places, rows, written(mark, before, count - old.num_rows + rows.num_rows > 0), last)
 
 
 def merge_sql(

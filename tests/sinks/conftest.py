@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyiceberg.utils.concurrent import ExecutorFactory
 
 from tests.sinks.databases import KINDS, WITHOUT_SERVER, Place, place, server
-from tests.sinks.lakes import LAKES, Lake
+from tests.sinks.lakes import LAKES, Lake, fresh_threads
 from tests.sinks.tables import Table
 
 
@@ -33,10 +32,8 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
     """A place of each kind; pyiceberg keeps its threads otherwise."""
     kind = request.param
     if kind in LAKES:
-        yield Table(kind, Lake(kind, tmp_path))
-        if kind == "iceberg":
-            ExecutorFactory.get_or_create().shutdown()
-            ExecutorFactory._instance = None
+        with fresh_threads(kind):
+            yield Table(kind, Lake(kind, tmp_path))
     else:
         yield Table(
             kind, place(kind, tmp_path, request.getfixturevalue("postgresql") if kind == "postgresql" else None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,17 @@ from aion.sinks.lake import plain
 from aion.sinks.merge import Merge
 
 LAKES = ("delta", "iceberg")
+
+
+@contextmanager
+def fresh_threads(kind: str) -> Iterator[None]:
+    """A context at whose end no threads are left; pyiceberg keeps its own otherwise."""
+    yield
+    if kind == "iceberg":
+        from pyiceberg.utils.concurrent import ExecutorFactory
+
+        ExecutorFactory.get_or_create().shutdown()
+        ExecutorFactory._instance = None
 
 
 class Lake:
@@ -37,6 +50,12 @@ class Lake:
             return DeltaTable(str(self._folder / table))
         with self.catalog() as catalog:
             return catalog.load_table(f"tests.{table}")
+
+    def exists(self, table: str) -> bool:
+        if self.kind == "delta":
+            return (self._folder / table).exists()
+        with self.catalog() as catalog:
+            return bool(catalog.table_exists(f"tests.{table}"))
 
     def catalog(self) -> Any:
         from pyiceberg.catalog import load_catalog

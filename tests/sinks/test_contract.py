@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pyarrow as pa
 import pytest
 
 from aion.errors import SchemaError
+from aion.sinks.marks import Goal
 from tests.sinks.databases import KINDS, Place
 from tests.sinks.lakes import LAKES, Lake
-from tests.sinks.rig import at, panes
+from tests.sinks.rig import QUERY, at, panes
 from tests.sinks.tables import Table
 
 pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match any records:UserWarning")
@@ -285,6 +287,25 @@ def test_the_table_has_the_newest_rows_and_no_others(theirs: Table) -> None:
     batch(3, [])
     batch(4, [(k, 0, None) for k in [*KEYS, "new"]])
     batch(5, [(k, minute, 6) for k in KEYS for minute in (0, 400 * DAY)])
+
+
+@with_tables("")
+def test_the_table_goes_back_and_on(theirs: Table) -> None:
+    more: dict[str, Any] = {} if theirs.kind in LAKES else {"undo": "9 batches"}
+    to_write, minutes = theirs.sink(**more), [0, DAY, 40 * DAY]
+    for batch in (1, 2, 3):
+        rows = [(k, minute) for k in KEYS[: 4 - batch] for minute in minutes]
+        to_write.write(panes([{"k": k, "minute": minute, "n": batch} for k, minute in rows]), at(batch))
+        if batch == 2:
+            middle = theirs.rows("k", "window_start", "n")
+    assert to_write.go_back(QUERY, Goal(2, "2" * 12))
+    assert theirs.rows("k", "window_start", "n") == middle
+    to_write.write(panes([{"k": "new", "minute": DAY, "n": 7}]), replace(at(3), goal=Goal(2, "2" * 12)))
+    assert len(theirs.rows("k")) == len(middle) + 1
+    assert to_write.go_back(QUERY, Goal(0, "3" * 12))  # the table had no rows then
+    assert theirs.rows("k") == []
+    to_write.write(panes([{"k": "a", "n": 4}]), replace(at(1), goal=Goal(0, "3" * 12)))
+    assert theirs.rows("k", "n") == [("a", "4")]
 
 
 @with_tables("generated", "more columns", "mapped and")

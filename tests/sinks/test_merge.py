@@ -11,13 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.utils.concurrent import ExecutorFactory
 
 import aion
 from aion.errors import ConfigError, SchemaError, SinkError
 from aion.sinks import lake
 from aion.sinks.marks import History
-from tests.sinks.lakes import LAKES, Lake
+from tests.sinks.lakes import LAKES, Lake, fresh_threads
 from tests.sinks.rig import QUERY, at, panes
 
 pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match any records:UserWarning")
@@ -25,11 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match a
 
 @pytest.fixture(params=LAKES)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
-    """A folder for tables of each kind; pyiceberg keeps its threads otherwise."""
-    yield Lake(request.param, tmp_path)
-    if request.param == "iceberg":
-        ExecutorFactory.get_or_create().shutdown()
-        ExecutorFactory._instance = None
+    """A folder for tables of each kind."""
+    with fresh_threads(request.param):
+        yield Lake(request.param, tmp_path)
 
 
 def test_the_newest_row_of_each_window_stays(place: Lake) -> None:

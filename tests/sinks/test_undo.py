@@ -1,9 +1,10 @@
-"""Tables of databases that go back to what they were after an earlier batch (``undo=``)."""
+"""Tables that go back to what they were after an earlier batch: those of databases with ``undo=``, and of lakes."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,15 @@ from aion.errors import ConfigError, SchemaError, SinkError
 from aion.sinks import going_back, undo
 from aion.sinks.frames import goal_in
 from aion.sinks.marks import Goal, History
+from aion.sinks.sink import Sink
 from aion.sinks.upsert import Upsert
 from tests.sinks.databases import KINDS, Place, place
+from tests.sinks.lakes import LAKES, Lake, fresh_threads
 from tests.sinks.rig import QUERY, at, panes
 
 N, M = pa.field("n", pa.int64()), pa.field("m", pa.int64())
+FIRST, SECOND = "1" * 12, "2" * 12
+"""Names of rewinds."""
 BESIDE = {"changes": "minutes_changes", "dropped": "left_out"}
 Rows = list[dict[str, Any]]
 
@@ -36,12 +41,22 @@ def one(k: str | None, n: int, **more: Any) -> pa.Table:
     return panes([{"k": k, "n": n, **more}])
 
 
-def content(database: Place, *tables: str) -> list[Any]:
+def sink_of(place: Place | Lake, **more: Any) -> Sink:
+    """A sink that adds columns where it can, in a table that can go back."""
+    if isinstance(place, Place):
+        return sink(place, add_columns=True, **more)
+    return place.sink(**{name: place.name(table) for name, table in more.items()})
+
+
+def content(place: Place | Lake, *tables: str) -> list[Any]:
     """All rows of tables, without the columns that are null in all rows: one may have been added later."""
-    return [_content(database, table) for table in tables]
+    return [_content(place, table) for table in tables]
 
 
-def _content(database: Place, table: str) -> list[Any]:
+def _content(database: Place | Lake, table: str) -> list[Any]:
+    if isinstance(database, Lake):
+        rows = database.content(table).to_pylist() if database.exists(table) else []
+        return sorted(tuple((k, str(v)) for k, v in sorted(row.items()) if v is not None) for row in rows)
     there = {"sqlite": f"SELECT name FROM pragma_table_info('{table}')"}
     of_others = "SELECT column_name FROM information_schema.columns WHERE table_name = '{}' AND {}"
     schema = "table_schema = current_schema()" if database.kind == "postgresql" else "true"
@@ -94,13 +109,14 @@ def table_of(rows: Rows, *, wide: bool, single: bool) -> pa.Table:
 
 
 class Fresh:
-    """A database for each example."""
+    """An empty database or lake for each example."""
 
     def __init__(self, kind: str, folder: Path, server: str | None) -> None:
-        self._kind, self._folder, self._server = kind, folder, server
+        self.kind, self._folder, self._server = kind, folder, server
 
-    def make(self) -> Place:
-        return place(self._kind, Path(tempfile.mkdtemp(dir=self._folder)), self._server)
+    def make(self) -> Place | Lake:
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        return Lake(self.kind, folder) if self.kind in LAKES else place(self.kind, folder, self._server)
 
 
 @pytest.fixture(params=KINDS)
@@ -109,12 +125,32 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Fresh:
     return Fresh(kind, tmp_path, request.getfixturevalue("postgresql") if kind == "postgresql" else None)
 
 
+@pytest.fixture(params=LAKES)
+def fresh_lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fresh]:
+    with fresh_threads(request.param):
+        yield Fresh(request.param, tmp_path, None)
+
+
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=PLAN)
 def test_a_table_that_went_back_is_as_after_that_batch_and_goes_on(fresh: Fresh, plan: dict[str, Any]) -> None:
+    goes_back_and_on(fresh, plan)
+
+
+@pytest.mark.filterwarnings("ignore:Delete operation did not match any records:UserWarning")
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plan=PLAN)
+def test_so_is_a_table_of_a_lake(fresh_lake: Fresh, plan: dict[str, Any]) -> None:
+    goes_back_and_on(fresh_lake, plan)
+
+
+def goes_back_and_on(fresh: Fresh, plan: dict[str, Any]) -> None:
     database, single = fresh.make(), plan["single"]
+    if fresh.kind in LAKES:  # these have no table of changes, and add no columns
+        batches = [(rows, corrected, False, gap) for rows, corrected, _, gap in plan["batches"]]
+        plan = plan | {"changes": False, "batches": batches}
     beside = {name: table for name, table in BESIDE.items() if plan[name]}
-    to_write = sink(database, add_columns=True, **beside)
+    to_write = sink_of(database, **beside)
     tables = ["minutes", *beside.values()]
     kept: dict[int, list[Any]] = {}
     batch = -1
@@ -128,16 +164,17 @@ def test_a_table_that_went_back_is_as_after_that_batch_and_goes_on(fresh: Fresh,
         kept[batch] = content(database, *tables)
     to = min(plan["to"], batch)
     expected = kept[max(each for each in kept if each <= to)]
-    goal = Goal(to, "first")
+    goal = Goal(to, FIRST)
     if not plan["itself"]:
         assert to_write.takes_back(QUERY, goal) is None
         assert to_write.go_back(QUERY, goal) == (batch > to)
         assert content(database, *tables) == expected
         assert not to_write.go_back(QUERY, goal)
-        assert database.run("SELECT batch FROM aion_batches") == [(to,)]
+        if isinstance(database, Place):
+            assert database.run("SELECT batch FROM aion_batches") == [(to,)]
     # Another database has never had the batches that were undone.
     other = fresh.make()
-    to_other = sink(other, add_columns=True, **beside)
+    to_other = sink_of(other, **beside)
     batch = -1
     for number, (rows, corrected, wide, gap) in enumerate(plan["batches"]):
         batch += 1 + (1 if gap and number else 0)
@@ -300,9 +337,10 @@ def test_a_table_without_undo_refuses_what_comes_after_going_back(database: Plac
 
 
 def test_what_the_checkpoint_says() -> None:
-    assert goal_in('{"to": 7, "before": 9, "id": "x"}') == Goal(7, "x")
-    with pytest.raises(SinkError, match="cannot be read"):
-        goal_in('{"to"')
+    assert goal_in('{"to": 7, "before": 9, "id": "0a0b0c0d0e0f"}') == Goal(7, "0a0b0c0d0e0f")
+    for text in ('{"to"', '{"to": 7, "before": 9, "id": "x"}'):
+        with pytest.raises(SinkError, match="cannot be read"):
+            goal_in(text)
 
 
 # -- from a note ----------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -264,7 +266,7 @@ class Tables:
     def __init__(self, stream: FileStream, folder: Path, *, other: bool = False) -> None:
         self.stream, self.checkpoint, self.file = stream, folder / "checkpoint", folder / "tables.db"
         uri = f"sqlite:///{self.file}"
-        self.sinks = [aion.sinks.upsert(uri, "panes", undo="100 batches", changes="changes", dropped="late")]
+        self.sinks: list[Any] = [aion.sinks.upsert(uri, "panes", undo="100 batches", changes="changes", dropped="late")]
         if other:
             self.sinks.append(aion.sinks.upsert(uri, "others"))
         self.copies: dict[int, list[Any]] = {}
@@ -313,6 +315,46 @@ def test_tables_go_back_with_their_query(
     panes, before = (dict(rows)["panes"] for rows in (query.rows(), end))
     assert panes and [row[:5] for row in panes] == [row[:5] for row in before]
     assert dict(query.rows())["late"] and query.rows() != query.copies[middle]
+
+
+class Lake(Tables):
+    """The same with a table of Delta Lake, and another one for what was dropped."""
+
+    def __init__(self, stream: FileStream, folder: Path) -> None:
+        super().__init__(stream, folder)
+        self.places = {"panes": folder / "lake", "late": folder / "left-out"}
+        self.sinks = [aion.sinks.merge("delta", str(self.places["panes"]), dropped=str(self.places["late"]))]
+
+    def rows(self) -> list[Any]:
+        found = []
+        for name, place in self.places.items():
+            table = pa.table(QueryBuilder().register("t", DeltaTable(str(place))).execute("SELECT * FROM t").read_all())
+            found.append((name, sorted((tuple(row.values()) for row in table.to_pylist()), key=repr)))
+        return found
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_tables_of_a_lake_go_back_with_their_query(
+    spark: SparkSession, stream: FileStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    state, query = spark.conf.get("spark.aion.state.dir"), Lake(stream, tmp_path)
+    middle = query.run(0, 1)
+    query.run(2)
+    end = query.rows()
+    assert rewind(spark, str(query.checkpoint), middle, state_dir=state, dry_run=True).left == {}
+    if killed:
+        monkeypatch.setattr(going_back.Tables, "go_back", _dies)
+        with pytest.raises(KeyboardInterrupt):
+            rewind(spark, str(query.checkpoint), middle, state_dir=state)
+        assert query.rows() == end
+    else:
+        done = rewind(spark, str(query.checkpoint), middle, state_dir=state)
+        assert (done.left, list(done.tables)) == ({}, [str(query.places["panes"])])
+        assert query.rows() == query.copies[middle]
+    query.start()
+    panes, before = (dict(rows)["panes"] for rows in (query.rows(), end))
+    assert panes and [row[:5] for row in panes] == [row[:5] for row in before]
+    assert len(dict(query.rows())["late"]) == len(dict(end)["late"])
 
 
 def _dies(*_: Any, **__: Any) -> None:
