@@ -11,15 +11,9 @@ check_packages("state_backends", "policies")
 
 import state_backends  # noqa: E402, F401 (before the rest, because it refuses a platform that cannot work)
 from aion import aggregates, errors  # noqa: E402
+from aion.core.periodic import Cumulative, Sliding, Tumbling  # noqa: E402
 from aion.core.query.functions import Apply, Window  # noqa: E402
-from aion.core.windows import (  # noqa: E402
-    Count,
-    PerRecord,
-    Punctuated,
-    Session,
-    Sliding,
-    Tumbling,
-)
+from aion.core.windows import Count, PerRecord, Punctuated, Session  # noqa: E402
 from aion.spec import Spec  # noqa: E402
 from aion.zones import Calendar  # noqa: E402
 
@@ -43,6 +37,7 @@ __all__ = [
     "Apply",
     "Calendar",
     "Count",
+    "Cumulative",
     "LocalOperator",
     "PerRecord",
     "Punctuated",

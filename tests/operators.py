@@ -22,9 +22,9 @@ from aion.core.life.actions import (
     WatermarkAdvanced,
 )
 from aion.core.operator.operator import Operator
+from aion.core.periodic import Periodic, Tumbling
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
-from aion.core.windows import Periodic, Tumbling
 from policies.cleanup import Cleanup
 from tests.durations import us
 

@@ -22,6 +22,9 @@ I64 = range(-(2**63), 2**63)
 class Definition:
     """Windows ``[offset + k * slide, offset + k * slide + size)`` for every integer k.
 
+    With ``grows`` each stretch ``[offset + k * size, offset + (k + 1) * size)`` has windows instead that begin where it
+    begins and end after one slide, two slides, and so on.
+
     ``early``: how far the watermark moves between early panes. ``bound``: its own. None: that of the operator.
     """
 
@@ -30,9 +33,13 @@ class Definition:
     offset: int = 0
     early: int | None = None
     bound: int | None = None
+    grows: bool = False
 
     def containing(self, t: int) -> list[tuple[int, int]]:
         """(start, end) of every window that contains the instant ``t``."""
+        if self.grows:
+            first = t - (t - self.offset) % self.size
+            return [(first, end) for end in range(first + self.slide, first + self.size + 1, self.slide) if t < end]
         around = range((t - self.size - self.offset) // self.slide - 1, (t - self.offset) // self.slide + 2)
         starts = [self.offset + k * self.slide for k in around]
         return [(s, s + self.size) for s in starts if s <= t < s + self.size]
@@ -165,7 +172,7 @@ class OracleOperator:
         self.key = tuple(key)
         self.result = result
         self.watermark: int | None = None
-        self.windows: dict[tuple[int, int], _Window] = {}
+        self.windows: dict[tuple[int, int, int], _Window] = {}
         self.arrivals = 0
 
     def process(self, events: Sequence[Event]) -> tuple[list[Pane], list[Dropped]]:
@@ -226,7 +233,7 @@ class OracleOperator:
                     yield Dropped(number, start, end, self._key(event), self.watermark - end, event)
                     continue
                 late = self._reached(end)
-                window = self.windows.setdefault((number, start), _Window(number, start, end))
+                window = self.windows.setdefault((number, start, end), _Window(number, start, end))
                 if late:
                     # Its end has passed, so whatever it yields from now on is no on-time pane.
                     window.executed_on_time = True

@@ -16,8 +16,8 @@ import pyarrow as pa
 import aion
 from aion import aggregates as A
 from aion.core.life import lifecycle
+from aion.core.periodic import Periodic
 from aion.core.slicing.grid import SliceGrid
-from aion.core.windows import Periodic
 from state_backends.store import ledger
 from tests.package.test_architecture import FILES, folder, layer, ours
 from tests.package.test_architecture import imports as imported
@@ -92,7 +92,7 @@ def slices(columns: int = 4) -> str:
     lines = [" " * indent + "".join(f"{m:<{columns}}" for m in range(minutes + 1)).rstrip() + " minutes"]
     times = np.arange(minutes, dtype=np.int64) * MINUTE
     starts = np.unique(grid.starts(times)).tolist()
-    places = {(n, begin) for n, window in enumerate(windows) for s in starts for begin in window.starts_covering(s)}
+    places = {(n, begin) for n, window in enumerate(windows) for s in starts for begin, _ in window.covering(s)}
     for number, (window, title) in enumerate(zip(windows, titles, strict=True)):
         inside = sorted(
             (start // MINUTE, (start + window.size_us) // MINUTE)

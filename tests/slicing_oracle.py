@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from aion.core.windows import Count, Definition, Periodic, PerRecord, Session
+from aion.core.periodic import Periodic
+from aion.core.windows import Count, Definition, PerRecord, Session
 from tests.keyed_oracle import Event, Window, windows_of
 
 NEVER = -(10**30)
@@ -106,14 +107,14 @@ class _Bucket:
 class _PeriodicLife:
     def __init__(self, number: int, window: Periodic, bound: int) -> None:
         self._number, self._window, self._bound = number, window, bound
-        self._live: dict[tuple[int, int], _Bucket] = {}
+        self._live: dict[tuple[int, int, int], _Bucket] = {}  # by key, start and end
 
     def process(self, rows: Sequence[list[Numbered]], watermark: int | None) -> Dropped:
         dropped: Dropped = Counter()
         for event in (one.event for row in rows for one in row):
-            for start in self._window.starts_covering(event.t):
-                if watermark is None or self._window.end(start) + self._bound > watermark:
-                    bucket = self._live.setdefault((event.key, start), _Bucket())
+            for start, end in self._window.covering(event.t):
+                if watermark is None or end + self._bound > watermark:
+                    bucket = self._live.setdefault((event.key, start, end), _Bucket())
                     bucket.events.append(event)
                     bucket.changed = True
                 else:
@@ -125,13 +126,12 @@ class _PeriodicLife:
 
     def advance(self, before: int | None, now: int) -> list[Pane]:
         panes = self._executed("on_time", now)
-        self._live = {at: b for at, b in self._live.items() if self._window.end(at[1]) + self._bound > now}
+        self._live = {at: b for at, b in self._live.items() if at[2] + self._bound > now}
         return panes
 
     def _executed(self, kind: str, now: int) -> list[Pane]:
         panes = []
-        for (key, start), bucket in self._live.items():
-            end = self._window.end(start)
+        for (key, start, end), bucket in self._live.items():
             if end <= now and bucket.changed:
                 panes.append(_pane(self._number, key, start, end, kind, bucket.events))
                 bucket.changed = False

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from aion.core.windows import Calendar, Count, Definition, Periodic, PerRecord, Punctuated, Session
+from aion.core.periodic import Periodic
+from aion.core.windows import Calendar, Count, Definition, PerRecord, Punctuated, Session
 from aion.errors import ConfigError
 
 

@@ -1,149 +1,27 @@
 """Window definitions over event time: where windows begin and end, not when they run. Pure.
 
-Ends are exclusive unless stated otherwise. Tumbling and sliding windows are aligned to the Unix epoch plus ``offset``,
-as in Spark and Flink, and calendar windows to the clocks of a zone. They are the same for all keys, and context-free:
-their edges do not depend on events. The others are context-aware: events decide where their windows begin and end
-(Disco section 2).
+Ends are exclusive unless stated otherwise. Tumbling, sliding and cumulative windows (:mod:`aion.core.periodic`) are
+aligned to the Unix epoch plus ``offset``, as in Spark and Flink, and calendar windows to the clocks of a zone. They
+are the same for all keys, and context-free: their edges do not depend on events. The others are context-aware: events
+decide where their windows begin and end (Disco section 2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, Unpack, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, Unpack, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from aion.base.time import format_duration
 from aion.core.calendars import CalendarEdges, ZoneRules
-from aion.core.timing import NO_TIMING, Duration, DurationOrZero, Timing, When, checked_us, positive_us
+from aion.core.periodic import Ints, Periodic
+from aion.core.timing import NO_TIMING, Duration, Timing, When, positive_us
 from aion.errors import WindowError
 
-Ints = npt.NDArray[np.int64]
 OnArrival: TypeAlias = Literal["wait", "emit"]
 EMIT = "emit"
-
-
-class Family(NamedTuple):
-    """Evenly spaced edges: ``phase_us + k * period_us`` for every integer k."""
-
-    period_us: int
-    phase_us: int
-
-    def floor(self, t_us: int) -> int:
-        """Returns the last edge at or before ``t_us``."""
-        return t_us - (t_us - self.phase_us) % self.period_us
-
-    def after(self, t_us: int) -> int:
-        """Returns the first edge after ``t_us``."""
-        return self.floor(t_us) + self.period_us
-
-
-@dataclass(frozen=True, slots=True)
-class Periodic:
-    """Windows ``[start, start + size)`` whose starts are ``offset + k * slide``."""
-
-    size_us: int
-    slide_us: int
-    offset_us: int
-    timing: Timing = NO_TIMING
-
-    def starts_covering(self, t_us: int) -> Iterator[int]:
-        """Yields starts of the windows that contain the instant ``t_us``, latest first."""
-        start = t_us - (t_us - self.offset_us) % self.slide_us
-        while start > t_us - self.size_us:
-            yield start
-            start -= self.slide_us
-
-    def end(self, start_us: int) -> int:
-        return start_us + self.size_us
-
-    @property
-    def reach_us(self) -> int:
-        """The length of a window."""
-        return self.size_us
-
-    def stretches(self) -> tuple[int, int, int]:
-        """Size, slide and offset of evenly spaced stretches; each window lies in one of them."""
-        return self.size_us, self.slide_us, self.offset_us
-
-    # A set of windows is stored as runs of numbers in equal steps (:class:`aion.core.timed.purged.Runs`).
-
-    @property
-    def run_step(self) -> int:
-        return self.slide_us
-
-    def run_values(self, starts_us: Ints) -> Ints:
-        """Returns what stands for each window in a run."""
-        return starts_us
-
-    def ended_run_value(self, us: int) -> int:
-        """Runs up to this value hold windows that end at ``us`` or before."""
-        return us - self.size_us
-
-    def families(self) -> set[Family]:
-        """Returns the edges of these windows: their starts and their ends."""
-        return {
-            Family(self.slide_us, self.offset_us % self.slide_us),
-            Family(self.slide_us, (self.offset_us + self.size_us) % self.slide_us),
-        }
-
-    def spec(self) -> dict[str, int | str]:
-        """Returns what identifies this definition after a restart."""
-        return {
-            "type": "periodic",
-            "size_us": self.size_us,
-            "slide_us": self.slide_us,
-            "offset_us": self.offset_us,
-        }
-
-
-class Tumbling(Periodic):
-    """Windows of ``size`` that neither overlap nor leave gaps.
-
-    ``Tumbling("1 minute")``. ``offset`` shifts all windows, e.g. ``Tumbling("1 day", offset="-5 hours")``.
-    Raises WindowError for a size of zero or less.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, size: Duration, offset: DurationOrZero = 0, **when: Unpack[When]) -> None:
-        size_us = positive_us(size, "Tumbling: size")
-        Periodic.__init__(self, size_us, size_us, _offset(offset, size_us), Timing.of("Tumbling", when))
-
-    def __str__(self) -> str:
-        return f"tumbling {format_duration(self.size_us)}{_offset_suffix(self.offset_us)}"
-
-    __repr__ = __str__
-
-
-class Sliding(Periodic):
-    """Windows of ``size``, a new one every ``slide``. ``slide`` need not divide ``size``.
-
-    ``Sliding("5 minutes", "1 minute")``. Raises WindowError if a duration is not positive, or if ``slide`` is longer
-    than ``size`` (events between windows would belong to none).
-    """
-
-    __slots__ = ()
-
-    def __init__(self, size: Duration, slide: Duration, offset: DurationOrZero = 0, **when: Unpack[When]) -> None:
-        size_us, slide_us = positive_us(size, "Sliding: size"), positive_us(slide, "Sliding: slide")
-        if slide_us > size_us:
-            raise WindowError(
-                f"Sliding: a slide of {format_duration(slide_us)} is longer than the size of "
-                f"{format_duration(size_us)}, so events between windows would be lost; "
-                "use a slide of at most the size"
-            )
-        Periodic.__init__(self, size_us, slide_us, _offset(offset, slide_us), Timing.of("Sliding", when))
-
-    def __str__(self) -> str:
-        return (
-            f"sliding {format_duration(self.size_us)} by {format_duration(self.slide_us)}"
-            f"{_offset_suffix(self.offset_us)}"
-        )
-
-    __repr__ = __str__
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,12 +44,10 @@ class Calendar:
     def all_edges(self) -> tuple[CalendarEdges, ...]:
         return (self.edges, *self.earlier)
 
-    def starts_covering(self, t_us: int) -> Iterator[int]:
-        """Yields the start of the window that contains the instant ``t_us``."""
-        yield int(self.edges.floors(np.array([t_us], np.int64))[0])
-
-    def end(self, start_us: int) -> int:
-        return int(self.edges.afters(np.array([start_us], np.int64))[0])
+    def covering(self, t_us: int) -> Iterator[tuple[int, int]]:
+        """Yields the start and the end of the window that contains the instant ``t_us``."""
+        start = self.edges.floors(np.array([t_us], np.int64))
+        yield int(start[0]), int(self.edges.afters(start)[0])
 
     @property
     def reach_us(self) -> int:
@@ -187,7 +63,7 @@ class Calendar:
 
     run_step: ClassVar[int] = 1
 
-    def run_values(self, starts_us: Ints) -> Ints:
+    def run_values(self, starts_us: Ints, ends_us: Ints) -> Ints:
         """Returns what stands for each window in a run."""
         return self.edges.numbers(starts_us)
 
@@ -423,7 +299,7 @@ class Punctuated:
 Aligned: TypeAlias = Periodic | Calendar
 """Definitions whose windows are the same for all keys."""
 Definition: TypeAlias = Periodic | Calendar | Session | Count | PerRecord | Punctuated
-ALIGNED = ("periodic", "calendar")
+ALIGNED = ("periodic", "cumulative", "calendar")
 """The types of aligned definitions in their specs."""
 Definitions: TypeAlias = Definition | Sequence[Definition] | Mapping[str, Definition]
 
@@ -474,12 +350,3 @@ def _positive_number(value: int, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
         raise WindowError(f"{what} of {value!r} is not a positive number of events below 2**63; give e.g. 100")
     return value
-
-
-def _offset(value: DurationOrZero, period_us: int) -> int:
-    # Modulo the period, so that equal definitions compare equal: an offset of a whole period changes nothing.
-    return checked_us(value, "offset") % period_us
-
-
-def _offset_suffix(offset_us: int) -> str:
-    return f" offset {format_duration(offset_us)}" if offset_us else ""

@@ -22,11 +22,12 @@ from aion.core.life.late_work import LateWork
 from aion.core.life.rules import Own, Rules
 from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
 from aion.core.operator.overview import trigger_from_json
+from aion.core.periodic import Periodic
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import slices_from_json
 from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
-from aion.core.windows import EMIT, Aligned, Definition, Definitions, Periodic, PerRecord, named
+from aion.core.windows import EMIT, Aligned, Definition, Definitions, PerRecord, named
 from aion.errors import FormatError, PolicyError, WindowError
 from aion.execute.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.contents import RowContents
@@ -254,12 +255,11 @@ def check_overlap(windows: Definitions, policy: Policy) -> None:
     for name, window in named(windows).items():
         if most is None or not isinstance(window, Periodic):
             continue
-        overlap = -(-window.size_us // window.slide_us)
-        if overlap > most:
+        if window.overlap > most:
             raise WindowError(
-                f"windows: {name!r}: each event would be in {overlap:,} windows, and execution.windows_per_event "
-                f"allows {most:,}; each of them is computed and comes out by itself. Give a longer slide, or raise "
-                "execution.windows_per_event"
+                f"windows: {name!r}: each event would be in {window.overlap:,} windows, and "
+                f"execution.windows_per_event allows {most:,}; each of them is computed and comes out by itself. "
+                "Give a longer slide or step, or raise execution.windows_per_event"
             )
 
 

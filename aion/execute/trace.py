@@ -272,7 +272,7 @@ class Trace:
             own = [[(block.slice_us, block.events)] for block in batch.blocks]
             pairs = itertools.chain(*(batch.slices if any(batch.slices) else own))
             for slice_us, came in (pair for pair in pairs if is_timed(pair[0])):
-                ends = [w.end(start) for w in windows for start in w.starts_covering(slice_us)]
+                ends = [end for w in windows for _, end in w.covering(slice_us)]
                 if min(ends) <= batch.watermark_us:
                     late.append(batch.watermark_us - min(ends))
                     events.append(came)

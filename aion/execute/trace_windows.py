@@ -9,11 +9,14 @@ from typing import Any
 
 from aion.base.time import duration_us, format_duration
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
+from aion.core.periodic import Cumulative, Periodic, periodic_of
 from aion.core.timing import NO_TIMING, Timing
-from aion.core.windows import Aligned, Calendar, Periodic
+from aion.core.windows import Aligned, Calendar
 
 
 def to_json(window: Aligned) -> list[Any]:
+    if isinstance(window, Cumulative):
+        return [window.spec()]
     if isinstance(window, Periodic):
         return [window.size_us, window.slide_us, window.offset_us]
     steps, rules = window.edges.steps, window.edges.rules
@@ -22,6 +25,8 @@ def to_json(window: Aligned) -> list[Any]:
 
 
 def from_json(values: Sequence[Any], timing: Timing = NO_TIMING) -> Aligned:
+    if isinstance(values[0], Mapping):
+        return periodic_of(values[0], timing)
     if isinstance(values[0], int):
         size_us, slide_us, offset_us = values
         return Periodic(size_us, slide_us, offset_us, timing)

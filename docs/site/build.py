@@ -33,7 +33,7 @@ MODULES = ("aggregates", "sinks", "errors", "metrics", "plot", "state")
 """The public modules of the package."""
 GROUPS = {
     "A query on Spark": ("configure", "windowed", "panes", "dropped", "Spec"),
-    "Windows": ("Tumbling", "Sliding", "Calendar", "Session", "Count", "PerRecord", "Punctuated"),
+    "Windows": ("Tumbling", "Sliding", "Cumulative", "Calendar", "Session", "Count", "PerRecord", "Punctuated"),
     "A function of all events of a window": ("Apply", "Window"),
     "Events from elsewhere": ("read_files", "watermark"),
     "Look at a query and its results": ("explain", "table", "changes", "progress"),

@@ -13,8 +13,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aion.core.periodic import Tumbling
 from aion.core.slicing.sessions import Intervals, merge_intervals, session_cells
-from aion.core.windows import Definition, Session, Tumbling
+from aion.core.windows import Definition, Session
 from aion.errors import WindowError
 
 Ints = npt.NDArray[np.int64]

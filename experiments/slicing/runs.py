@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 import aion
 from aion import aggregates as A
 from aion.config import Policy, load_policy
-from aion.core.windows import Definition, Session, Tumbling
+from aion.core.periodic import Tumbling
+from aion.core.windows import Definition, Session
 from experiments.slicing.baselines import Buckets, FlatFat, Panes
 
 SENSOR_HZ = 200

@@ -22,13 +22,14 @@ KEPT: dict[str, Any] = {"key": "k", "time": "ts", "bound": "10 minutes", "trigge
 WINDOWS: dict[str, Any] = {
     "tumbling": aion.Tumbling("1 minute"),
     "early": aion.Sliding("2 minutes", "1 minute", early="batch"),
+    "grows": aion.Cumulative("1 minute", "3 minutes"),
     "sessions": aion.Session("20 seconds"),
     "early_sessions": aion.Session("40 seconds", early="batch"),
     "cut": aion.Session("40 seconds", max_duration="100 seconds", early="30 seconds"),
     "counts": aion.Count(3),
 }
 # An operator has windows of both kinds, or of one. Rows of different windows have nothing to do with each other.
-ALIGNED = ("tumbling", "early")
+ALIGNED = ("tumbling", "early", "grows")
 KINDS: dict[str, dict[str, Any]] = {
     "aligned": {name: WINDOWS[name] for name in ALIGNED},
     "of keys": {name: window for name, window in WINDOWS.items() if name not in ALIGNED},

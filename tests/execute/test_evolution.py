@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -38,6 +39,8 @@ def definitions(**when: Any) -> dict[str, Any]:
         "seven": aion.Tumbling(us(7), offset=us(3), **when),
         "hop": aion.Sliding(us(20), us(5), **when),
         "long": aion.Sliding(us(50), us(20), **when),
+        "grows": aion.Cumulative(us(10), us(40), **when),
+        "steps": aion.Cumulative(us(5), us(15), us(3), **when),
         "session": aion.Session(us(6), **when),
         "five": aion.Count(5, 2, **when),
         "record": aion.PerRecord(us(8)),
@@ -159,16 +162,20 @@ Events = list[tuple[str, int, int]]
 Batches = list[tuple[Events, int]]
 
 
-def whole(spec: Spec, batches: Batches) -> dict[tuple[str, str, int], dict[str, Any]]:
-    """The last rows of a query that was never touched, by window, key and start."""
+def whole(spec: Spec, batches: Batches) -> dict[tuple[str, str, int, int], dict[str, Any]]:
+    """The last rows of a query that was never touched, by window, key, start and end."""
     with closing(aion.LocalOperator(spec, input_schema=SCHEMA)) as operator:
         rows = [row for events, watermark in batches for row in operator.process(table(events), watermark).to_pylist()]
         rows += operator.close().to_pylist()
     return newest(rows)
 
 
-def newest(rows: list[dict[str, Any]]) -> dict[tuple[str, str, int], dict[str, Any]]:
-    return {(r["window"], r["k"], micros(r["window_start"])): r for r in rows if r["kind"] != "dropped"}
+def newest(rows: list[dict[str, Any]]) -> dict[tuple[str, str, int, int], dict[str, Any]]:
+    return {
+        (r["window"], r["k"], micros(r["window_start"]), micros(r["window_end"])): r
+        for r in rows
+        if r["kind"] != "dropped"
+    }
 
 
 def micros(instant: Any) -> int:
@@ -249,6 +256,26 @@ def test_a_column_that_is_added_begins_with_windows_after_the_change() -> None:
     assert {key[2]: (row["count"], row["mean"], row["top"]) for key, row in rows.items()} == {
         0: (2, 1.5, None), 10: (2, 12.5, None), 20: (2, 25.5, None), 30: (1, 31.0, 31), 40: (1, 45.0, 45),
     }  # fmt: skip
+
+
+def test_windows_that_grow_finish_their_stretch_with_the_steps_that_it_began_with() -> None:
+    """From the change on, they grow by other steps."""
+
+    def spec(step: int, size: int) -> Spec:
+        return replace(spec_of(["ten"], ["count"]), windows={"so far": aion.Cumulative(us(step), us(size))})
+
+    with Restarted(spec(10, 30)) as running:
+        rows = running.process([("a", 1, 1), ("a", 12, 1)], 11)
+        running.restart(spec(5, 20))
+        assert running.change is not None and running.change.at_us == 20
+        rows += running.process([("a", 3, 1), ("a", 22, 1), ("a", 41, 1)], 11)
+        rows += running.process([], 100)
+        rows += running.close()
+    found = {key[2:]: row["count"] for key, row in newest(rows).items()}
+    before = {(0, 10): 2, (0, 20): 3, (0, 30): 4}
+    assert found == before | {(20, 25): 1, (20, 30): 1, (20, 35): 1, (20, 40): 1} | {
+        (40, end): 1 for end in (45, 50, 55, 60)
+    }
 
 
 @given(st.lists(st.sets(st.sampled_from([*AGGREGATES][:4]), min_size=1), min_size=2, max_size=4), st.data())
@@ -472,7 +499,7 @@ def test_a_function_goes_on_with_other_windows_and_columns(more: dict[str, Any])
         running.restart(applied(["seven"], "n", **more))
         rows += running.process([("a", 7, 6), ("a", 38, 7)], 12) + running.process([], 60)
         rows += running.process([], 200) + running.close()
-        found = {key: (row["rows"], row["lacking"], row["sum"]) for key, row in newest(rows).items()}
+        found = {key[:3]: (row["rows"], row["lacking"], row["sum"]) for key, row in newest(rows).items()}
     assert found["ten", "a", 0] == (3, 3, 11)
     assert found["ten", "b", 0] == (1, 1, 3)
     assert found["long", "a", 0] == (6, 6, 25)

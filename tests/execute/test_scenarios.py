@@ -22,8 +22,9 @@ FOLDER = Path(__file__).parents[1] / "scenarios"
 FILES = sorted(FOLDER.glob("*.yaml"))
 SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64()), ("gap", pa.string())])
 WINDOWS = {
-    "tumbling": definitions.Tumbling,
-    "sliding": definitions.Sliding,
+    "tumbling": aion.Tumbling,
+    "sliding": aion.Sliding,
+    "cumulative": aion.Cumulative,
     "calendar": aion.Calendar,
     "session": definitions.Session,
     "count": definitions.Count,
@@ -236,8 +237,9 @@ def test_there_are_scenarios_and_most_of_them_can_be_shuffled() -> None:
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        ({"tumbling": {"size": "10s", "offset": "3s"}}, definitions.Tumbling("10s", "3s")),
-        ({"sliding": {"size": "25s", "slide": "10s"}}, definitions.Sliding("25s", "10s")),
+        ({"tumbling": {"size": "10s", "offset": "3s"}}, aion.Tumbling("10s", "3s")),
+        ({"sliding": {"size": "25s", "slide": "10s"}}, aion.Sliding("25s", "10s")),
+        ({"cumulative": {"step": "10s", "size": "1m"}}, aion.Cumulative("10s", "1m")),
         ({"session": {"gap": "5s"}}, definitions.Session("5s")),
         ({"count": {"n": 3, "slide": 1}}, definitions.Count(3, 1)),
         ({"per_record": {"size": "5s"}}, definitions.PerRecord("5s")),

@@ -71,6 +71,7 @@ INNER: dict[str, tuple[Any, str]] = {
     "sessions": (aion.Session("20 seconds"), "window_end"),
 }
 OUTER: dict[str, Any] = {"tumbling": aion.Tumbling("5 minutes"), "sliding": aion.Sliding("6 minutes", "2 minutes")}
+OUTER["grows"] = aion.Cumulative("2 minutes", "6 minutes")
 
 
 def groups_of(inner: str, times: list[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
@@ -91,6 +92,13 @@ def groups_of(inner: str, times: list[tuple[int, int]]) -> dict[tuple[int, int],
 
 def expected(inner: str, outer: str, content: str, events: list[tuple[str | None, int, int]], watermark: int) -> Any:
     size, slide = (300, 300) if outer == "tumbling" else (360, 120)
+
+    def spans(at: int) -> list[tuple[int, int]]:
+        if outer == "grows":
+            first = at // size * size
+            return [(first, end) for end in range(first + slide, first + size + 1, slide) if at < end]
+        return [(first, first + size) for first in range(at // slide * slide, at - size, -slide)]
+
     by_key: dict[str | None, list[tuple[int, int]]] = defaultdict(list)
     for key, at, value in events:
         by_key[key].append((at, value))
@@ -100,9 +108,9 @@ def expected(inner: str, outer: str, content: str, events: list[tuple[str | None
             at = end if inner == "sessions" else start
             if inner != "early" and end > watermark:
                 continue
-            for first in range(at // slide * slide, at - size, -slide):
-                if first + size <= watermark:
-                    windows[key, first].append(values)
+            for span in spans(at):
+                if span[1] <= watermark:
+                    windows[key, *span].append(values)
     return {where: CONTENTS[content][1](of) for where, of in windows.items()}
 
 
@@ -143,7 +151,7 @@ def test_windows_of_windows_are_those_of_all_events(inner: str, outer: str, cont
             panes = [second.process(as_events(pa.concat_tables(rows), order)), second.advance(latest * SECOND)]
             for row in pa.concat_tables(panes).to_pylist():
                 assert row["kind"] != "dropped"
-                where = row["k"], round(row["window_start"].timestamp())
+                where = row["k"], *(round(row[f"window_{edge}"].timestamp()) for edge in ("start", "end"))
                 values = {name: row[name] for name in NAMES[content]}
                 shown[where] = None if row["kind"] == "retracted" else values
             there = {where: row for where, row in shown.items() if row is not None}

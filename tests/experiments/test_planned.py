@@ -13,9 +13,9 @@ import pytest
 from aion.core.compaction import BlockFact
 from aion.core.life.actions import Arrived, BatchEnded, Prestage, WatermarkAdvanced
 from aion.core.operator.operator import Operator
+from aion.core.periodic import Tumbling
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.staleness import StalenessTrigger
-from aion.core.windows import Tumbling
 from experiments.planned import report as planned_report
 from experiments.planned.command import MINUTE_US, run, stream
 from experiments.planned.settings import MODES, Settings

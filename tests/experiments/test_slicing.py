@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from aion.core.windows import Definition, Session, Sliding, Tumbling
+from aion.core.periodic import Sliding, Tumbling
+from aion.core.windows import Definition, Session
 from aion.errors import WindowError
 from experiments import app
 from experiments.slicing import CONTENDERS_OF, LEGS, cells, report, runs, take_turns

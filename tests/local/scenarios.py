@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.config import Policy, load_policy
+from aion.core.periodic import Periodic
 from tests import oracle
 from tests.durations import us
 from tests.oracle import Definition, Dropped, Event, OracleOperator, Pane
@@ -66,10 +67,13 @@ class Scenario:
         return [event for step in self.steps if isinstance(step, list) for event in step]
 
     def windows(self) -> dict[str, Any]:
-        return {
-            f"w{i}": aion.Sliding(us(d.size), us(d.slide), us(d.offset), early=us(d.early), bound=us(d.bound))
-            for i, d in enumerate(self.definitions)
-        }
+        return {f"w{i}": window_of(d, early=us(d.early), bound=us(d.bound)) for i, d in enumerate(self.definitions)}
+
+
+def window_of(d: Definition, **when: Any) -> Periodic:
+    if d.grows:
+        return aion.Cumulative(us(d.slide), us(d.size), us(d.offset), **when)
+    return aion.Sliding(us(d.size), us(d.slide), us(d.offset), **when)
 
 
 def aggregated(events: Sequence[Event]) -> dict[str, Any]:
@@ -221,6 +225,8 @@ definitions = st.sampled_from(
         (Definition(25, 10, 2),),
         (Definition(10, 10), Definition(30, 10), Definition(40, 40, 5)),
         (Definition(20, 20, early=5),),
+        (Definition(40, 10, 3, grows=True),),
+        (Definition(30, 10, grows=True), Definition(30, 10), Definition(12, 6, 1, early=5, grows=True)),
         (Definition(10, 10, bound=0), Definition(40, 10, early=7, bound=50), Definition(30, 30, early=1)),
     ]
 )

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.core.windows import Count, Definition, PerRecord, Session, Sliding, Tumbling
+from aion.core.periodic import Cumulative, Sliding, Tumbling
+from aion.core.windows import Count, Definition, PerRecord, Session
 from aion.errors import IntegerOverflow, WindowError
 from tests.durations import us
 from tests.examples import some
@@ -28,7 +29,12 @@ slidings = st.integers(1, 15).flatmap(
 )
 counts = st.integers(1, 6).flatmap(lambda n: st.builds(Count, st.just(n), st.integers(1, n)))
 sessions = st.builds(Session, st.integers(1, 8).map(us))
-of_partials = tumblings | slidings | sessions
+cumulatives = st.integers(1, 5).flatmap(
+    lambda step: st.builds(
+        Cumulative, st.just(us(step)), st.integers(1, 5).map(lambda n: us(n * step)), st.integers(-5, 5).map(us)
+    )
+)
+of_partials = tumblings | slidings | cumulatives | sessions
 of_any_kind = of_partials | counts | st.builds(PerRecord, st.integers(1, 10).map(us))
 bounds = st.sampled_from([0, 0, 1, 5, 12, 30])
 

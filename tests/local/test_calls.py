@@ -29,6 +29,7 @@ from tests.local.scenarios import (
     rows_of,
     scenarios,
     table,
+    window_of,
 )
 from tests.local.seconds import EVENTS, at, seconds_operator
 
@@ -355,10 +356,7 @@ def test_a_watermark_that_ends_a_window_and_the_events_after_it_come_in_one_call
 @given(scenario=scenarios())
 def test_a_watermark_with_events_is_a_watermark_and_then_events(scenario: Scenario) -> None:
     how = {"key": scenario.key, "time": "ts", "aggregates": AGGREGATES, "policy": policy("standard", scenario.bound)}
-    windows = {
-        f"w{i}": aion.Sliding(us(d.size), us(d.slide), us(d.offset), bound=us(d.bound))
-        for i, d in enumerate(scenario.definitions)
-    }
+    windows = {f"w{i}": window_of(d, bound=us(d.bound)) for i, d in enumerate(scenario.definitions)}
     watermark = 0
     with aion.LocalOperator(windows=windows, **how) as one, aion.LocalOperator(windows=windows, **how) as two:
         for step in scenario.steps:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aion.core.windows import Count, Definition, PerRecord, Session, Sliding, Tumbling
+from aion.core.periodic import Cumulative, Sliding, Tumbling
+from aion.core.windows import Count, Definition, PerRecord, Session
 from tests.durations import us
 from tests.keyed_oracle import Event
 from tests.local.slicing import FOREVER, YEAR, Player, Step, batch, brief, check, expected, instants, panes_of
@@ -69,8 +70,9 @@ def test_a_late_event_brings_no_pane_of_a_key_that_has_none_in_the_window() -> N
         [Tumbling(us(10)), Sliding(us(40), us(5))],
         [Session(us(3))],
         [Tumbling(us(10)), Sliding(us(40), us(5)), Session(us(3))],
+        [Tumbling(us(10)), Cumulative(us(5), us(40))],
     ],
-    ids=["periodic", "sessions", "both"],
+    ids=["periodic", "sessions", "both", "growing"],
 )
 def test_slices_go_when_no_window_needs_them(windows: list[Definition]) -> None:
     most = []

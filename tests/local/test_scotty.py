@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from aion.core.windows import Count, Definition, PerRecord, Session, Sliding, Tumbling
+from aion.core.periodic import Sliding, Tumbling
+from aion.core.windows import Count, Definition, PerRecord, Session
 from tests.durations import us
 from tests.local.slicing import FOREVER, YEAR, Player, Step, batch, check, instants, panes_of
 from tests.slicing_oracle import Pane

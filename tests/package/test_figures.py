@@ -22,4 +22,4 @@ def test_the_product_has_few_lines() -> None:
 
 
 def test_a_function_that_runs_is_seen() -> None:
-    assert figures.files_of(lambda: figures.aion.Tumbling("1 minute")) >= {"aion/core/windows.py"}
+    assert figures.files_of(lambda: figures.aion.Tumbling("1 minute")) >= {"aion/core/periodic.py"}

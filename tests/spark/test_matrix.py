@@ -32,6 +32,7 @@ UTC = pa.timestamp("us", "UTC")
 KINDS: dict[str, Callable[..., Any]] = {
     "tumbling": lambda **how: aion.Tumbling("1 minute", **how),
     "sliding": lambda **how: aion.Sliding("1 minute", "30 seconds", **how),
+    "cumulative": lambda **how: aion.Cumulative("30 seconds", "1 minute", **how),
     "calendar": lambda **how: aion.Calendar("1 day", zone="Europe/Paris", **how),
     "session": lambda **how: aion.Session("1 minute", **how),
     "cut session": lambda **how: aion.Session("1 minute", max_duration="1 hour", **how),
@@ -96,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(kind: str, keys: str, option: str) -> int:
     """How many events the last panes of all windows count that begin before the last event."""
     counts = 2 * np.bincount(np.arange(ROWS) % KEYS, minlength=KEYS) if keys != "none" else np.array([2 * ROWS])
-    if kind == "sliding":
+    if kind in ("sliding", "cumulative"):
         return 4 * ROWS
     if kind == "count":
         return int((counts // 2 * 2).sum())

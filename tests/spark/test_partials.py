@@ -107,6 +107,7 @@ def panes_of(stream: FileStream, folder: Path, setting: str, **definition: Any) 
         {
             "two": aion.Tumbling("7 seconds"),
             "hop": aion.Sliding("20 seconds", "10 seconds"),
+            "grows": aion.Cumulative("10 seconds", "1 minute"),
             "quiet": aion.Session("3 s"),
         },
         pytest.param({"minute": aion.Tumbling("1 minute")}, marks=pytest.mark.proof),
@@ -270,6 +271,7 @@ def test_strategies_of_the_user_stay(off: SparkSession, stream: FileStream) -> N
 WINDOWS: dict[str, Any] = {
     "one": aion.Tumbling("7 seconds"),
     "several": [aion.Tumbling("7 seconds"), aion.Sliding("20 seconds", "6 seconds")],
+    "growing": [aion.Cumulative("6 seconds", "1 minute", offset="2 seconds"), aion.Tumbling("7 seconds")],
     "many": [
         aion.Tumbling(f"{n} seconds") for n in (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
     ],

@@ -85,6 +85,34 @@ def check_bills(spark: SparkSession, folder: Path) -> None:
     assert len(reasons) == 2
 
 
+def takings() -> list[list[Event]]:
+    """By batch. Shop b has no sale in the afternoon, and a sale of the first morning comes late for all its hours."""
+    rng = random.Random(11)
+
+    def sold(shop: str, first: int, last: int) -> list[Event]:
+        times = [rng.randrange(first * HOUR, last * HOUR) for _ in range(12)]
+        return [{"shop": shop, "at": MIDNIGHT + t, "cents": rng.randrange(1000)} for t in times]
+
+    late = {"shop": "b", "at": MIDNIGHT + 7 * HOUR, "cents": 5}
+    end = {"shop": "end", "at": MIDNIGHT + GONE, "cents": 0}
+    return [[*sold("a", 6, 11), *sold("b", 7, 11)], [late, *sold("a", 11, 20), *sold("a", 27, 30)], [end]]
+
+
+def check_takings(folder: Path) -> None:
+    events = [e for batch in takings() for e in batch if e["shop"] != "end"]
+    truth: dict[Any, Any] = {}
+    for shop in "ab":
+        for hour in range(1, 2 * 24 + 1):
+            begin = MIDNIGHT + (hour - 1) // 24 * DAY
+            own = [e for e in events if e["shop"] == shop and begin <= e["at"] < MIDNIGHT + hour * HOUR]
+            if own:
+                truth[shop, begin, MIDNIGHT + hour * HOUR] = [sum(e["cents"] for e in own), len(own)]
+    with closing(sqlite3.connect(folder / "takings.db")) as db:
+        columns = "shop, window_start, window_end, cents, sales"
+        found = db.execute(f"SELECT {columns} FROM so_far WHERE shop <> 'end'").fetchall()
+    assert {(shop, instant(begin), instant(end)): values for shop, begin, end, *values in found} == truth
+
+
 def readings() -> list[list[Event]]:
     """Device b is away from the first hour to the fourth, and sends it all in the third batch."""
     rng = random.Random(5)
@@ -264,6 +292,7 @@ def test_the_recipes(alone: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
     streams = {"usage": (usage(), USAGE), "readings": (readings(), READINGS), "clicks": (clicks(), CLICKS)}
     streams["payments"] = (payments(), PAYMENTS)
     streams["sales"] = (sales(), SALES)
+    streams["takings"] = (takings(), PAYMENTS)
     for name, (batches, schema) in streams.items():
         write(tmp_path / name, batches[0], schema)
     now = int(time.time())
@@ -292,3 +321,4 @@ def test_the_recipes(alone: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
     check_clicks(tmp_path)
     check_alerts(alone, tmp_path)
     check_sales(tmp_path)
+    check_takings(tmp_path)

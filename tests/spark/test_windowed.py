@@ -71,6 +71,7 @@ def naive(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             {"windows": [aion.Tumbling("10 seconds"), aion.Sliding("30 seconds", "20 seconds")], "aggregates": ALL},
             marks=pytest.mark.proof,
         ),
+        {"key": "k", "windows": aion.Cumulative("10 seconds", "40 seconds", offset="5 seconds"), "aggregates": ALL},
         {
             "key": ["k", "v"],
             "windows": aion.Tumbling("20 seconds", offset="5 seconds"),
@@ -80,7 +81,7 @@ def naive(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             ),
         },
     ],
-    ids=["one key", "no key, two windows", "several keys, apply"],
+    ids=["one key", "no key, two windows", "windows that grow", "several keys, apply"],
 )
 def test_the_same_panes_as_without_spark(stream: FileStream, sink: Sink, definition: dict[str, Any]) -> None:
     policy = {**BOUND, "state": {"shards": 1}}

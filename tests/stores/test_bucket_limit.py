@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aion.core.periodic import Periodic, Sliding, Tumbling
 from aion.core.slicing.grid import SliceGrid
-from aion.core.windows import Periodic, Sliding, Tumbling
 from state_backends.store.m_bucket import MBuckets, MemoryBudget, Stretches
 from tests.stores.rig import KIB, Rig, make_block
 
@@ -66,8 +66,6 @@ def test_the_heaviest_window_is_that_of_all_that_cover_the_slice(windows: list[P
         held.add(number, make_block(slice_us, number, KIB))
     sizes = held.sizes()
     for slice_us in sizes:
-        covering = [(window, start) for window in windows for start in window.starts_covering(slice_us)]
-        expected = max(
-            sum(size for s, size in sizes.items() if start <= s < window.end(start)) for window, start in covering
-        )
+        covering = [span for window in windows for span in window.covering(slice_us)]
+        expected = max(sum(size for s, size in sizes.items() if start <= s < end) for start, end in covering)
         assert held.heaviest(slice_us, stretches(*windows), 0) == expected

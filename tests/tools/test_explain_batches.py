@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from aion.cli import app
+from aion.core.periodic import Tumbling
 from aion.core.slicing.grid import NO_SLICE
-from aion.core.windows import Tumbling
 from aion.tools.inspect.tables import called
 from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage

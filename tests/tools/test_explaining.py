@@ -73,13 +73,14 @@ def test_what_cannot_be_split_is_said_to_be_central() -> None:
     [
         ([aion.Tumbling("1 minute"), aion.Sliding("5 minutes", "1 minute")], "every 1 minute", 6),
         ([aion.Sliding("25 seconds", "10 seconds")], "every 10 seconds and every 10 seconds from 5 seconds on", 3),
+        ([aion.Cumulative("10 minutes", "1 hour"), aion.Tumbling("1 hour")], "every 10 minutes", 7),
         ([aion.Tumbling("1 hour", offset="1 minute")], "every 1 hour from 1 minute on", 1),
     ],
 )
 def test_the_edges_that_windows_share(windows: Any, edges: str, most: int) -> None:
     text = told(aggregates=MEAN, windows=windows)
     assert f"Slices end {edges}. An event is in one slice" in text
-    shared = max(sum(len([*window.starts_covering(t * 1_000_000)]) for window in windows) for t in range(0, 3600, 5))
+    shared = max(sum(len([*window.covering(t * 1_000_000)]) for window in windows) for t in range(0, 3600, 5))
     assert shared == most
     assert (f"for all windows that contain it (up to {most})" in text) is (most > 1)
 

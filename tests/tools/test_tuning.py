@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.config import load_policy
-from aion.core.windows import Periodic
+from aion.core.periodic import Periodic
 from aion.errors import ConfigError, FormatError
 from aion.execute.recorder import Recorder
 from aion.execute.trace import FORMAT, METADATA, SCHEMA, Definition, Trace, fitted, read_trace
@@ -57,6 +57,7 @@ KINDS: dict[str, dict[str, Any]] = {
 WINDOWS: dict[str, Any] = {
     "tumbling": aion.Tumbling("10 seconds"),
     "sliding": aion.Sliding("20 seconds", "5 seconds"),
+    "cumulative": aion.Cumulative("5 seconds", "20 seconds"),
     "early": aion.Tumbling("10 seconds", early="3 seconds"),
     "timed apart": [
         aion.Tumbling("10 seconds", bound="15 seconds"),

@@ -24,6 +24,7 @@ from aion.base.arrow_types import arrow_type
 from aion.base.numbers import NEVER
 from aion.core.calendars import Steps, ZoneRules
 from aion.core.packing import untable
+from aion.core.periodic import is_periodic, periodic_of
 from aion.core.query.history import EVOLUTION, OVER, Evolution, Kept, Part, Step, layouts_of
 from aion.core.query.plan import DROP, FINISH, SLICE, Plan
 from aion.core.windows import ALIGNED, Aligned
@@ -370,6 +371,11 @@ def finished(snapshots: Sequence[Mapping[str, Any]], definition: Mapping[str, An
 
 def length_us(spec: Mapping[str, Any]) -> int:
     """Returns the length of the longest window of an aligned definition."""
-    if spec["type"] == "periodic":
-        return int(spec["size_us"])
+    if is_periodic(spec):
+        return periodic_of(spec).reach_us
     return Steps.of(spec["every"], spec.get("start")).longest_us
+
+
+def segment_us(spec: Mapping[str, Any]) -> int:
+    """Returns how long a segment is at most if the windows of an aligned definition are the shortest ones."""
+    return periodic_of(spec).shortest_us if is_periodic(spec) else length_us(spec)

@@ -14,11 +14,12 @@ from aion.aggregates.values import combined
 from aion.base.arrow_types import arrow_type
 from aion.base.numbers import NEVER
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
-from aion.core.query.evolution import length_us, nothing, rules_of
+from aion.core.periodic import Periodic, is_periodic, periodic_of
+from aion.core.query.evolution import nothing, rules_of, segment_us
 from aion.core.query.history import EVOLUTION, Evolution, History, Layout, Part, layouts_of
 from aion.core.query.plan import SENT, SLICE, Plan, is_event_wise
 from aion.core.slicing.grid import slices_from_json, start_of
-from aion.core.windows import Aligned, Calendar, Definition, Periodic
+from aion.core.windows import Aligned, Calendar, Definition
 
 
 def evolved(plan: Plan, evolution: Evolution) -> Plan:
@@ -57,8 +58,8 @@ def evolved(plan: Plan, evolution: Evolution) -> Plan:
 
 def definition_of(spec: Mapping[str, Any], rules: Mapping[str, ZoneRules]) -> Aligned:
     """Returns a definition that finishes, from what is stored of it."""
-    if spec and spec["type"] == "periodic":
-        return Periodic(spec["size_us"], spec["slide_us"], spec["offset_us"])
+    if is_periodic(spec):
+        return periodic_of(spec)
     if not spec or spec["zone"] not in rules:  # it has no windows any more
         return Periodic(1_000_000, 1_000_000, 0)
     return Calendar(CalendarEdges(Steps.of(spec["every"], spec.get("start")), rules[spec["zone"]]))
@@ -77,7 +78,7 @@ def of_shard(plan: Plan, snapshot: Mapping[str, Any] | None) -> Plan:
         step = evolution.step(kept["steps"])
         layouts.append(Layout(snapshot["next_seq"], kept["steps"], max(map(start_of, starts))))
         if plan.history.is_cut_anew and step.windows and plan.layout is not None:
-            longest_us = min(length_us(spec) for _, spec in step.windows)
+            longest_us = min(segment_us(spec) for _, spec in step.windows)
             own = [start_us for start_us in starts if plan.holds(start_us)]
             ends |= {start_us: max(ends.get(start_us, 0), start_us + longest_us) for start_us in own}
     history = replace(plan.history, layouts=tuple(layouts), ends=ends)

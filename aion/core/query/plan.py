@@ -23,6 +23,7 @@ from aion.aggregates.values import combined
 from aion.base.numbers import NEVER
 from aion.base.schema import parse_schema
 from aion.core.gaps import gaps_us
+from aion.core.periodic import Family, Tumbling
 from aion.core.query.columns import (
     asked_columns,
     check_columns,
@@ -44,11 +45,9 @@ from aion.core.windows import (
     Count,
     Definition,
     Definitions,
-    Family,
     PerRecord,
     Punctuated,
     Session,
-    Tumbling,
     named,
 )
 from aion.errors import ConfigError

@@ -17,11 +17,12 @@ from aion.aggregates.functions import Aggregate
 from aion.aggregates.layout import Layout
 from aion.base.arrow_types import arrow_type
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
+from aion.core.periodic import periodic_of
 from aion.core.query.evolved import evolved
 from aion.core.query.history import EVOLUTION, Evolution
 from aion.core.query.plan import FINAL, Plan, Updates, besides, is_event_wise
 from aion.core.slicing.grid import EVENT_ROWS_US
-from aion.core.windows import Calendar, Count, Definition, Periodic, PerRecord, Punctuated, Session
+from aion.core.windows import Calendar, Count, Definition, PerRecord, Punctuated, Session
 from aion.errors import ConfigError
 from state_backends.format.definitions import COMPUTED
 
@@ -122,8 +123,8 @@ def _lasting(us: int) -> timedelta:
 
 def _window(spec: Mapping[str, Any], rules: Callable[[str], ZoneRules]) -> Definition:
     match spec["type"]:
-        case "periodic":
-            return Periodic(spec["size_us"], spec["slide_us"], spec["offset_us"])
+        case "periodic" | "cumulative":
+            return periodic_of(spec)
         case "calendar":
             return Calendar(CalendarEdges(Steps.of(spec["every"], spec.get("start")), rules(spec["zone"])))
         case "session":

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.base.numbers import NEVER
-from aion.core.windows import Aligned, Calendar, Periodic
+from aion.core.periodic import Periodic
+from aion.core.windows import Aligned, Calendar
 from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
@@ -17,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 _EMPTY_PER_FULL = threshold(8, 1)
 """List all windows from the first slice to the last, unless there are more than this many for each non-empty one."""
 _AT_ONCE = threshold(1 << 20)
-_ONE = (1, 1, 0)
+_ONE = (1, 1, 1, 0)
 
 
 class Covering(NamedTuple):
@@ -33,8 +34,8 @@ class Covering(NamedTuple):
 class AlignedWindows:
     """Window definitions by their number in the operator.
 
-    The windows of a definition are numbered by their starts. A calendar has one window at a time; in the arithmetic of
-    periodic windows it stands with a size, slide and offset in windows instead of µs.
+    The windows of a definition are numbered by their ends, with the formula of :mod:`aion.core.periodic`. A calendar
+    has one window at a time; in that formula it stands with lengths and an offset in windows instead of µs.
     """
 
     def __init__(self, windows: Mapping[int, Aligned], limits: Mapping[int, tuple[int, int]] | None = None) -> None:
@@ -43,10 +44,14 @@ class AlignedWindows:
         self._limits = np.array([(limits or {}).get(number, always) for number in windows], np.int64).reshape(-1, 2)
         self._limited = bool(limits)
         self._numbers = np.array(list(windows), np.int64)
-        periodic = [(w.size_us, w.slide_us, w.offset_us) if isinstance(w, Periodic) else _ONE for w in windows.values()]
-        self._sizes, self._slides, self._offsets = np.array(periodic, np.int64).reshape(-1, 3).T.copy()
+        periodic = [
+            (w.shortest_us, w.slide_us, w.start_every_us, w.offset_us) if isinstance(w, Periodic) else _ONE
+            for w in windows.values()
+        ]
+        columns = np.array(periodic, np.int64).reshape(-1, 4).T.copy()
+        self._shortest, self._slides, self._starts_every, self._offsets = columns
         self._calendars = {place: w.edges for place, w in enumerate(windows.values()) if isinstance(w, Calendar)}
-        self._overlap = int((-(-self._sizes // self._slides)).sum())
+        self._overlap = sum(w.overlap if isinstance(w, Periodic) else 1 for w in windows.values())
 
     def covering(self, slices_us: Ints) -> Covering:
         """Returns all windows that hold any of the slices. The starts of the slices ascend, each once."""
@@ -76,7 +81,7 @@ class AlignedWindows:
     def _oldest(self, slices_us: Ints) -> Ints:
         """Returns a row for each slice: for each definition, the number of the first window that holds the slice."""
         rows = slices_us[:, None]
-        found: Ints = (rows - self._offsets - self._sizes) // self._slides + 1
+        found: Ints = (rows - self._offsets - self._shortest) // self._slides + 1
         for place, calendar in self._calendars.items():
             found[:, place] = calendar.numbers(slices_us)
         return found
@@ -84,15 +89,17 @@ class AlignedWindows:
     def _newest(self, slices_us: Ints) -> Ints:
         """Returns the same for the last window."""
         rows = slices_us[:, None]
-        found: Ints = (rows - self._offsets) // self._slides
+        started = (rows - self._offsets) // self._starts_every + 1
+        found: Ints = started * self._starts_every // self._slides - 1
         for place, calendar in self._calendars.items():
             found[:, place] = calendar.numbers(slices_us)
         return found
 
     def _bounds(self, which: Ints, numbers: Ints) -> tuple[Ints, Ints]:
         """Returns the start and end of each window."""
-        starts = self._offsets[which] + numbers * self._slides[which]
-        ends = starts + self._sizes[which]
+        instants, every = numbers * self._slides[which], self._starts_every[which]
+        starts = self._offsets[which] + instants // every * every
+        ends = self._offsets[which] + instants + self._shortest[which]
         for place, calendar in self._calendars.items():
             own = which == place
             starts[own], ends[own] = calendar.starts(numbers[own]), calendar.starts(numbers[own] + 1)

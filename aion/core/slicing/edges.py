@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.core.calendars import CalendarEdges
-from aion.core.windows import Family
+from aion.core.periodic import Family
 from state_backends.thresholds import threshold
 
 Micros = npt.NDArray[np.int64]

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.core.packing import table, untable
+from aion.core.periodic import Family, Periodic
 from aion.core.slicing.edges import EdgeSet
-from aion.core.windows import Aligned, Calendar, Definition, Family, Periodic
+from aion.core.windows import Aligned, Calendar, Definition
 
 Micros = npt.NDArray[np.int64]
 
@@ -99,7 +100,7 @@ class SliceGrid:
             shortest = min(self.aligned.values(), key=_length)
             # Every segment boundary is an edge, so that no slice lies in two segments.
             if isinstance(shortest, Periodic):
-                segment = Family(shortest.size_us, shortest.offset_us % shortest.size_us)
+                segment = Family(shortest.shortest_us, shortest.offset_us % shortest.shortest_us)
                 families.add(segment)
                 self._segment = EdgeSet([segment])
             else:
@@ -190,7 +191,7 @@ class SliceGrid:
 def _length(window: Aligned) -> tuple[int, int, int]:
     """Orders windows by length, and otherwise in a way that stays the same over restarts."""
     if isinstance(window, Periodic):
-        return window.size_us, 0, window.offset_us
+        return window.shortest_us, 0, window.offset_us
     return window.edges.steps.shortest_us, 1, 0
 
 

@@ -1,6 +1,6 @@
 """Remembers which windows are gone for good. It stays small, however long a query runs. Pure.
 
-Starts of windows are stored as runs of neighbours.
+What stands for a window (``run_values``) is stored as runs of neighbours.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Purged:
         if any(self._purged.values()):
             for row in np.flatnonzero(~gone).tolist():
                 number = int(definition[row])
-                (value,) = self._windows[number].run_values(starts_us[row : row + 1]).tolist()
+                (value,) = self._windows[number].run_values(starts_us[row : row + 1], ends_us[row : row + 1]).tolist()
                 gone[row] = value in self._purged[number]
         return gone
 
@@ -104,7 +104,8 @@ class Purged:
         """Notes that these windows were purged."""
         alone = ends_us > self.closed_us[definition]
         for number in np.unique(definition[alone]).tolist():
-            for value in self._windows[number].run_values(starts_us[alone & (definition == number)]).tolist():
+            own = alone & (definition == number)
+            for value in self._windows[number].run_values(starts_us[own], ends_us[own]).tolist():
                 self._purged[number].add(value)
 
     def close(self, us: Ints) -> None:

@@ -13,11 +13,12 @@ from aion.config import Policy
 from aion.config.sections import TriggerPolicy
 from aion.config.values import format_bytes
 from aion.core.calendars import Steps
+from aion.core.periodic import Periodic
 from aion.core.query.plan import Plan
 from aion.core.query.updates import visible
 from aion.core.slicing.grid import SliceGrid
 from aion.core.topology import MergingDecision, Strategy, Tree
-from aion.core.windows import Aligned, Calendar, Definition, Periodic, PerRecord, Session
+from aion.core.windows import Aligned, Definition, PerRecord, Session
 from aion.execute.assembly import own_triggers
 
 _WIDTH = 110
@@ -134,7 +135,7 @@ def _slices(windows: Mapping[str, Definition]) -> Iterator[Line]:
     ]
     ends += [f"at {_at(c.steps)} in {c.rules.name} ({_each(c.steps)})" for c in edges.calendars]
     if ends:
-        most = sum(1 if isinstance(w, Calendar) else -(-w.size_us // w.slide_us) for w in aligned)
+        most = sum(w.overlap if isinstance(w, Periodic) else 1 for w in aligned)
         shared = f"for all windows that contain it (up to {most})" if most > 1 else "for its window"
         shared = shared if len(aligned) == len(windows) else "for all windows"
         yield (
@@ -215,9 +216,7 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int, why_in_py
             "long as its slice. So children send events, and the root makes blocks of them.",
         )
     yield "root", f"{_count(len(tree.shards), 'shard')} in {_count(tree.root_tasks, 'task')}; each {work}."
-    if plan.layout is not None and any(
-        isinstance(w, Periodic) and w.slide_us < w.size_us for w in plan.windows.values()
-    ):
+    if plan.layout is not None and any(isinstance(w, Periodic) and w.overlap > 1 for w in plan.windows.values()):
         yield "overlap", _combining(plan.layout, policy)
 
 
@@ -298,7 +297,10 @@ def _completeness(plan: Plan, policy: Policy) -> Iterator[Line]:
         return
     of = [name for name, window in plan.windows.items() if isinstance(window, Periodic)]
     if not of:
-        yield "", "Rows do not say how complete they are: only tumbling and sliding windows do. The columns are null."
+        yield (
+            "",
+            "Rows do not say how complete they are: only windows of a fixed size do. The columns are null.",
+        )
         return
     yield (
         "",

@@ -19,9 +19,9 @@ from aion.core.lateness.sketch import EDGES_US, LatenessSketch, bin_of
 from aion.core.life.actions import Arrived, WatermarkAdvanced
 from aion.core.operator.operator import Operator
 from aion.core.packing import pack, unpack
+from aion.core.periodic import Tumbling
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
-from aion.core.windows import Tumbling
 from aion.errors import FormatError
 from tests.durations import us
 from tests.late import DAY, HOUR, MINUTE, SECOND, drawn, exponential, lognormal, same_in_every_epoch

@@ -213,6 +213,8 @@ WAKING: list[tuple[Definition, dict[str, Any]]] = [
     *((make("7 microseconds"), {}) for make in EARLY.values()),
     (aion.Tumbling(us(10)), {}),
     (aion.Sliding(us(10), us(5)), {"emit": "final"}),
+    (aion.Cumulative(us(5), us(20)), {"emit": "final"}),
+    (aion.Cumulative(us(5), us(20), early="batch"), {}),
     (aion.Tumbling(us(40), early="7 microseconds"), {}),
     *((make("batch"), {}) for make in EARLY.values()),
     (aion.Sliding(us(40), us(10), early="batch"), {}),

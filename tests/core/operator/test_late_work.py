@@ -17,9 +17,9 @@ from aion.core.compaction import BlockFact
 from aion.core.life.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
 from aion.core.life.late_work import FLOOR, LateWork
 from aion.core.operator.operator import Operator
+from aion.core.periodic import Tumbling
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
-from aion.core.windows import Tumbling
 from aion.errors import PolicyError
 from tests.durations import us
 from tests.operators import bound_of

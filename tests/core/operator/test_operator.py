@@ -20,8 +20,8 @@ from aion.core.life.actions import (
     WindowRef,
 )
 from aion.core.life.lifecycle import TRANSITIONS, Status, Watermark
+from aion.core.periodic import Sliding, Tumbling
 from aion.core.slicing.grid import NO_SLICE
-from aion.core.windows import Sliding, Tumbling
 from tests.durations import us
 from tests.operators import advance, arrive, end_batch, executed, executes, make
 

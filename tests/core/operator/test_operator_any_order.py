@@ -25,8 +25,8 @@ from aion.core.life.actions import (
     WatermarkAdvanced,
     WindowRef,
 )
+from aion.core.periodic import Cumulative, Periodic, Sliding, Tumbling
 from aion.core.slicing.grid import NO_SLICE, SliceGrid
-from aion.core.windows import Periodic, Sliding, Tumbling
 from tests.durations import us
 from tests.examples import some
 from tests.operators import executes, make, purged, said
@@ -37,6 +37,8 @@ GRIDS = [
     (Sliding(us(25), us(10), us(3)),),
     (Tumbling(us(10)), Tumbling(us(30)), Sliding(us(40), us(20))),
     (Tumbling(us(7)), Tumbling(us(10), us(3)), Sliding(us(25), us(15))),
+    (Cumulative(us(10), us(40), us(5)),),
+    (Cumulative(us(10), us(30)), Tumbling(us(15)), Cumulative(us(4), us(12))),
 ]
 
 
@@ -69,9 +71,9 @@ class OperatorMachine(RuleBasedStateMachine):
 
     def refs(self, slice_us: int) -> set[WindowRef]:
         return {
-            WindowRef(n, start, window.end(start))
+            WindowRef(n, start, end)
             for n, window in enumerate(self.windows)
-            for start in window.starts_covering(slice_us)
+            for start, end in window.covering(slice_us)
         }
 
     def needs(self, ref: WindowRef, segment_us: int) -> bool:

@@ -13,7 +13,7 @@ from aion.core.life.actions import (
     Purge,
     WindowRef,
 )
-from aion.core.windows import Tumbling
+from aion.core.periodic import Tumbling
 from tests.durations import us
 from tests.operators import advance, arrive, dropped, end_batch, executed, kinds, make, purged
 

@@ -16,10 +16,10 @@ from aion.core.life.actions import Arrived, BatchEnded, Execute, PaneKind, Water
 from aion.core.life.rules import Rules
 from aion.core.operator.operator import Operator
 from aion.core.operator.overview import REASONS, WindowOutlook, trigger_from_json, windows
+from aion.core.periodic import Tumbling
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.staleness import StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
-from aion.core.windows import Tumbling
 from policies.cleanup import Cleanup, Reason
 from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage

@@ -123,7 +123,7 @@ TIMES = st.builds(
 WATERMARKS = TIMES | st.sampled_from([-(2**63), 2**63 - 1, 2**70])
 STEPS = st.lists(st.tuples(WATERMARKS, st.lists(st.tuples(TIMES, COUNTS), max_size=5)), min_size=1, max_size=6)
 WINDOWS = {
-    "periodic": [aion.Tumbling("10 s"), aion.Sliding("1 min", "20 s")],
+    "periodic": [aion.Tumbling("10 s"), aion.Sliding("1 min", "20 s"), aion.Cumulative("20 s", "1 min")],
     "long": [aion.Tumbling(us(LONGEST_US)), aion.Tumbling("1 day")],
     "sessions": [aion.Session("30 s"), aion.Tumbling("1 h")],
     "per record": [aion.PerRecord("1 min")],

@@ -23,6 +23,7 @@ SCHEMA = pa.schema([("key", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("i
 WINDOWS = {
     "tumbling": aion.Tumbling("5 seconds"),
     "sliding": aion.Sliding("6 seconds", "4 seconds"),
+    "cumulative": aion.Cumulative("2 seconds", "6 seconds"),
     "session": aion.Session("3 seconds"),
     "cut": aion.Session("3 seconds", max_duration="7 seconds"),
     "count": aion.Count(3),

@@ -18,6 +18,7 @@ POLICY: dict[str, Any] = {
 WINDOWS = {
     "tumbling": aion.Tumbling("10 seconds"),
     "sliding": aion.Sliding("10 seconds", "5 seconds"),
+    "cumulative": aion.Cumulative("5 seconds", "10 seconds"),
     "session": aion.Session("20 seconds"),
     "count": aion.Count(100),
 }

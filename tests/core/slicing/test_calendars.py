@@ -53,8 +53,7 @@ def test_the_window_of_an_instant_is_what_datetime_says(at: list[int], zone: str
     window = aion.Calendar(f"{step[0]} {step[1]}", zone)
     found = bounds(window, at)
     assert found == [window_of(t, *step, ZoneInfo(zone)) for t in at]
-    assert [next(window.starts_covering(t)) for t in at] == [start for start, _ in found]
-    assert [window.end(start) for start, _ in found] == [end for _, end in found]
+    assert [next(window.covering(t)) for t in at] == found
     assert all(end - start <= window.edges.longest_us for start, end in found)
 
 
@@ -84,8 +83,7 @@ def test_windows_begin_at_a_local_time_and_weeks_on_a_day(
     window = aion.Calendar(f"{step[0]} {step[1]}", zone, start=f"{WEEKDAYS[weekday]} {clock}" if is_week else clock)
     found = bounds(window, at)
     assert found == [window_of(t, *step, ZoneInfo(zone), timedelta(minutes=minutes), weekday) for t in at]
-    assert [next(window.starts_covering(t)) for t in at] == [start for start, _ in found]
-    assert [window.end(start) for start, _ in found] == [end for _, end in found]
+    assert [next(window.covering(t)) for t in at] == found
     assert all(end - start <= window.edges.longest_us for start, end in found)
     steps = window.edges.steps
     assert Steps.of(steps.every, steps.start) == steps
@@ -107,8 +105,7 @@ def test_hours_begin_when_the_clocks_show_them(at: list[int], zone: str, count: 
     window = aion.Calendar(f"{count} hours", zone)
     found = bounds(window, at)
     assert found == [hours_of(t, count, ZoneInfo(zone)) for t in at]
-    assert [next(window.starts_covering(t)) for t in at] == [start for start, _ in found]
-    assert [window.end(start) for start, _ in found] == [end for _, end in found]
+    assert [next(window.covering(t)) for t in at] == found
     assert all(end - start <= window.edges.longest_us for start, end in found)
     assert from_json(to_json(window)).edges == window.edges
     day = aion.Calendar("1 day", zone).edges

@@ -60,6 +60,7 @@ overlapping = st.sampled_from(
         (Definition(40, 5),),
         (Definition(64, 1),),
         (Definition(33, 2, 1),),
+        (Definition(40, 2, 1, grows=True),),
         (Definition(60, 3), Definition(10, 10), Definition(25, 10, 2)),
     ]
 )

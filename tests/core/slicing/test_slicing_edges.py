@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aion.core.periodic import Periodic, Sliding, Tumbling
 from aion.core.slicing.edges import EdgeSet, assign
 from aion.core.slicing.grid import SliceGrid
-from aion.core.windows import Periodic, Sliding, Tumbling
+from tests.core.slicing.test_windows import brute as definition_of
 from tests.core.slicing.test_windows import instants, several
 from tests.durations import us
 from tests.oracle import Definition, slice_of
@@ -24,7 +25,7 @@ def edge_set(windows: Sequence[Periodic]) -> EdgeSet:
 
 
 def brute(windows: Sequence[Periodic]) -> list[Definition]:
-    return [Definition(w.size_us, w.slide_us, w.offset_us) for w in windows]
+    return [definition_of(w) for w in windows]
 
 
 def many(count: int) -> list[Periodic]:

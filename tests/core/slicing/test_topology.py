@@ -11,7 +11,7 @@ from aion.core.topology import Strategy, Tree, levels_for, merging_strategies, m
 from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
 from aion.errors import ConfigError
 
-FIXED = [aion.Tumbling("1s"), aion.Sliding("3s", "2s")]
+FIXED = [aion.Tumbling("1s"), aion.Sliding("3s", "2s"), aion.Cumulative("1s", "3s")]
 ORDERED: list[Definition] = [Count(5), Count(5, 2), PerRecord("1s"), Punctuated("flag")]
 
 

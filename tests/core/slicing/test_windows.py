@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion import Sliding, Tumbling
+from aion import Cumulative, Sliding, Tumbling
+from aion.core.periodic import Periodic, periodic_of
 from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, SliceGrid
-from aion.core.windows import Periodic, named
+from aion.core.windows import named
 from aion.errors import WindowError
+from aion.execute.trace_windows import from_json, to_json
 from tests.durations import us
 from tests.oracle import Definition, slice_of
 
@@ -27,13 +29,18 @@ tumblings = st.builds(Tumbling, st.integers(1, 30).map(us), st.integers(-60, 60)
 slidings = st.integers(1, 30).flatmap(
     lambda size: st.builds(Sliding, st.just(us(size)), st.integers(1, size).map(us), st.integers(-60, 60).map(us))
 )
-windows = tumblings | slidings
+cumulatives = st.integers(1, 15).flatmap(
+    lambda step: st.builds(
+        Cumulative, st.just(us(step)), st.integers(1, 6).map(lambda n: us(n * step)), st.integers(-60, 60).map(us)
+    )
+)
+windows = tumblings | slidings | cumulatives
 several = st.lists(windows, min_size=1, max_size=4)
 instants = st.integers(-100, 100) | st.integers(-(10**15), 10**15)
 
 
 def brute(window: Periodic) -> Definition:
-    return Definition(window.size_us, window.slide_us, window.offset_us)
+    return Definition(window.size_us, window.slide_us, window.offset_us, grows=isinstance(window, Cumulative))
 
 
 # -- definitions ------------------------------------------------------------------------------------------
@@ -41,30 +48,34 @@ def brute(window: Periodic) -> Definition:
 
 @given(windows, instants)
 def test_the_windows_of_an_instant_are_those_that_contain_it(window: Periodic, t: int) -> None:
-    starts = list(window.starts_covering(t))
-    assert starts == sorted(starts, reverse=True), "latest first"
-    assert {(s, window.end(s)) for s in starts} == set(brute(window).containing(t))
+    found = list(window.covering(t))
+    ends = [end for _, end in found]
+    assert ends == sorted(ends, reverse=True), "latest first"
+    assert sorted(found) == sorted(brute(window).containing(t))
+    assert len(found) <= window.overlap
 
 
 @given(tumblings, instants)
 def test_tumbling_windows_neither_overlap_nor_leave_gaps(window: Tumbling, t: int) -> None:
-    (start,) = window.starts_covering(t)
-    assert window.end(start) in window.starts_covering(window.end(start))
+    ((_, end),) = window.covering(t)
+    assert [start for start, _ in window.covering(end)] == [end]
 
 
 @given(slidings, instants)
 def test_every_instant_is_in_a_sliding_window(window: Sliding, t: int) -> None:
-    assert list(window.starts_covering(t))
+    assert list(window.covering(t))
 
 
 @given(windows)
 def test_an_offset_of_a_whole_period_is_none(window: Periodic) -> None:
     size, slide, offset = window.size_us, window.slide_us, window.offset_us
-    shifted = (
-        Tumbling(us(size), us(offset + size))
-        if type(window) is Tumbling
-        else Sliding(us(size), us(slide), us(offset + slide))
-    )
+    shifted: Periodic
+    if isinstance(window, Cumulative):
+        shifted = Cumulative(us(slide), us(size), us(offset + size))
+    elif isinstance(window, Tumbling):
+        shifted = Tumbling(us(size), us(offset + size))
+    else:
+        shifted = Sliding(us(size), us(slide), us(offset + slide))
     assert shifted == window
     assert shifted.spec() == window.spec()
     assert str(shifted) == str(window)
@@ -76,11 +87,33 @@ def test_windows_travel_to_workers(window: Periodic) -> None:
     assert copy.deepcopy(window) == window
 
 
+@given(windows)
+def test_windows_are_made_again_of_what_is_stored(window: Periodic) -> None:
+    made = periodic_of(window.spec())
+    assert made.spec() == window.spec()
+    assert list(made.covering(7)) == list(window.covering(7))
+    assert from_json(to_json(window)).spec() == window.spec()
+
+
+@given(cumulatives, instants)
+def test_windows_that_grow_share_their_start_and_no_end(window: Cumulative, t: int) -> None:
+    found = [*window.covering(t)]
+    assert len({start for start, _ in found}) == 1
+    assert found[0][1] - found[0][0] == window.size_us
+    ends = np.array([end for _, end in found], np.int64)
+    starts = np.array([start for start, _ in found], np.int64)
+    values = window.run_values(starts, ends).tolist()
+    assert values == [values[0] - n * window.run_step for n in range(len(values))], "neighbours are one run"
+    assert [value <= window.ended_run_value(int(ends[-1])) for value in values] == (ends <= ends[-1]).tolist()
+
+
 def test_windows_are_called_by_their_own_words() -> None:
     assert str(Tumbling("60 s")) == "tumbling 1 minute"
     assert str(Sliding(timedelta(minutes=5), "90s", offset="30 s")) == (
         "sliding 5 minutes by 90 seconds offset 30 seconds"
     )
+    assert str(Cumulative("10 minutes", "1 hour")) == "cumulative 1 hour by 10 minutes"
+    assert str(Cumulative("1 minute", "1 day", offset="-5 hours")) == "cumulative 1 day by 1 minute offset 19 hours"
     assert str(Tumbling("1 day", offset="-5 hours")) == "tumbling 1 day offset 19 hours"
 
 
@@ -103,6 +136,10 @@ def test_windows_are_called_by_their_own_words() -> None:
         (lambda: Sliding("0.4 us", "1m"), "'0.4 us'"),
         (lambda: Sliding("1m", "-1s"), "'-1s'"),
         (lambda: Sliding("1m", "61 s"), "61 seconds"),
+        (lambda: Cumulative("40 s", "1m"), "a size of 1 minute is not a multiple of the step of 40 seconds"),
+        (lambda: Cumulative("1 hour", "1m"), "a size of 1 minute is not a multiple of the step of 1 hour"),
+        (lambda: Cumulative(0, "1m"), "step of 0 is not positive"),
+        (lambda: Cumulative("1m", "-1m"), "size of '-1m' is not positive"),
     ],
 )
 def test_a_window_that_cannot_be_is_refused_and_shown(make: Any, shown: str) -> None:
@@ -194,8 +231,7 @@ def test_a_segment_is_made_of_whole_slices(definitions: list[Periodic], times: l
 def test_a_window_is_made_of_whole_slices(definitions: list[Periodic], t: int) -> None:
     grid = SliceGrid(definitions)
     for window in definitions:
-        for start in window.starts_covering(t):
-            end = window.end(start)
+        for start, end in window.covering(t):
             assert starts(grid, [start, end]) == [start, end]
 
 
@@ -213,6 +249,10 @@ def test_windows_of_one_length_share_their_edges() -> None:
     assert len(SliceGrid([Tumbling(us(10)), Tumbling(us(20)), Sliding(us(40), us(10)), Tumbling(us(30))]).families) == 1
     assert len(SliceGrid([Sliding(us(25), us(10))], segmented=False).families) == 2
     assert len(SliceGrid([Sliding(us(25), us(10))]).families) == 3, "and those of the segments"
+    grows = SliceGrid([Cumulative(us(10), us(60)), Tumbling(us(10)), Sliding(us(30), us(10))])
+    assert len(grows.families) == 1 and not grows.has_segments
+    beside = SliceGrid([Cumulative(us(10), us(60)), Tumbling(us(15))])
+    assert beside.longest_us == 10, "segments are as long as the shortest window"
 
 
 def test_events_without_a_time_are_in_a_segment_of_their_own() -> None:
