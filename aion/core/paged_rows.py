@@ -10,7 +10,8 @@ number and theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from state_backends.thresholds import threshold
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 _BIN, _ROWS = b"b", b"r"
+_HEAD = struct.Struct("<qq")
 _DROPPED_AT_ONCE = threshold(1 << 14, 2)
 
 
@@ -38,12 +40,13 @@ class _Head:
     def of(cls, value: bytes | None) -> _Head:
         if value is None:
             return cls()
-        rows, pages, *chunks = np.frombuffer(value, np.int64).tolist()
+        rows, pages = _HEAD.unpack_from(value)
+        chunks = np.frombuffer(value, np.int64, offset=_HEAD.size).tolist() if len(value) > _HEAD.size else []
         return cls(rows, pages, dict(zip(chunks[::2], chunks[1::2], strict=True)))
 
-    def dump(self) -> bytes | None:
-        flat = [number for pair in sorted(self.chunks.items()) for number in pair]
-        return np.array([self.rows, self.pages, *flat], np.int64).tobytes()
+    def dump(self) -> bytes:
+        head = _HEAD.pack(self.rows, self.pages)
+        return head + np.array(sorted(self.chunks.items()), np.int64).tobytes() if self.chunks else head
 
 
 class Pages(NamedTuple):
@@ -70,40 +73,58 @@ class Part(NamedTuple):
     rows: pa.Table
 
 
+class ArrowPages:
+    """Chunks as record batches of Arrow IPC, without their schema."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+
+    def decode(self, values: Sequence[bytes]) -> tuple[pa.Table, Ints]:
+        """Returns the rows of some values, and how many each has."""
+        batches = [pa.ipc.read_record_batch(pa.py_buffer(value), self.schema) for value in values]
+        return pa.Table.from_batches(batches, self.schema), np.array([batch.num_rows for batch in batches], np.int64)
+
+    def encode(self, rows: pa.RecordBatch, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+        """Returns values of some stretches of rows."""
+        return [rows.slice(a, b - a).serialize().to_pybytes() for a, b in zip(begins, ends, strict=True)]
+
+
 class PagedRows:
     """The rows of one kind in a map. ``space``: how its keys begin. ``hash_``: the column by which rows are placed.
 
-    ``decode``, ``encode``: make rows of a value and a value of rows. ``page_rows``: how many rows a page has on the
-    average. ``chunk_rows``: how many a chunk has at most.
+    ``pages``: makes rows of values and values of rows. ``page_rows``: how many rows a page has on the average.
+    ``chunk_rows``: how many a chunk has at most.
     """
 
     def __init__(
         self,
         values: OrderedMap,
         space: bytes,
-        schema: pa.Schema,
         hash_: str,
-        decode: Callable[[bytes], pa.RecordBatch],
-        encode: Callable[[pa.RecordBatch], bytes],
+        pages: ArrowPages,
         *,
         page_rows: int,
         chunk_rows: int,
     ) -> None:
         self._values, self._space, self._hash = values, space, hash_
-        self.schema = schema
-        self._decode, self._encode = decode, encode
+        self.schema, self._codec = pages.schema, pages
         self._page_rows, self._chunk_rows = page_rows, chunk_rows
 
     # -- reading ------------------------------------------------------------------------------------------
 
-    def pages(self, bins: Ints, hashes: Ints) -> Pages:
-        """Finds the pages of rows. ``bins``: of each row, as a number; ``hashes``: of each row."""
-        distinct, of_bin = np.unique(bins, return_inverse=True)
+    def pages(self, bins: Ints, hashes: Ints, *, grow: bool = False) -> Pages:
+        """Finds the pages of rows. ``bins``: of each row, as a number; ``hashes``: of each row.
+
+        ``grow``: these rows are to be kept, so their bins get the pages that they need before the rows are placed.
+        """
+        distinct, of_bin, counts = np.unique(bins, return_inverse=True, return_counts=True)
         names = [_number(bin_) for bin_ in distinct.tolist()]
         heads = [_Head.of(value) for value in self._values.get([self._bin(name) for name in names])]
-        counts = np.array([head.pages for head in heads], np.int64)
-        most = int(counts.max(initial=1))
-        codes, page_of = np.unique(of_bin * most + _page(hashes, counts[of_bin]), return_inverse=True)
+        if grow:
+            self._make_room(names, heads, counts.tolist())
+        pages = np.array([head.pages for head in heads], np.int64)
+        most = int(pages.max(initial=1))
+        codes, page_of = np.unique(of_bin * most + _page(hashes, pages[of_bin]), return_inverse=True)
         return Pages(names, heads, np.column_stack(np.divmod(codes, most)), page_of)
 
     def parts(self, found: Pages) -> Iterator[Part]:
@@ -122,14 +143,17 @@ class PagedRows:
     def _read(self, found: Pages, pages: Ints, chunks: Ints) -> Part:
         places = zip(found.places[pages].tolist(), chunks.tolist(), strict=True)
         keys = [self._page(found.bins[bin_], page, chunk) for (bin_, page), chunk in places]
-        batches = [None if value is None else self._decode(value) for value in self._values.get(keys)]
-        rows = pa.Table.from_batches([b for b in batches if b is not None], self.schema)
-        sizes = [0 if batch is None else batch.num_rows for batch in batches]
+        values = self._values.get(keys)
+        rows, counts = self._codec.decode([value for value in values if value is not None])
+        sizes = np.zeros(len(values), np.int64)
+        sizes[[at for at, value in enumerate(values) if value is not None]] = counts
         last = chunks == self._chunks(found)[pages] - 1
         return Part(pages, chunks, last, np.repeat(np.arange(len(pages)), sizes), rows)
 
     @staticmethod
     def _chunks(found: Pages) -> Ints:
+        if not any(head.chunks for head in found.heads):
+            return np.ones(len(found.places), np.int64)
         pairs = found.places.tolist()
         return np.array([found.heads[bin_].chunks.get(page, 1) for bin_, page in pairs], np.int64)
 
@@ -149,7 +173,7 @@ class PagedRows:
                 for chunk in range(head.chunks.get(page, 1)):
                     (found,) = self._values.get([self._page(name, page, chunk)])
                     if found is not None:
-                        yield self._decode(found)
+                        yield from self._codec.decode([found])[0].to_batches()
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -163,7 +187,9 @@ class PagedRows:
         order = np.argsort(of_chunk, kind="stable")
         batch = _batch(rows.take(pa.array(order)), self.schema)
         edges = np.concatenate(([0], np.cumsum(after))).tolist()
-        changes: list[Change] = []
+        keys: list[bytes] = []
+        begins: list[int] = []
+        ends: list[int] = []
         touched: set[int] = set()
         for at in np.flatnonzero(changed).tolist():
             bin_, page = found.places[part.pages[at]].tolist()
@@ -173,28 +199,29 @@ class PagedRows:
                 head.rows += int(after[at] - before[at])
                 touched.add(bin_)
             for first in range(begin, max(end, begin + 1), self._chunk_rows):
-                some = batch.slice(first, min(self._chunk_rows, end - first))
-                changes.append((self._page(name, page, chunk), self._encode(some) if some.num_rows else None, None))
+                keys.append(self._page(name, page, chunk))
+                begins.append(first)
+                ends.append(min(first + self._chunk_rows, end))
                 chunk += 1
             if chunk > head.chunks.get(page, 1):
                 head.chunks[page] = chunk
+        values = self._codec.encode(batch, begins, ends)
+        changes: list[Change] = [
+            (key, value if begin < end else None, None)
+            for key, value, begin, end in zip(keys, values, begins, ends, strict=True)
+        ]
         changes += [(self._bin(found.bins[bin_]), found.heads[bin_].dump(), None) for bin_ in touched]
         self._values.put(changes)
 
-    def make_room(self, bins: Ints) -> None:
-        """Gives bins the pages that they need for more rows. ``bins``: of each of these rows. Call it before they are
-        placed, because rows that have filled a page would then be moved.
-        """
-        distinct, counts = np.unique(bins, return_counts=True)
-        names = [_number(bin_) for bin_ in distinct.tolist()]
-        heads = [_Head.of(value) for value in self._values.get([self._bin(name) for name in names])]
+    def _make_room(self, names: Sequence[bytes], heads: Sequence[_Head], counts: Sequence[int]) -> None:
         changes: list[Change] = []
-        for name, head, count in zip(names, heads, counts.tolist(), strict=True):
+        for name, head, count in zip(names, heads, counts, strict=True):
             wanted = -(-(head.rows + count) // self._page_rows)
             if wanted > head.pages:
                 self._grow(name, head, wanted)
                 changes.append((self._bin(name), head.dump(), None))
-        self._values.put(changes)
+        if changes:
+            self._values.put(changes)
 
     def _grow(self, name: bytes, head: _Head, pages: int) -> None:
         """Divides pages of a bin until it has this number of them."""
@@ -212,11 +239,11 @@ class PagedRows:
 
     def _divide(self, name: bytes, head: _Head, pages: Sequence[int], chunk: int) -> None:
         values = self._values.get([self._page(name, page, chunk) for page in pages])
-        there = [(page, self._decode(value)) for page, value in zip(pages, values, strict=True) if value is not None]
+        there = [page for page, value in zip(pages, values, strict=True) if value is not None]
         if not there:
             return
-        rows = _batch(pa.Table.from_batches([batch for _, batch in there]), self.schema)
-        was = np.repeat([page for page, _ in there], [batch.num_rows for _, batch in there])
+        stored, counts = self._codec.decode([value for value in values if value is not None])
+        rows, was = _batch(stored, self.schema), np.repeat(there, counts)
         now = _page(rows.column(self._hash).to_numpy(), np.full(len(was), head.pages))
         order = np.argsort(now, kind="stable")
         rows, to = rows.take(pa.array(order)), now[order]
@@ -227,9 +254,12 @@ class PagedRows:
         changes: list[Change] = [(self._page(name, page, chunk), None, None) for page in emptied]
         if chunk:
             head.chunks |= dict.fromkeys(numbers.tolist(), chunk + 1)
-        for number, begin, end in zip(numbers.tolist(), begins.tolist(), ends, strict=True):
-            if number in moved_from or number not in pages:
-                changes.append((self._page(name, number, chunk), self._encode(rows.slice(begin, end - begin)), None))
+        kept = set(pages) - moved_from
+        some = [at for at, number in enumerate(numbers.tolist()) if number not in kept]
+        encoded = self._codec.encode(rows, begins[some].tolist(), [ends[at] for at in some])
+        changes += [
+            (self._page(name, int(numbers[at]), chunk), value, None) for at, value in zip(some, encoded, strict=True)
+        ]
         self._values.put(changes)
 
     def drop(self, before: int) -> None:

@@ -203,9 +203,7 @@ class Join:
         came: list[New] = []
         for side, rows in enumerate((left, right)):
             stored, said = self._sides[side], self._plan.sides[side]
-            bins = stored.bins(rows.time)
-            stored.pages.make_room(bins)
-            found = stored.pages.pages(bins, rows.hash)
+            found = stored.pages.pages(stored.bins(rows.time), rows.hash, grow=True)
             if said.changes:
                 came.append(newest(stored, rows, found))
             else:

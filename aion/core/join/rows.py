@@ -15,7 +15,7 @@ from aion.base.identity import identify
 from aion.core.join.matching import Sorted
 from aion.core.join.plan import KIND_BEFORE, SEQ_BEFORE, JoinPlan
 from aion.core.life.actions import PaneKind
-from aion.core.paged_rows import PagedRows, Pages, Part
+from aion.core.paged_rows import ArrowPages, PagedRows, Pages, Part
 from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
 
@@ -153,10 +153,8 @@ class SideRows:
         self.pages = PagedRows(
             values,
             space,
-            self.schema,
             _own("hash"),
-            lambda value: pa.ipc.read_record_batch(pa.py_buffer(value), self.schema),
-            lambda rows: rows.serialize().to_pybytes(),
+            ArrowPages(self.schema),
             page_rows=_PAGE_ROWS,
             chunk_rows=_CHUNK_ROWS,
         )

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from aion.base.identity import Identities, identify
 from aion.base.numbers import EARLIEST_US, LATEST_US
-from state_backends.format.ordered_map import Change, OrderedMap
+from aion.core.paged_rows import ArrowPages, PagedRows
+from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
@@ -23,8 +24,8 @@ Flags = npt.NDArray[np.bool_]
 BIN_US = threshold(1_000_000, 3)
 """How long a bin is. Events of one time are often in one batch, so they share pages."""
 _PAGE = threshold(512, 1)  # a page has about as many events at most
-_SPACE, _BIN, _IDS = b"u", b"b", b"i"
-_SIGN = 1 << 63
+_MOST = 1 << 40
+_IDS = pa.schema([("first", pa.int64()), ("second", pa.int64())])
 _ODD = -7046029254386353131  # any odd number with many bits
 
 
@@ -49,83 +50,49 @@ class Unique:
             return events
         ids = Identities(identify([*map(events.column, self._columns)], self._secret)[timed])
         fresh = np.ones(events.num_rows, np.bool_)
-        fresh[timed] = _Bins(values).add(at[timed] // BIN_US, ids)
+        fresh[timed] = _added(_rows(values), at[timed] // BIN_US, ids)
         return events if fresh.all() else events.filter(pa.array(fresh))
 
     def forget(self, before_us: int, values: OrderedMap) -> None:
         """Forgets events before this time, which no window takes any more."""
-        _Bins(values).drop(before_us // BIN_US)
+        _rows(values).drop(before_us // BIN_US)
 
 
-class _Bins:
-    """The bins in a map. Of each bin, how many events it has, and in how many pages; and its pages."""
+class _IdPages(ArrowPages):
+    """Chunks with two numbers for each event, as bytes."""
 
-    def __init__(self, values: OrderedMap) -> None:
-        self._values = values
+    def decode(self, values: Sequence[bytes]) -> tuple[pa.Table, Ints]:
+        ids = np.frombuffer(b"".join(values), np.int64).reshape(-1, 2)
+        return pa.table([*ids.T], schema=self.schema), np.array([len(value) // 16 for value in values], np.int64)
 
-    def add(self, bins: Ints, identities: Identities) -> Flags:
-        """Returns a mask of the events that are new, each once, and adds these."""
-        ids: Ints = identities
-        rows = len(bins)
-        first, mixed = _distinct(bins, ids)
-        bins, ids = bins[first], ids[first]
-        distinct, of_bin = np.unique(bins, return_inverse=True)
-        keys = [_bin_key(number) for number in distinct.tolist()]
-        heads = np.array([(0, 1) if head is None else np.frombuffer(head, np.int64) for head in self._values.get(keys)])
-        places, page_of = _places(of_bin, ids, heads[:, 1])
-        stored = self._pages(distinct, places)
-        new = ~_among(bins, ids, mixed, distinct[places[:, 0]], stored)
-        self._write(distinct, heads, places, page_of[new], ids[new], stored)
-        fresh = np.zeros(rows, np.bool_)
-        fresh[first[new]] = True
-        return fresh
+    def encode(self, rows: pa.RecordBatch, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+        ids = np.column_stack([column.to_numpy() for column in rows.columns])
+        return [ids[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True)]
 
-    def drop(self, before: int) -> None:
-        """Deletes all bins before this one."""
-        changes: list[Change] = []
-        for key, head in self._values.scan(_SPACE + _BIN, _bin_key(before)):
-            number, pages = key[2:], int(np.frombuffer(head, np.int64)[1])
-            changes.append((key, None, None))
-            changes += [(_page_key(number, page), None, None) for page in range(pages)]
-        if changes:
-            self._values.put(changes)
 
-    def _pages(self, bins: Ints, places: Ints) -> list[Ints]:
-        numbers = map(_number, bins[places[:, 0]].tolist())
-        keys = [_page_key(number, page) for number, page in zip(numbers, places[:, 1].tolist(), strict=True)]
-        return [_ids(page) for page in self._values.get(keys)]
+def _rows(values: OrderedMap) -> PagedRows:
+    return PagedRows(values, b"u", _IDS.names[0], _IdPages(_IDS), page_rows=_PAGE, chunk_rows=_MOST)
 
-    def _write(self, bins: Ints, heads: Ints, places: Ints, page_of: Ints, ids: Ints, stored: Sequence[Ints]) -> None:
-        if not len(ids):
-            return
-        order = np.argsort(page_of, kind="stable")
-        changed, begins = np.unique(page_of[order], return_index=True)
-        added = dict(zip(changed.tolist(), np.split(ids[order], begins[1:]), strict=True))
-        counts = np.bincount(places[page_of, 0], minlength=len(bins))
-        first = np.searchsorted(places[:, 0], np.arange(len(bins) + 1)).tolist()
-        changes: list[Change] = []
-        for at in np.flatnonzero(counts).tolist():
-            number, (count, pages) = _number(int(bins[at])), heads[at].tolist()
-            count += int(counts[at])
-            mine = [place for place in range(first[at], first[at + 1]) if place in added]
-            grown = {int(places[p, 1]): np.concatenate((stored[p], added[p])) for p in mine}
-            if count > _PAGE * pages:
-                grown, pages = self._split(number, pages, count, grown)
-            changes.append((_SPACE + _BIN + number, np.array([count, pages]).tobytes(), None))
-            changes += [(_page_key(number, page), of_page.tobytes() or None, None) for page, of_page in grown.items()]
-        self._values.put(changes)
 
-    def _split(self, number: bytes, pages: int, count: int, grown: dict[int, Ints]) -> tuple[dict[int, Ints], int]:
-        """Spreads the events of a bin over twice as many pages as they need."""
-        others = [page for page in range(pages) if page not in grown]
-        stored = map(_ids, self._values.get([_page_key(number, page) for page in others]))
-        ids = np.concatenate([*grown.values(), *stored])
-        more = 1 << (2 * count // _PAGE).bit_length()
-        page_of = ids[:, 0] & (more - 1)
-        order = np.argsort(page_of, kind="stable")
-        there, begins = np.unique(page_of[order], return_index=True)
-        spread = dict.fromkeys(range(pages), np.empty((0, 2), np.int64))
-        return spread | dict(zip(there.tolist(), np.split(ids[order], begins[1:]), strict=True)), more
+def _added(stored: PagedRows, bins: Ints, identities: Identities) -> Flags:
+    """Keeps events that are new. Returns a mask of them, each once. ``bins``: of each event."""
+    ids: Ints = identities
+    first, mixed = _distinct(bins, ids)
+    fresh = np.zeros(len(bins), np.bool_)
+    bins, ids = bins[first], ids[first]
+    found = stored.pages(bins, ids[:, 0], grow=True)
+    (part,) = stored.parts(found)  # identities differ, so a page has one chunk
+    there = np.column_stack([column.to_numpy() for column in part.rows.columns])
+    distinct = np.unique(bins)
+    new = np.flatnonzero(~_among(bins, ids, mixed, distinct[found.places[part.of_chunk, 0]], there))
+    if len(new):
+        page_of = found.page_of[new]
+        both = pa.concat_tables([part.rows, pa.table([*ids[new].T], schema=_IDS)])
+        changed = np.zeros(len(part.pages), np.bool_)
+        changed[page_of] = True
+        stored.write(found, part, both, np.concatenate((part.of_chunk, page_of)), changed)
+    fresh[first[new]] = True
+    return fresh
 
 
 def _mixed(bins: Ints, ids: Ints) -> Ints:
@@ -152,18 +119,9 @@ def _begins(*columns: Ints) -> Flags:
     return np.append(np.ones(1, np.bool_), np.logical_or.reduce(differs))[: len(columns[0])]
 
 
-def _places(of_bin: Ints, ids: Ints, pages: Ints) -> tuple[Ints, Ints]:
-    """The pages of some events, as rows of (bin, page), and for each event which of them. ``pages``: of each bin."""
-    most = int(pages.max())
-    codes, page_of = np.unique(of_bin * most + (ids[:, 0] & (pages[of_bin] - 1)), return_inverse=True)
-    return np.column_stack(np.divmod(codes, most)), page_of
-
-
-def _among(bins: Ints, ids: Ints, mixed: Ints, bins_of: Ints, stored: Sequence[Ints]) -> Flags:
-    """A mask of the events that are stored. ``mixed``: sorted. ``bins_of``: the bin of each page of ``stored``."""
+def _among(bins: Ints, ids: Ints, mixed: Ints, of_bin: Ints, there: Ints) -> Flags:
+    """A mask of the events that are stored. ``mixed``: sorted. ``there``: what is stored, and ``of_bin``: its bins."""
     found = np.zeros(len(bins), np.bool_)
-    there = np.concatenate([np.empty((0, 2), np.int64), *stored])
-    of_bin = np.repeat(bins_of, [len(page) for page in stored])
     theirs = _mixed(of_bin, there)
     at = np.searchsorted(mixed, theirs)
     while True:
@@ -175,19 +133,3 @@ def _among(bins: Ints, ids: Ints, mixed: Ints, bins_of: Ints, stored: Sequence[I
         same = (bins[at] == of_bin) & (ids[at] == there).all(axis=1)
         found[at[same]] = True
         at = at + 1  # another event may have this number, by chance
-
-
-def _number(bin_: int) -> bytes:
-    return (bin_ + _SIGN).to_bytes(8, "big")
-
-
-def _bin_key(bin_: int) -> bytes:
-    return _SPACE + _BIN + _number(bin_)
-
-
-def _page_key(number: bytes, page: int) -> bytes:
-    return _SPACE + _IDS + number + page.to_bytes(4, "big")
-
-
-def _ids(page: bytes | None) -> Ints:
-    return np.frombuffer(page or b"", np.int64).reshape(-1, 2)
