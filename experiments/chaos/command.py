@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from experiments.chaos.data import Event
     from experiments.chaos.faults import Done
 
+MOMENTS = 4
+"""For this many moments a rewind waits until there are batches to go back to."""
 PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
 
 
@@ -335,7 +337,7 @@ class Round:
             with self._child(folder, state, self._places) as child:
                 child.wait_until_started()
                 while self.result.kills - kills_before < kills and self._wait_for_moment(child, files):
-                    if (next_stop := self._next_stop(folder, state, copies)) is not None:
+                    if (next_stop := self._next_stop(child, state, files, copies)) is not None:
                         break
                     self._burst(child, kills_before + kills)
                     self._note_files(state)
@@ -352,17 +354,22 @@ class Round:
                     if unexpected > 3:
                         raise ChaosError("the child ended by itself more than 3 times")
 
-    def _next_stop(self, folder: Path, state: Place, copies: list[Child] | None) -> Callable[[], None] | None:
+    def _next_stop(
+        self, child: Child, state: Place, files: int, copies: list[Child] | None
+    ) -> Callable[[], None] | None:
         """What is to be done now to queries that are stopped, if something is. A fork may also be made as they run."""
-        queries, of_all = self._workload.queries, self.settings.kills
+        queries, of_all, folder = self._workload.queries, self.settings.kills, child.folder
         if copies is not None and self.result.is_due(FORK, self.settings.forks, of_all):
             if self.rng.random() < 0.5 or self.files - max(files_of(folder, query) for query in queries) < ENOUGH_FILES:
                 return lambda: self._fork(folder, state, copies)
             self._fork(folder, state, copies)
         if self.result.is_due(REWIND, self.settings.rewinds, of_all):
             query = self.rng.choice(queries)
-            if targets(folder, query, self.files, self._floors[query]):
-                return lambda: self._go_back(folder, query, state)
+            for _ in range(MOMENTS):
+                if targets(folder, query, self.files, self._floors[query]):
+                    return lambda: self._go_back(folder, query, state)
+                if not self._wait_for_moment(child, files):
+                    break
         return None
 
     def _go_back(self, folder: Path, query: str, state: Place) -> None:
