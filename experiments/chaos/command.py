@@ -11,20 +11,21 @@ both run on a cluster of two hosts (``host_cluster``), and executors and whole h
 
 In the end the same queries run over the same files without faults, in one process. Every batch is compared, and what
 follows from the events alone: the last panes of windows, or the rows of the processor in each batch.
+
+With ``--rewinds`` and ``--forks``, queries go back or are forked between kills (``going_back``), and have tables, which
+are compared, too.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import random
-import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,8 +33,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from experiments.chaos.child import STARTING_S, ChaosError, Child, start
+from experiments.chaos.going_back import ENOUGH_FILES, FORK, REWIND, compared_tables, files_of, fork, go_back, targets
 from experiments.chaos.places import STORES, Bucket, FolderPlace, Place
-from experiments.chaos.result import Fault, Result, Settings, resumed, summary
+from experiments.chaos.result import Fault, Result, Settings, cause, resumed, summary
 from experiments.chaos.workloads import WORKLOADS, workload_of
 from experiments.shared.host_cluster import Cluster, cluster, is_possible
 from state_backends.files.names import HANDED, MERGED, SST
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from experiments.chaos.data import Event
     from experiments.chaos.faults import Done
 
+MOMENTS = 4
+"""For this many moments a rewind waits until there are batches to go back to."""
 PACKAGES = ("aion", "pyspark", "pyarrow", "rocksdict")
 
 
@@ -58,6 +62,8 @@ def chaos(
     ] = None,
     workload: Annotated[str, typer.Option(help=f"What the queries do: {' or '.join(WORKLOADS)}.")] = "windows",
     store: Annotated[str, typer.Option(help=f"Where their state is: {' or '.join(STORES)}.")] = "folder",
+    rewinds: Annotated[int, typer.Option(min=0, help="Times that a query goes back, with its table.")] = 0,
+    forks: Annotated[int, typer.Option(min=0, help="Times that the queries are forked, with their tables.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last complete round.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for results and temporary files.", file_okay=False)] = Path(
         "out/chaos"
@@ -79,8 +85,9 @@ def chaos(
     elif hosts and not is_possible():
         raise typer.BadParameter("--hosts: this user may not make network namespaces; use --hosts 0")
     settings = Settings(
-        kills, seed, events_of_a_file=events, payload_bytes=payload, hosts=hosts, workload=workload, store=store
-    )
+        kills, seed, events_of_a_file=events, payload_bytes=payload, hosts=hosts, workload=workload, store=store,
+        rewinds=rewinds, forks=forks,
+    )  # fmt: skip
     record = {
         "experiment": "chaos",
         "settings": asdict(settings),
@@ -156,10 +163,14 @@ class Round:
         self._places: Cluster | None = None
         self._workload = workload_of(settings.workload)
         self._classes = classes
+        self._may_go_back = settings.rewinds + settings.forks > 0
+        self._floors = dict.fromkeys(self._workload.queries, 0)
+        """The batches before which the queries do not go back: their checkpoints have been repartitioned since."""
+        self._forked: list[Path] = []
 
     def run(self) -> None:
-        from experiments.chaos.data import batches_of, composition, differences, unread, write_batches
-        from experiments.chaos.query import CLASSES, UNDISTURBED
+        from experiments.chaos.data import batches_of, composition, differences, unread, write_batches, write_files
+        from experiments.chaos.query import CLASSES, GOING_BACK, UNDISTURBED
 
         queries = self._workload.queries
         if self._classes.exists():
@@ -167,7 +178,12 @@ class Round:
         disturbed, calm, copied = self.work / "disturbed", self.work / "calm", self.work / "copied"
         for folder in (disturbed, calm, copied):
             folder.mkdir()
-        events = self._write_files(self.work / "all")
+            if self._may_go_back:
+                (folder / GOING_BACK).touch()
+        seed = self.settings.seed * 1000 + self.number
+        events = write_files(
+            self.work / "all", seed, self.files, self.settings.events_of_a_file, self.settings.payload_bytes
+        )
         shown = self.work / "input"
         shown.mkdir()
         for folder in (disturbed, copied):
@@ -199,9 +215,15 @@ class Round:
                 self._workload, query, twin, other if of_copy == names else twin, _input(events, of_copy)
             )
             found += [f"the copy: {difference}" for difference in differ]
-            for folder in (disturbed / query, copied / query, calm / query):
-                twice = sorted(path.name for path in folder.glob("*.differs-*"))
+            for folder in (disturbed, copied, calm, *self._forked):
+                twice = sorted(path.name for path in (folder / query).glob("*.differs-*"))
                 found += [f"{query}: a batch came out twice, with other rows: {name}" for name in twice]
+            if self._may_go_back:
+                found += compared_tables(self._workload, query, disturbed, calm, self._forked)
+            for new in self._forked:
+                names = composition(new, query)
+                wrong = self._workload.wrong(query, batches_of(new / query), _input(events, names))
+                found += [f"{new.name}: {each}" for each in (*unread(query, events, names), *wrong)]
             self.result.batches += len(got) + len(twin)
             self.result.batches_again += len(list((disturbed / query).glob("*.again-*")))
             self.result.rows += sum(map(len, got.values()))
@@ -238,12 +260,14 @@ class Round:
         self.result.copies += len(self._workload.queries)
         self._repartition(disturbed, state)
         self._show(range(half, self.files))
-        with self._child(copied, state, self._places) as beside:
+        with self._child(copied, state, self._places) as beside, ExitStack() as self._others:
             beside.wait_for_first_batches()
-            self._disturb(disturbed, state, self.kills - self.kills // 2, self.files)
+            copies = [beside]
+            self._disturb(disturbed, state, self.kills - self.kills // 2, self.files, copies)
             self._note_files(state)
-            if (code := self._wait_for_end(beside)) != 0:
-                raise ChaosError(f"the copy ended with {code}: {beside.last_words()}")
+            for each in copies:
+                if (code := self._wait_for_end(each)) != 0:
+                    raise ChaosError(f"a copy ended with {code}: {each.last_words()}")
 
     @contextmanager
     def _cluster(self) -> Iterator[Cluster | None]:
@@ -274,6 +298,8 @@ class Round:
                 log.seek(0)
                 raise ChaosError(f"the checkpoints were not repartitioned: {log.read().decode()[-3000:]}")
         self.result.repartitions += len(list(folder.glob("checkpoint-*")))
+        for query in self._workload.queries:
+            self._floors[query] = 1 + max(int(path.stem) for path in (folder / query).glob("*.offset"))
         self._print(f"copied the checkpoints; those of the original now have {partitions} partitions")
 
     def _note_files(self, state: Place) -> None:
@@ -285,26 +311,6 @@ class Round:
         merged, handed = (was + len(names) for was, names in zip(self._before, self._seen.values(), strict=True))
         self.result.merged_files, self.result.handed_files = merged, handed
 
-    # -- events -------------------------------------------------------------------------------------------
-
-    def _write_files(self, folder: Path) -> dict[str, list[Event]]:
-        """Writes all files. Returns the events of each, by its name."""
-        import pyarrow as pa
-
-        from experiments.chaos.data import events_of, write_file
-
-        found = {}
-        folder.mkdir()
-        types = [pa.string(), pa.timestamp("us", "UTC"), pa.int64(), pa.binary()]
-        seed = self.settings.seed * 1000 + self.number
-        for file in range(self.files):
-            events = events_of(seed, file, self.files, self.settings.events_of_a_file, self.settings.payload_bytes)
-            columns = list(zip(*events, strict=True))[:4]
-            arrays = [pa.array(values, type_) for values, type_ in zip(columns, types, strict=True)]
-            path = write_file(folder, file, pa.table(arrays, ["k", "ts", "id", "payload"]))
-            found[path.name] = events
-        return found
-
     # -- the child ----------------------------------------------------------------------------------------
 
     @contextmanager
@@ -315,21 +321,30 @@ class Round:
         finally:
             child.end()
 
-    def _disturb(self, folder: Path, state: Place, kills: int, files: int) -> None:
+    def _disturb(self, folder: Path, state: Place, kills: int, files: int, copies: list[Child] | None = None) -> None:
         """Causes faults until there are ``kills`` kills, then lets the queries finish.
 
-        Starts the process again as often as needed. ``files``: how many input files there are so far.
+        Starts the process again as often as needed. ``files``: how many input files there are so far. ``copies``: gets
+        the processes of queries that are forked; None: they are not.
         """
         kills_before = self.result.kills
         unexpected = 0
+        next_stop: Callable[[], None] | None = None
         while True:
+            if next_stop is not None:
+                next_stop()
+                next_stop = None
             with self._child(folder, state, self._places) as child:
                 child.wait_until_started()
                 while self.result.kills - kills_before < kills and self._wait_for_moment(child, files):
+                    if (next_stop := self._next_stop(child, state, files, copies)) is not None:
+                        break
                     self._burst(child, kills_before + kills)
                     self._note_files(state)
                     if child.is_lost:
                         break
+                if next_stop is not None:
+                    continue
                 code = self._wait_for_end(child)
                 if code == 0:
                     return
@@ -338,6 +353,42 @@ class Round:
                     self._print(f"the child ended with {code}: {child.last_words()[-500:]}")
                     if unexpected > 3:
                         raise ChaosError("the child ended by itself more than 3 times")
+
+    def _next_stop(
+        self, child: Child, state: Place, files: int, copies: list[Child] | None
+    ) -> Callable[[], None] | None:
+        """What is to be done now to queries that are stopped, if something is. A fork may also be made as they run."""
+        queries, of_all, folder = self._workload.queries, self.settings.kills, child.folder
+        if copies is not None and self.result.is_due(FORK, self.settings.forks, of_all):
+            if self.rng.random() < 0.5 or self.files - max(files_of(folder, query) for query in queries) < ENOUGH_FILES:
+                return lambda: self._fork(folder, state, copies)
+            self._fork(folder, state, copies)
+        if self.result.is_due(REWIND, self.settings.rewinds, of_all):
+            query = self.rng.choice(queries)
+            for _ in range(MOMENTS):
+                if targets(folder, query, self.files, self._floors[query]):
+                    return lambda: self._go_back(folder, query, state)
+                if not self._wait_for_moment(child, files):
+                    break
+        return None
+
+    def _go_back(self, folder: Path, query: str, state: Place) -> None:
+        note = go_back(folder, query, self.files, self._floors[query], state.uri, self.rng)
+        self._add(REWIND, note, [files_of(folder, query)])
+
+    def _fork(self, folder: Path, state: Place, copies: list[Child]) -> None:
+        """Forks the queries. The forks go on beside them, and have tables of their own."""
+        new, queries = self.work / f"fork-{len(self._forked)}", self._workload.queries
+        note = fork(folder, new, queries, list(self._workload.tables), state.uri, self.files)
+        if note is not None:
+            self._forked.append(new)
+            copies.append(self._others.enter_context(self._child(new, state, None)))
+        self._add(FORK, note or "too late", [files_of(folder, query) for query in queries])
+
+    def _add(self, kind: str, note: str, batches: list[int]) -> None:
+        fault = Fault(kind, self.number, None, 0, note, batches)
+        self.result.faults.append(fault)
+        self._print(self._line(fault, ""))
 
     def _wait_for_moment(self, child: Child, files: int) -> bool:
         """Waits for some batches and part of another. False if there are no more batches."""
@@ -420,7 +471,7 @@ class Round:
         if not child.is_lost:
             effect = f"next batch after {fault.next_batch_s:.1f} s, {fault.tasks_lost} lost, {fault.turns} continued"
         if failures:
-            effect += f"; query failed: {_cause(failures[-1])}"
+            effect += f"; query failed: {cause(failures[-1])}"
         self._print(self._line(fault, effect))
 
     def _line(self, fault: Fault, effect: str) -> str:
@@ -444,12 +495,3 @@ class Round:
 def _input(events: Mapping[str, list[Event]], batches: Iterable[Iterable[str]]) -> list[list[Event]]:
     """The events of each batch. ``batches``: the names of the files of each."""
     return [[event for name in names for event in events[name]] for names in batches]
-
-
-def _cause(failure: str) -> str:
-    """Aion's error in the message of a failed query, or else the beginning of the message."""
-    text = str(json.loads(failure)["error"])
-    for line in text.splitlines():
-        if re.search(r"\b(aion|state_backends\.format)\.errors\.", line):
-            return line.strip()[:200]
-    return text[:200]

@@ -82,6 +82,22 @@ def write_file(folder: Path, number: int, table: Any) -> Path:
     return path
 
 
+def write_files(folder: Path, seed: int, files: int, count: int, payload_bytes: int) -> dict[str, list[Event]]:
+    """Writes all files of a stream. Returns the events of each, by its name."""
+    import pyarrow as pa
+
+    found = {}
+    folder.mkdir()
+    types = [pa.string(), pa.timestamp("us", "UTC"), pa.int64(), pa.binary()]
+    for file in range(files):
+        events = events_of(seed, file, files, count, payload_bytes)
+        columns = list(zip(*events, strict=True))[:4]
+        arrays = [pa.array(values, type_) for values, type_ in zip(columns, types, strict=True)]
+        path = write_file(folder, file, pa.table(arrays, ["k", "ts", "id", "payload"]))
+        found[path.name] = events
+    return found
+
+
 def write_batches(source: Path, folder: Path, batches: list[list[str]]) -> None:
     """Writes one file for each batch, made of the files that the batch names."""
     import pyarrow as pa
@@ -145,8 +161,14 @@ class Workload(Protocol):
     moments: Mapping[str, int]
     """When to kill, with weights: see :func:`experiments.chaos.faults.wait_for_moment`."""
 
+    tables: Mapping[str, Sequence[str]]
+    """The queries whose results a table can have, and its columns that do not depend on the batches."""
+
     def result(self, events: DataFrame, query: str) -> DataFrame:
-        """What a query writes. All its columns are compared; one of them is ``k``, the key."""
+        """What a query yields."""
+
+    def shown(self, result: DataFrame, query: str) -> DataFrame:
+        """What of a batch is compared: all columns of this. One of them is ``k``, the key."""
 
     def wrong(self, query: str, got: Batches, batches: Input) -> list[str]:
         """What differs from what the events must yield, in words, computed by plain loops over all events."""

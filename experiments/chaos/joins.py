@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from experiments.chaos.data import BOUND_S, CLOCK, FLUSH, SECOND_US, Batches, Event, Input
@@ -24,6 +24,7 @@ class Joins:
 
     queries = tuple(WITHIN_S)
     moments: Mapping[str, int] = {"any": 1, "append": 1, "commit": 1}
+    tables: Mapping[str, Sequence[str]] = {}
 
     def result(self, events: DataFrame, query: str) -> DataFrame:
         from pyspark.sql import functions as F
@@ -42,6 +43,9 @@ class Joins:
             how="left" if query == "left" else "asof", bound=f"{BOUND_S} seconds", name=query,
         )  # fmt: skip
         return joined.select("k", "part", "a", "b", "kind", "side", "event")
+
+    def shown(self, result: DataFrame, query: str) -> DataFrame:
+        return result
 
     def wrong(self, query: str, got: Batches, batches: Input) -> list[str]:
         """Checks that what was shown and not taken back is the join of all events that were not dropped."""

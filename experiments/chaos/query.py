@@ -5,6 +5,9 @@ are no more files. STATE is the folder or URI of its state. The rows of a batch 
 renaming. If that file exists and has other rows, they become ``<batch>.differs-<n>.json`` instead. ``<batch>.offset``
 is the offset of the batch in its source. A query that fails restarts from its checkpoint.
 
+If WORK has a file ``going-back``, the queries may go back: batches are kept for longer, and ``WORK/<query>.db`` has a
+table with the results, which can go back, too. ``WORK/adopt-<query>`` has the mark by which a copy takes over its own.
+
 ``python -m experiments.chaos.query WORK STATE WORKLOAD N`` only repartitions the checkpoints to N partitions, offline.
 
 Spark runs in this process, unless ``WORK/cluster.json`` has the settings of a cluster.
@@ -51,6 +54,7 @@ LOST_JVM = 3
 
 SHARDS = 4
 RETAINED = 2
+GOING_BACK, RETAINED_TO_GO_BACK = "going-back", 20
 PARTITIONS = "partitions"
 CLUSTER = "cluster.json"
 SPARK = "spark"
@@ -98,7 +102,7 @@ def session(work: Path, state: str) -> SparkSession:
         .config("spark.driver.extraJavaOptions", jvm_options(work.parent, record=undisturbed))
         .config("spark.local.dir", str(work / SPARK))
         .config("spark.sql.shuffle.partitions", _partitions(work))
-        .config("spark.sql.streaming.minBatchesToRetain", str(RETAINED))
+        .config("spark.sql.streaming.minBatchesToRetain", str(RETAINED_TO_GO_BACK if _may_go_back(work) else RETAINED))
         # Otherwise it would depend on timing whether a batch without data follows.
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
@@ -126,6 +130,10 @@ def events_of(spark: SparkSession, work: Path, query: str) -> DataFrame:
 def _partitions(work: Path) -> str:
     path = work / PARTITIONS
     return path.read_text() if path.exists() else "2"
+
+
+def _may_go_back(work: Path) -> bool:
+    return (work / GOING_BACK).exists()
 
 
 def repartition(work: Path, state: str, what: Workload, partitions: int) -> None:
@@ -159,6 +167,30 @@ def kept_once(folder: Path, checkpoint: Path) -> Callable[[DataFrame, int], None
     return write
 
 
+def written(work: Path, query: str, what: Workload) -> Callable[[DataFrame, int], None]:
+    """All that a query writes: its files, and its table if it may go back."""
+    import aion
+
+    keep = kept_once(work / query, work / f"checkpoint-{query}")
+    if not _may_go_back(work) or query not in what.tables:
+        return lambda batch, number: keep(what.shown(batch, query), number)
+    adopt = work / f"adopt-{query}"
+    table = aion.sinks.upsert(
+        f"sqlite:///{work / query}.db", query, undo=f"{RETAINED_TO_GO_BACK} batches", dropped="ignore",
+        adopt=adopt.read_text() if adopt.exists() else None,
+    )  # fmt: skip
+
+    def write(batch: DataFrame, number: int) -> None:
+        kept = batch.persist()
+        try:
+            table(kept, number)
+            keep(what.shown(kept, query), number)
+        finally:
+            kept.unpersist()
+
+    return write
+
+
 def run(work: Path, state: str, what: Workload) -> int:
     from py4j.protocol import Py4JError
     from pyspark.errors import StreamingQueryException
@@ -175,11 +207,10 @@ def run(work: Path, state: str, what: Workload) -> int:
     (work / "started.part").rename(work / STARTED)
 
     def start(query: str) -> Any:
-        folder = work / query
-        folder.mkdir(exist_ok=True)
+        (work / query).mkdir(exist_ok=True)
         checkpoint = work / f"checkpoint-{query}"
         result = what.result(events_of(spark, work, query), query)
-        writer = result.writeStream.foreachBatch(kept_once(folder, checkpoint)).queryName(query)
+        writer = result.writeStream.foreachBatch(written(work, query, what)).queryName(query)
         return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
 
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -15,7 +17,8 @@ import typer
 class Settings:
     """``kinds``: the faults to cause, in this order; after them the seed chooses. ``hosts``: 0 means no cluster.
 
-    ``workload``: a key of WORKLOADS. ``store``: one of STORES, where the state is.
+    ``workload``: a key of WORKLOADS. ``store``: one of STORES, where the state is. ``rewinds``, ``forks``: how often a
+    query goes back, or is forked, between the kills.
     A round has ``files_of_a_kill`` files for each of its kills, plus ``more_files``. If the files run out before all
     kills are done, another round follows.
     """
@@ -31,6 +34,8 @@ class Settings:
     kinds: tuple[str, ...] = ()
     workload: str = "windows"
     store: str = "folder"
+    rewinds: int = 0
+    forks: int = 0
 
 
 @dataclass
@@ -72,6 +77,10 @@ class Result:
     def kills(self) -> int:
         return sum(fault.kill is not None for fault in self.faults)
 
+    def is_due(self, kind: str, wanted: int, kills: int) -> bool:
+        """Whether there must be one more fault of a kind now. ``wanted`` of them are spread evenly over ``kills``."""
+        return sum(fault.kind == kind for fault in self.faults) < math.ceil(wanted * (self.kills + 1) / kills)
+
 
 def resumed(settings: Settings, out: Path) -> tuple[Result, float]:
     """The result of an interrupted run, and its seconds. Raises BadParameter if it had other settings."""
@@ -80,7 +89,7 @@ def resumed(settings: Settings, out: Path) -> tuple[Result, float]:
         return Result(), 0.0
     found = json.loads(path.read_text())
     options = {"seed": "--seed", "events_of_a_file": "--events", "payload_bytes": "--payload", "hosts": "--hosts"}
-    options |= {"workload": "--workload", "store": "--store"}
+    options |= {name: f"--{name}" for name in ("workload", "store", "rewinds", "forks")}
     for name, now in asdict(settings).items():
         was = found["settings"].get(name, getattr(Settings, name, None))
         if was != now and name not in ("kills", "kinds"):
@@ -116,3 +125,12 @@ def summary(result: Result) -> Iterator[str]:
     yield from result.differences[:20]
     others = len(result.faults) - result.kills
     yield f"{result.kills} kills, {len(result.differences)} differences ({others} other faults)"
+
+
+def cause(failure: str) -> str:
+    """Aion's error in the message of a failed query, or else the beginning of the message."""
+    text = str(json.loads(failure)["error"])
+    for line in text.splitlines():
+        if re.search(r"\b(aion|state_backends\.format)\.errors\.", line):
+            return line.strip()[:200]
+    return text[:200]

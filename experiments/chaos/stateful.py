@@ -10,7 +10,7 @@ What comes out depends on every row, and on the order of the list. :func:`expect
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +36,7 @@ class Stateful:
 
     queries = ("rows", "frames")
     moments: Mapping[str, int] = {"any": 1, "append": 1, "commit": 1}
+    tables: Mapping[str, Sequence[str]] = {}
 
     def result(self, events: DataFrame, query: str) -> DataFrame:
         import aion
@@ -46,6 +47,9 @@ class Stateful:
         if query == "frames":
             return grouped.transformWithStateInPandas(Ledger(pandas=True), OUTPUT, "Update", "eventTime")
         return grouped.transformWithState(Ledger(pandas=False), OUTPUT, "Update", "eventTime")
+
+    def shown(self, result: DataFrame, query: str) -> DataFrame:
+        return result
 
     def wrong(self, query: str, got: Batches, batches: Input) -> list[str]:
         of_batches = (

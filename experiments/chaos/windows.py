@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,16 @@ class Windows:
 
     queries = tuple(COLUMNS)
     moments: Mapping[str, int] = {"any": 1, "hand-over": 1, "append": 1, "commit": 1}
+    tables: Mapping[str, Sequence[str]] = {query: ("k", "window_start", *COLUMNS[query]) for query in COLUMNS}
 
     def result(self, events: DataFrame, query: str) -> DataFrame:
+        return _panes(events, query)
+
+    def shown(self, result: DataFrame, query: str) -> DataFrame:
         from pyspark.sql import functions as F
 
         columns = ["k", "window_start", *COLUMNS[query], "pane", "kind", "events", "late_events"]
-        return _panes(events, query).withColumn("window_start", F.unix_micros("window_start")).select(*columns)
+        return result.withColumn("window_start", F.unix_micros("window_start")).select(*columns)
 
     def wrong(self, query: str, got: Batches, batches: Input) -> list[str]:
         truth = Truth()

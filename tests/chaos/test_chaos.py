@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from aion.cli import app
 from experiments.chaos.command import run
 from experiments.chaos.faults import FAULTS, FAULTS_OF_BUCKETS, KILLS, KILLS_OF_HOSTS
+from experiments.chaos.going_back import FORK, REWIND
 from experiments.chaos.result import Result, Settings, summary
 from experiments.chaos.workloads import WORKLOADS
 from experiments.shared.host_cluster import is_possible
@@ -85,6 +86,22 @@ def test_executors_and_hosts_may_die_too(tmp_path: Path, workload: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.proof
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_queries_go_back_and_are_forked_between_the_kills(tmp_path: Path, workload: str) -> None:
+    small: dict[str, Any] = {"files_of_a_kill": 1.0, "more_files": 26, "events_of_a_file": 80}
+    kinds = ("worker", "server", "JVM", "worker")
+    settings = Settings(len(kinds), seed=5, kinds=kinds, workload=workload, rewinds=3, forks=1, **small)
+    result = Result()
+    run(settings, tmp_path, result, Console(file=io.StringIO()))
+    assert result.differences == []
+    notes = {kind: [fault.note for fault in result.faults if fault.kind == kind] for kind in (REWIND, FORK)}
+    assert len(notes[REWIND]) == 3 and any("to batch" in note and "not begun" not in note for note in notes[REWIND])
+    assert len(notes[FORK]) == 1 and "at batch" in notes[FORK][0]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -94,6 +111,8 @@ def test_executors_and_hosts_may_die_too(tmp_path: Path, workload: str) -> None:
         ("--payload", "5"),
         ("--workload", "stateful"),
         ("--store", "s3"),
+        ("--rewinds", "3"),
+        ("--forks", "1"),
     ],
 )
 def test_another_run_than_the_one_that_was_cut_off_is_refused(tmp_path: Path, option: str, value: str) -> None:
