@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from policies.prestage import StagingSpeed
 from policies.sizing import m_bucket_bytes
@@ -54,14 +55,24 @@ class Prestager:
 
     Invariant: a block is in place STAGING if and only if its prestage is under way here. ``blocking``: functions need
     their whole window before they begin. ``spare_bytes``: room in the budget that prestages leave free.
+    ``until_share``: the share of the budget, 0 to 1, that they fill at most. If they filled more, the destage policy
+    would take windows out of memory again.
     """
 
     def __init__(
-        self, blocks: Blocks, fetcher: Fetcher, io: Io, budget: MemoryBudget, *, blocking: bool, spare_bytes: int
+        self,
+        blocks: Blocks,
+        fetcher: Fetcher,
+        io: Io,
+        budget: MemoryBudget,
+        *,
+        blocking: bool,
+        spare_bytes: int,
+        until_share: float,
     ) -> None:
         self._blocks, self._fetcher, self._io, self._budget = blocks, fetcher, io, budget
         self._blocking = blocking
-        self._spare_bytes = spare_bytes
+        self._leaves: dict[str, Any] = {"spare_bytes": spare_bytes, "until_share": until_share}
         self._under_way: dict[int, _Staging] = {}
         self._speed = StagingSpeed()
         self.processing_bytes_per_s: float | None = None
@@ -97,7 +108,7 @@ class Prestager:
                         continue
                     # The room is reserved now, so that neither appends nor other readers take it.
                     needed = entry.body_bytes if body_only else entry.whole_bytes
-                    if not self._budget.try_reserve(needed, spare_bytes=self._spare_bytes):
+                    if not self._budget.try_reserve(needed, **self._leaves):
                         break
                     requests.append(self._start(entry, Priority.PRESTAGE, needed, run, body_only=body_only).request)
                     size += needed
