@@ -236,10 +236,11 @@ class Host:
             store.make_room(self._staging_room())
             # What waits for its time, although there is room, comes too late if the batch comes early.
             if self._starts_early and size <= self._staging_room():
-                slices = [*slices, *_fitting(store, later, self.budget.room(until_share=self._calm) - size)]
+                later = tuple(_fitting(store, later, self.budget.room(until_share=self._calm) - size))
             else:
+                later = ()
                 start = self._prestage.start_at_s(self._schedule.due_s(key), size, now_s)
-            self._schedule.plan(PlannedPrestage(start, key, token, tuple(slices)))
+            self._schedule.plan(PlannedPrestage(start, key, token, tuple(slices), later))
         self.tick_prestages()
         if self._sampler is not None:
             self._sampler.wake()
@@ -279,7 +280,7 @@ class Host:
             try:
                 # If the next attempt came earlier than expected and has committed, the plan is obsolete.
                 if shard.token == planned.token and shard.store is not None:
-                    shard.store.prestage(planned.slices)
+                    shard.store.prestage(planned.slices, later=planned.later)
             finally:
                 lock.release()
 

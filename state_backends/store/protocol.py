@@ -139,9 +139,10 @@ class BlockStore(Protocol):
     def make_room(self, room_bytes: int) -> None:
         """Frees memory of planned slices for those that the next batch reads before them. Memory has ``room_bytes``."""
 
-    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+    def prestage(self, slices: Sequence[int], only: Only | None = None, later: Sequence[int] = ()) -> None:
         """Starts fetching these slices, or ``only`` some of their blocks, into memory, in this order.
 
+        Those that are read ``later`` than by the next batch come after what other shards' next batches read.
         Stops when memory is so full that blocks would have to leave it again. Does not wait.
         """
 

@@ -176,14 +176,14 @@ class TieredStore:
             if not self.blocks.closed:
                 self._eviction.make_room(room_bytes)
 
-    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+    def prestage(self, slices: Sequence[int], only: Only | None = None, later: Sequence[int] = ()) -> None:
         with self.blocks.lock:
             # A window that is fetched for an execution is not idle.
-            self._eviction.touch(slices)
+            self._eviction.touch((*slices, *later))
             if self._prestages and not self.blocks.closed:
-                self._eviction.hold(slices, only)
+                self._eviction.hold((*slices, *later), only)
         if self._prestages and not self.blocks.closed:
-            self._prestager.prestage(slices, only)
+            self._prestager.prestage(slices, only, later)
 
     def destage(self, slices: Sequence[int]) -> None:
         with self.blocks.lock:
