@@ -254,7 +254,9 @@ class LocalOperator:
             self._executions_s.extend(execution.seconds for execution in executed)
         self._store.flush()
         self._store.compact()
-        if due := windows.plan_next():
+        due = windows.plan_next()
+        self._store.plan(due)
+        if due:
             self._store.prestage(due)
         self._pressure.tick([("local", self._store)], median(self._executions_s) if self._executions_s else None)
         return table

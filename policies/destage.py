@@ -20,7 +20,8 @@ class WindowView:
     ``m_bytes``: bytes in memory, including those being written to disk. ``p_bytes``: bytes that are only on disk.
     ``keep_bytes``: its bootstrap part, which should stay. ``expired``: it was destaged because it expired.
     ``last_append_s``: when it last got events, expired, or was fetched for an execution, whichever is latest.
-    ``append_rate_bytes_per_s``: how fast events come in.
+    ``append_rate_bytes_per_s``: how fast events come in. ``due``: its place in the order in which its shard's next
+    batches read windows; 0 is read first. It is None if none of them reads it, as far as is known.
     """
 
     name: Hashable
@@ -30,6 +31,7 @@ class WindowView:
     expired: bool
     last_append_s: float
     append_rate_bytes_per_s: float
+    due: int | None = None
 
     @property
     def gain_bytes(self) -> int:
@@ -94,8 +96,10 @@ class StandardDestage:
       execution time (tau). If both are None, idle windows stay.
     - Global, from the pressure ``moderate`` on: destages windows one by one, the ``victim`` first, until the pressure
       will fall to ``resume``. Victims are the largest window, which frees most at once, or the one with the slowest
-      appends, whose execution suffers least. Destaging continues with each call until the pressure has really fallen
-      to ``resume``. Two thresholds keep it from starting and stopping all the time.
+      appends, whose execution suffers least. Windows that the next batches read leave after all others, and the one
+      that is read first leaves last, and only while the pressure is at least ``moderate``. Destaging of the others
+      continues with each call until the pressure has really fallen to ``resume``. Two thresholds keep it from starting
+      and stopping all the time.
     - Global, from the pressure ``scarce`` on: destages all windows.
 
     The bootstrap part of a window always stays: ``keep_fraction`` of it (rho_min), given as ``keep_bytes``. Raises
@@ -139,11 +143,14 @@ class StandardDestage:
             idle_names = {w.name for w, _ in idle}
             projected_bytes = view.used_bytes - sum(w.gain_bytes for w, _ in idle)
             why = f"the {self.victim} window; {pressure:.0%} of memory is in use, the aim is {self.resume:.0%}"
-            for window in self._victims([w for w in windows if w.name not in idle_names]):
+            may_leave = [w for w in windows if w.due is None or pressure >= self.moderate]
+            for window in self._victims([w for w in may_leave if w.name not in idle_names]):
                 if projected_bytes <= self._target_bytes(view):
                     break
                 projected_bytes -= window.gain_bytes
                 suggestions.append(self._suggestion(window, why))
+            # Where nothing may leave, looking at all windows again and again would be in vain.
+            self.pressed = pressure >= self.moderate or bool(suggestions)
         return suggestions
 
     def _idle(self, view: MemoryView, windows: Sequence[WindowView]) -> list[tuple[WindowView, str]]:
@@ -153,15 +160,19 @@ class StandardDestage:
             after_s = self.idle_multiple * view.median_execution_s
         if after_s is None:
             return []
-        idle = [(w, view.now_s - w.last_append_s) for w in windows]
+        # A window that the next batches read is not idle, however far apart these are.
+        idle = [(w, view.now_s - w.last_append_s) for w in windows if w.due is None]
         idle = sorted(((w, idle_s) for w, idle_s in idle if idle_s > after_s), key=lambda pair: -pair[1])
         return [(w, f"idle for {idle_s:.3g} s, more than {after_s:.3g} s") for w, idle_s in idle]
 
     def _victims(self, windows: Sequence[WindowView]) -> list[WindowView]:
         """Returns the windows in the order in which they leave. Ties are broken by the other criterion."""
-        if self.victim == "largest":
-            return sorted(windows, key=lambda w: (-w.gain_bytes, w.append_rate_bytes_per_s))
-        return sorted(windows, key=lambda w: (w.append_rate_bytes_per_s, -w.gain_bytes))
+
+        def order(window: WindowView) -> tuple[bool, int, float, float]:
+            by = (-window.gain_bytes, window.append_rate_bytes_per_s)
+            return (window.due is not None, -(window.due or 0), *(by if self.victim == "largest" else by[::-1]))
+
+        return sorted(windows, key=order)
 
     def _target_bytes(self, view: MemoryView) -> float:
         """Returns the bytes of blocks in memory at which the pressure should be ``resume``.

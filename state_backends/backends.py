@@ -151,6 +151,15 @@ class StoreConfig:
             return cast(DestagePolicy, build(self.destage_class, self.destage, methods=["suggest"]))
         return StandardDestage(**self.destage)
 
+    @property
+    def staging_share(self) -> float:
+        """The share of the budget that prestages fill at most, 0 to 1: where the destage policy frees memory.
+
+        What a user's own class does is not known, so it counts as the built-in policy with its defaults.
+        """
+        policy = StandardDestage(**self.destage) if self.destage_class is None else StandardDestage()
+        return policy.moderate
+
     def make_prestage(self) -> PrestagePolicy:
         if self.prestage_class is not None:
             made = build(self.prestage_class, self.prestage, methods=["start_at_s", "observe"])
@@ -171,4 +180,5 @@ class StoreConfig:
             "keep_fraction": self.keep_fraction,
             "prestages": self.prestages,
             "blocking": self.blocking,
+            "staging_share": self.staging_share,
         }

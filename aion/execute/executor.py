@@ -141,9 +141,9 @@ class Executor:
             self._unique.forget(first, self.attempt)
             self._purged = False
 
-    def due_next(self, watermark_us: int | None) -> tuple[int, ...]:
+    def due_next(self, watermark_us: int | None, surely_us: int | None = None) -> tuple[int, ...]:
         """The slices to stage for the windows that are executed when the watermark gets there. See Operator.plan."""
-        plan = self.operator.plan(watermark_us) if watermark_us is not None else None
+        plan = self.operator.plan(watermark_us, surely_us) if watermark_us is not None else None
         return plan.slices if plan is not None else ()
 
     def due_later(self, watermark_us: int | None) -> tuple[int, ...]:

@@ -126,7 +126,7 @@ class Windows:
 
         The next batch's watermark follows from the events of this one. See docs/start/concepts.md.
         """
-        return self.executor.due_next(self._expected_us)
+        return self.executor.due_next(self._expected_us, self._reached_us)
 
     def plan_ahead(self) -> tuple[int, ...]:
         """Returns the slices that the batches after the next one will read. See Operator.plan_ahead."""

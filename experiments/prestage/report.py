@@ -69,7 +69,14 @@ def ratio(cells: dict[str, list[Cell]], pane: str, over: str, under: str) -> flo
 
 def table(cells: Sequence[Cell]) -> Table:
     found = Table(title="Seconds of the executions of a batch, medians")
-    numbers = (*(WORDS[mode] for mode in MODES), "model", "without / with", "apart / without", "with / memory", "hits")
+    numbers = (
+        *(WORDS[mode] for mode in MODES),
+        "model",
+        "without / with",
+        "apart / without",
+        "with / memory",
+        "resident",
+    )
     for heading in ("disk", "gap", "late by", "panes", *numbers):
         found.add_column(heading, justify="right" if heading in numbers else "left")
     for (disk, gap_s, trigger), modes in groups(cells).items():
@@ -83,7 +90,7 @@ def table(cells: Sequence[Cell]) -> Table:
                 *(_number(seconds_of(modes.get(mode, []), pane)) for mode in MODES),
                 _number(foretold(modes, pane, gap_s)),
                 *("" if r is None else f"{r:.2f}" for r in ratios),
-                _hits(modes.get("with", [])),
+                _resident(modes.get("with", []), pane),
             )  # fmt: skip
     return found
 
@@ -92,11 +99,10 @@ def _number(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:.4f}"
 
 
-def _hits(cells: Sequence[Cell]) -> str:
-    """The share of the blocks that were in memory when they were read, of all panes together."""
-    hits = sum(cell.hits for cell in cells)
-    reads = hits + sum(cell.ahead + cell.misses for cell in cells)
-    return f"{hits / reads:.0%}" if reads else ""
+def _resident(cells: Sequence[Cell], pane: str) -> str:
+    """The share of the bytes that was in memory when executions of this kind began. All runs count the same."""
+    shares = [cell.resident[pane] for cell in cells if pane in cell.resident]
+    return f"{statistics.mean(shares):.0%}" if shares else ""
 
 
 def verdicts(cells: Sequence[Cell]) -> list[str]:

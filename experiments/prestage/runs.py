@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from experiments.chaos.places import Bucket
 
 SCHEMA = "ts timestamp, payload binary"
+READS = "reads"
+"""The file to which a slow disk writes, in the folder of the run: a line for each execution."""
 EPOCH_S = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp())
 
 
@@ -35,6 +37,8 @@ class Cell:
     """One run. ``seconds``: of the executions of each kind of pane, one for each measured batch that had some.
 
     ``waited_s``: how long they waited for blocks. ``hits``, ``misses``: blocks that were in memory, or were not.
+    ``resident``: of the bytes that executions of each kind read from a slow disk, the share that was in memory when
+    they began.
     """
 
     mode: str
@@ -51,6 +55,7 @@ class Cell:
     staged_bytes: int
     panes: int
     checksum: int
+    resident: dict[str, float] = field(default_factory=dict)
 
 
 def run(settings: Settings, disk: Disk, gap_s: float, trigger: str, mode: str, folder: Path) -> Cell:
@@ -67,7 +72,7 @@ def run(settings: Settings, disk: Disk, gap_s: float, trigger: str, mode: str, f
         if disk.request_ms is not None:
             bucket = stack.enter_context(contextlib.closing(Bucket()))
             more["spark.aion.state.dir"] = bucket.uri
-        spark = session(2, folder, policy=policy(settings, disk, trigger, mode), more=more)
+        spark = session(2, folder, policy=policy(settings, disk, trigger, mode, folder / READS), more=more)
         stack.callback(spark.stop)
         found = _run(spark, settings, disk, gap_s, folder, bucket)
         return Cell(mode, disk.name, gap_s, trigger, **found)
@@ -119,7 +124,7 @@ def _run(
     assert before is not None and after is not None
     staging = {name: after.staging[name] - before.staging[name] for name in after.staging}
     return {
-        **measured(record, filled),
+        **measured(record, folder / READS, filled),
         "hits": int(staging["hits"]),
         "ahead": int(staging["ahead"]),
         "misses": int(staging["misses"] + staging["late"]),
@@ -139,8 +144,8 @@ def forget(folder: Path, bucket: Bucket | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def policy(settings: Settings, disk: Disk, trigger: str, mode: str) -> dict[str, Any]:
-    """With ``memory``, everything fits, and windows stay there whole."""
+def policy(settings: Settings, disk: Disk, trigger: str, mode: str, reads: Path) -> dict[str, Any]:
+    """With ``memory``, everything fits, and windows stay there whole. A slow disk writes ``reads``."""
     planned = {"kind": "interval", "interval": f"{settings.parts * MINUTE_S}s"}
     # A window's first two parts come before its end. It runs when it has all others, in the batch of the last one.
     own = {"kind": "count", "count": (settings.parts - 2) * settings.part}
@@ -148,7 +153,7 @@ def policy(settings: Settings, disk: Disk, trigger: str, mode: str) -> dict[str,
     budget = everything if mode == "memory" else settings.budget_bytes
     destage: dict[str, Any] = {"keep_fraction": 1.0} if mode == "memory" else {}
     if disk.reads_per_s is not None:
-        arguments = {"reads_per_s": disk.reads_per_s, "together": mode != "apart"}
+        arguments = {"reads_per_s": disk.reads_per_s, "together": mode != "apart", "record": str(reads)}
         destage |= {"class": "experiments.prestage.disk:SlowDisk", "arguments": arguments}
     return {
         "memory": {"budget": budget, "bucket_limit": budget},
@@ -194,21 +199,37 @@ def total(_key: tuple[Any, ...], _window: Any, batches: Iterator[pa.RecordBatch]
     return {"n": n, "bytes": size, "checksum": checksum}
 
 
-def measured(record: Path, filled: int) -> dict[str, Any]:
-    """What the trace says of the executions in the measured batches: those after the batch ``filled``."""
-    rows = pq.read_table(record, columns=["batch", "kind", "pane", "bytes", "took_us", "waited_us"]).to_pylist()
+def measured(record: Path, reads: Path, filled: int) -> dict[str, Any]:
+    """What the trace says of the executions in the measured batches: those after the batch ``filled``.
+
+    ``reads``: what a slow disk wrote of the same executions, if there is one.
+    """
+    rows = pq.read_table(
+        record, columns=["batch", "kind", "pane", "at_us", "bytes", "took_us", "waited_us"]
+    ).to_pylist()
+    executions = sorted(
+        (row for row in rows if row["kind"] == "execution"), key=lambda row: (row["batch"], row["at_us"])
+    )
+    lines = (
+        [line.split() for line in reads.read_text().splitlines()] if reads.exists() else [("0", "0")] * len(executions)
+    )
+    here: Counter[str] = Counter()
+    whole: Counter[str] = Counter()
     seconds: dict[str, dict[int, float]] = {}
     waited: dict[str, dict[int, float]] = {}
     size: Counter[str] = Counter()
-    for row in rows:
-        if row["kind"] == "execution" and row["batch"] > filled:
+    for row, (resident_bytes, all_bytes) in zip(executions, lines, strict=True):
+        if row["batch"] > filled:
             pane, batch = row["pane"], row["batch"]
             for found, us in ((seconds, row["took_us"]), (waited, row["waited_us"])):
                 of = found.setdefault(pane, {})
                 of[batch] = of.get(batch, 0.0) + us / 1e6
             size[pane] += row["bytes"]
+            here[pane] += int(resident_bytes)
+            whole[pane] += int(all_bytes)
     return {
         "seconds": {pane: list(of.values()) for pane, of in seconds.items()},
         "waited_s": {pane: list(of.values()) for pane, of in waited.items()},
         "bytes": dict(size),
+        "resident": {pane: here[pane] / whole[pane] for pane in whole if whole[pane]},
     }

@@ -92,7 +92,7 @@ class Host:
         self._pressure: PressureManager | None = None
         self._prestage: PrestagePolicy | None = None
         self._starts_early = True
-        self._calm = 0.0
+        self._calm = self._staging_share = 0.0
         self._sampler: Sampler | None = None
         self._guard: Guard | None = None
         self._shards: dict[ShardKey, tuple[Shard, threading.Lock]] = {}
@@ -223,22 +223,31 @@ class Host:
             store = None if found is None else found[0].store  # another request may be closing it
             if store is None:
                 return
+            store.plan(slices, later)
             if executions:
                 store.processing_bytes_per_s = processing_bytes_per_s(executions)
             if not (slices or later) or self._prestage is None:
                 return
             size = store.size_on_disk(slices)
             start = now_s = self._schedule.now_s()
-            left = self.budget.left() - size
+            for other, _ in self._shards.values():
+                if other.store is not None and (missing := size - self._staging_room()) > 0:
+                    other.store.let_go(missing)
+            store.make_room(self._staging_room())
             # What waits for its time, although there is room, comes too late if the batch comes early.
-            if self._starts_early and left >= self.budget.limit_bytes // _SPARE:
-                slices = [*slices, *_fitting(store, later, left - round((1 - self._calm) * self.budget.limit_bytes))]
+            if self._starts_early and size <= self._staging_room():
+                later = tuple(_fitting(store, later, self.budget.room(until_share=self._calm) - size))
             else:
+                later = ()
                 start = self._prestage.start_at_s(self._schedule.due_s(key), size, now_s)
-            self._schedule.plan(PlannedPrestage(start, key, token, tuple(slices)))
+            self._schedule.plan(PlannedPrestage(start, key, token, tuple(slices), later))
         self.tick_prestages()
         if self._sampler is not None:
             self._sampler.wake()
+
+    def _staging_room(self) -> int:
+        """Returns how many bytes may be staged so that memory pressure does not take them out of memory again."""
+        return self.budget.room(spare_bytes=self.budget.limit_bytes // _SPARE, until_share=self._staging_share)
 
     # -- periodic work ------------------------------------------------------------------------------------
 
@@ -271,7 +280,7 @@ class Host:
             try:
                 # If the next attempt came earlier than expected and has committed, the plan is obsolete.
                 if shard.token == planned.token and shard.store is not None:
-                    shard.store.prestage(planned.slices)
+                    shard.store.prestage(planned.slices, later=planned.later)
             finally:
                 lock.release()
 
@@ -408,6 +417,7 @@ class Host:
             self._starts_early = config.prestage_class is None
             # Where the standard policy stops to free memory. Above it, what was staged would leave memory again.
             self._calm = policy.resume if isinstance(policy, StandardDestage) else _CALM
+            self._staging_share = config.staging_share
             self._pressure = PressureManager(self.budget, policy, memory_share_used)
             self._sampler = Sampler(self.tick, self._next_prestage_s)
 

@@ -21,12 +21,13 @@ _DEVIATIONS = 4  # as many mean deviations earlier than the mean
 
 
 class PlannedPrestage(NamedTuple):
-    """``start_s``: when to start. ``token``: the version that has these slices."""
+    """``start_s``: when to start. ``token``: the version with these slices. ``later``: those that are less urgent."""
 
     start_s: float
     key: ShardKey
     token: str
     slices: Sequence[int]
+    later: Sequence[int] = ()
 
 
 @dataclass(slots=True)

@@ -23,8 +23,8 @@ class Eviction:
 
     ``bucket_limit_bytes``: the most memory that one window's m-bucket may use; 0: no block stays. ``keeps_all``: all
     blocks stay, even beyond the budget. ``keep_fraction``: the share of an expired window that stays as its bootstrap
-    part (rho_min). ``spare_bytes``: room in the budget that new blocks leave free. Hold the store's lock around every
-    call.
+    part (rho_min). ``spare_bytes``: room in the budget that new blocks leave free. ``until_share``: blocks are held for
+    an execution as long as at most this share of the budget is in use. Hold the store's lock around every call.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Eviction:
         windows: Sequence[Stretches],
         keep_fraction: float,
         spare_bytes: int,
+        until_share: float,
     ) -> None:
         self._blocks, self._writer, self._prestager, self._io, self._budget = blocks, writer, prestager, io, budget
         self._bucket_limit_bytes = bucket_limit_bytes
@@ -47,9 +48,12 @@ class Eviction:
         self._windows = windows
         self._keep_fraction = keep_fraction
         self._spare_bytes = spare_bytes
+        self._until_share = until_share
         self._expired: set[int] = set()  # live slices that were destaged because their windows expired
         self._touched: dict[int, float] = {}  # live slice -> when it last expired or was prestaged
         self._appended: dict[int, tuple[float, float, int]] = {}  # slice -> first and last append, bytes
+        self._due: dict[int, int] = {}  # slice -> its place in the order in which the next batches read slices
+        self._next = 0  # how many of them the very next batch reads
 
     def appended(self, entry: Entry, *, late: bool) -> bool:
         """Handles a new block. It leaves memory if it is late, or if its m-bucket or the budget is full.
@@ -74,10 +78,42 @@ class Eviction:
         """
         for entry in self._blocks.visible(slices, only):
             if entry.place in (Place.MEMORY, Place.DESTAGING):
-                if self._budget.left() < self._spare_bytes or self._bucket_is_full(entry.slice_us):
+                room = self._budget.room(spare_bytes=self._spare_bytes, until_share=self._until_share)
+                if room < 0 or self._bucket_is_full(entry.slice_us):
                     return
                 if self._writer.keep(entry):
                     self._blocks.staging.held(entry)
+
+    def plan(self, slices: Sequence[int], later: Sequence[int]) -> None:
+        """Records which slices the next batch will read, and those after it. Those of an earlier plan do not count."""
+        self._due = {slice_us: place for place, slice_us in enumerate(dict.fromkeys((*slices, *later)))}
+        self._next = len({*slices})
+
+    def let_go(self, size_bytes: int, first: int | None = None) -> None:
+        """Frees at least this much memory, or all, of planned slices, the last of them first.
+
+        ``first``: those before this place stay. If it is None, all stay that the next batch reads.
+        """
+        enough = self._budget.room() + size_bytes
+        for slice_us in reversed(list(self._due)[self._next if first is None else first :]):
+            missing = enough - self._budget.room()
+            if self._keeps_all or missing <= 0:
+                return
+            self._shrink(slice_us, max(self._blocks.memory.size(slice_us) - missing, 0))
+
+    def make_room(self, room_bytes: int) -> None:
+        """Lets planned slices go for those that are read before them in the next batch. Memory has ``room_bytes``."""
+        missing = -room_bytes
+        for place, slice_us in enumerate(list(self._due)[: self._next]):
+            far = (e for e in self._blocks.visible([slice_us]) if not self._blocks.memory.is_whole(e.seq))
+            coming = (e for e in far if self._prestager.find(e.seq) is None)
+            missing += sum(e.body_bytes if e.place in IN_MEMORY else e.whole_bytes for e in coming)
+            if missing > 0:
+                before = self._budget.room()
+                self.let_go(missing, place + 1)
+                if (freed := self._budget.room() - before) <= 0:
+                    return
+                missing -= freed
 
     def touch(self, slices: Iterable[int]) -> None:
         """Records that these slices are not idle."""
@@ -113,6 +149,7 @@ class Eviction:
             self._appended.pop(slice_us, None)
             self._expired.discard(slice_us)
             self._touched.pop(slice_us, None)
+            self._due.pop(slice_us, None)
 
     def views(self) -> list[dict[str, Any]]:
         """Returns what a destage policy sees: the fields of a WindowView for each slice that has anything in memory."""
@@ -136,6 +173,7 @@ class Eviction:
                     "expired": slice_us in self._expired,
                     "last_append_s": max(last_s, self._touched.get(slice_us, 0.0)),
                     "append_rate_bytes_per_s": size / max(last_s - first_s, 1.0),
+                    "due": self._due.get(slice_us),
                 }
             )
         return views

@@ -31,16 +31,18 @@ Steps = Generator[int, None, T]
 class Priority(IntEnum):
     """Priorities of I/O, the most urgent first.
 
-    The paper puts prestaging first. Here it comes after ``READ`` and ``WRITE``, for which a task waits. ``LATE_WRITE``:
-    writes of late blocks. They become a ``WRITE`` when a task waits for them.
+    The paper puts prestaging first. Here it comes after ``READ`` and ``WRITE``, for which a task waits.
+    ``PRESTAGE_LATER``: for batches after a shard's next one. ``LATE_WRITE``: writes of late blocks. They become a
+    ``WRITE`` when a task waits for them.
     """
 
     READ = 0
     WRITE = 1
     PRESTAGE = 2
-    LATE_WRITE = 3
-    DESTAGE = 4
-    MAINTENANCE = 5
+    PRESTAGE_LATER = 3
+    LATE_WRITE = 4
+    DESTAGE = 5
+    MAINTENANCE = 6
 
 
 BACKGROUND = frozenset({Priority.LATE_WRITE, Priority.DESTAGE, Priority.MAINTENANCE})

@@ -17,7 +17,7 @@ from state_backends.thresholds import threshold
 
 MOST_ASIDE = threshold(4, 1)
 """The most prestages, or all background requests together, that wait for the network at a time."""
-ON_THE_NETWORK = frozenset({Priority.PRESTAGE, Priority.MAINTENANCE})
+ON_THE_NETWORK = frozenset({Priority.PRESTAGE, Priority.PRESTAGE_LATER, Priority.MAINTENANCE})
 
 
 class Queued(Protocol):

@@ -76,13 +76,13 @@ class MemoryBudget:
             self.reserved_bytes += size_bytes
         self.make_room()
 
-    def try_reserve(self, size_bytes: int, *, spare_bytes: int = 0) -> bool:
-        """Reserves room for a block before it is fetched, if ``spare_bytes`` stay free. Returns whether it did.
+    def try_reserve(self, size_bytes: int, *, spare_bytes: int = 0, until_share: float = 1.0) -> bool:
+        """Reserves room for a block before it is fetched, if there is :meth:`room` for it. Returns whether it did.
 
         The check and the reservation are one step, so that no two callers get the same room.
         """
         with self._lock:
-            if self.left() < size_bytes + spare_bytes:
+            if self.room(spare_bytes=spare_bytes, until_share=until_share) < size_bytes:
                 return False
             self.reserved_bytes += size_bytes
         self.make_room()
@@ -97,6 +97,13 @@ class MemoryBudget:
         """Returns bytes that are free, or that keyed values would free. Negative if the budget is exceeded."""
         ledger_bytes = min(self.ledger_bytes, self.limit_bytes // 2)
         return self.limit_bytes - ledger_bytes - self.reserved_bytes - self.used_bytes
+
+    def room(self, *, spare_bytes: int = 0, until_share: float = 1.0) -> int:
+        """Returns how many bytes may be added so that ``spare_bytes`` stay free, and at most this share of the budget,
+        0 to 1, is in use or reserved. Negative if it is more now.
+        """
+        taken = self.used_bytes + self.reserved_bytes
+        return min(self.left() - spare_bytes, int(until_share * self.limit_bytes) - taken)
 
     # -- keyed values that are also on disk ---------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from policies.prestage import StagingSpeed
 from policies.sizing import m_bucket_bytes
@@ -54,30 +55,42 @@ class Prestager:
 
     Invariant: a block is in place STAGING if and only if its prestage is under way here. ``blocking``: functions need
     their whole window before they begin. ``spare_bytes``: room in the budget that prestages leave free.
+    ``until_share``: the share of the budget, 0 to 1, that they fill at most. If they filled more, the destage policy
+    would take windows out of memory again.
     """
 
     def __init__(
-        self, blocks: Blocks, fetcher: Fetcher, io: Io, budget: MemoryBudget, *, blocking: bool, spare_bytes: int
+        self,
+        blocks: Blocks,
+        fetcher: Fetcher,
+        io: Io,
+        budget: MemoryBudget,
+        *,
+        blocking: bool,
+        spare_bytes: int,
+        until_share: float,
     ) -> None:
         self._blocks, self._fetcher, self._io, self._budget = blocks, fetcher, io, budget
         self._blocking = blocking
-        self._spare_bytes = spare_bytes
+        self._leaves: dict[str, Any] = {"spare_bytes": spare_bytes, "until_share": until_share}
         self._under_way: dict[int, _Staging] = {}
         self._speed = StagingSpeed()
         self.processing_bytes_per_s: float | None = None
         # Called after each prestage with its bytes, its seconds, and how many of these it waited for other I/O.
         self.on_staged: Callable[[int, float, float], None] | None = None
 
-    def prestage(self, slices: Sequence[int], only: Only | None) -> None:
-        """Starts fetching the visible blocks of these slices, in this order. Does not wait.
+    def prestage(self, slices: Sequence[int], only: Only | None, later: Sequence[int] = ()) -> None:
+        """Starts fetching the visible blocks of these slices, in this order, and then of those ``later``.
 
+        It does not wait. What only later batches read comes after what any shard's next batch reads.
         The body of a reference in memory is fetched too, unless a worker can map it at once.
         """
         run = _Run(self._io.now())
         requests: list[Pending[None]] = []
         size = 0
         busy = self._io.busy()
-        slices = list(dict.fromkeys(slices))
+        urgent = frozenset(slices)
+        slices = list(dict.fromkeys((*slices, *later)))
         with self._blocks.lock:
             lacking = self._blocks.without_bodies(self._blocks.visible(slices, only))
         resident = self._fetcher.resident([block for _, block in lacking])
@@ -85,9 +98,13 @@ class Prestager:
         with self._blocks.lock:
             # An earlier prestage may have brought a body since it was looked for.
             cold = {entry for entry in cold if not self._blocks.memory.is_whole(entry.seq)}
+            for entry in self._blocks.visible(urgent, only):
+                if (under_way := self.find(entry.seq)) is not None:
+                    under_way.raise_to(Priority.PRESTAGE)
             # At most what memory has room for, and what a function needs: it may begin before everything is there.
             for slice_us in slices:
                 entries = self._blocks.visible([slice_us], only)
+                priority = Priority.PRESTAGE if slice_us in urgent else Priority.PRESTAGE_LATER
                 wanted = size + self._wanted_bytes(entries, cold)
                 for entry in entries:
                     if size >= wanted:
@@ -97,9 +114,9 @@ class Prestager:
                         continue
                     # The room is reserved now, so that neither appends nor other readers take it.
                     needed = entry.body_bytes if body_only else entry.whole_bytes
-                    if not self._budget.try_reserve(needed, spare_bytes=self._spare_bytes):
+                    if not self._budget.try_reserve(needed, **self._leaves):
                         break
-                    requests.append(self._start(entry, Priority.PRESTAGE, needed, run, body_only=body_only).request)
+                    requests.append(self._start(entry, priority, needed, run, body_only=body_only).request)
                     size += needed
                 else:
                     continue

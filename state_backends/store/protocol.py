@@ -127,10 +127,23 @@ class BlockStore(Protocol):
     def size_on_disk(self, slices: Sequence[int]) -> int:
         """Encoded bytes of the blocks of these slices that are only on disk, as the bodies of references are."""
 
-    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+    def plan(self, slices: Sequence[int], later: Sequence[int] = ()) -> None:
+        """Says which slices the next batch will read, and which ``later`` ones, until it is called again.
+
+        The destage policy is told, so that these leave memory after all others, and the last of them first.
+        """
+
+    def let_go(self, size_bytes: int) -> None:
+        """Frees at least this much memory, or all, of slices that only batches after the next one will read."""
+
+    def make_room(self, room_bytes: int) -> None:
+        """Frees memory of planned slices for those that the next batch reads before them. Memory has ``room_bytes``."""
+
+    def prestage(self, slices: Sequence[int], only: Only | None = None, later: Sequence[int] = ()) -> None:
         """Starts fetching these slices, or ``only`` some of their blocks, into memory, in this order.
 
-        Stops when the budget is used up. Does not wait.
+        Those that are read ``later`` than by the next batch come after what other shards' next batches read.
+        Stops when memory is so full that blocks would have to leave it again. Does not wait.
         """
 
     def views(self) -> list[dict[str, Any]]:

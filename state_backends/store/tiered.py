@@ -47,7 +47,7 @@ class TieredStore:
     """Connects the parts. See :class:`state_backends.store.protocol.BlockStore` for its methods.
 
     With ``keeps_all`` every block stays in memory, even beyond the budget. With ``bucket_limit_bytes=0`` a block stays
-    in memory only until it is written.
+    in memory only until it is written. ``staging_share``: prestages fill at most this share of the budget, 0 to 1.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class TieredStore:
         blocking: bool = True,
         keeps_all: bool = False,
         outbox_bytes: int = 32 * MIB,
+        staging_share: float = 1.0,
         read_ahead: int = 4,
         limits: Limits = DEFAULTS,
     ) -> None:
@@ -79,7 +80,9 @@ class TieredStore:
 
         self.blocks = Blocks(budget, LiveFiles(drop), p_bucket.bodies.unstage)
         fetcher = Fetcher(self.blocks, p_bucket, io)
-        self._prestager = Prestager(self.blocks, fetcher, io, budget, blocking=blocking, spare_bytes=spare)
+        self._prestager = Prestager(
+            self.blocks, fetcher, io, budget, blocking=blocking, spare_bytes=spare, until_share=staging_share
+        )
         self._reader = Reader(
             self.blocks, fetcher, self._prestager, io, budget, read_ahead=read_ahead, spare_bytes=spare
         )
@@ -99,6 +102,7 @@ class TieredStore:
             windows=windows,
             keep_fraction=keep_fraction,
             spare_bytes=spare,
+            until_share=staging_share,
         )
 
     # -- measurements -------------------------------------------------------------------------------------
@@ -158,14 +162,28 @@ class TieredStore:
 
     # -- moves between memory and disk --------------------------------------------------------------------
 
-    def prestage(self, slices: Sequence[int], only: Only | None = None) -> None:
+    def plan(self, slices: Sequence[int], later: Sequence[int] = ()) -> None:
+        with self.blocks.lock:
+            self._eviction.plan(slices, later)
+
+    def let_go(self, size_bytes: int) -> None:
+        with self.blocks.lock:
+            if not self.blocks.closed:
+                self._eviction.let_go(size_bytes)
+
+    def make_room(self, room_bytes: int) -> None:
+        with self.blocks.lock:
+            if not self.blocks.closed:
+                self._eviction.make_room(room_bytes)
+
+    def prestage(self, slices: Sequence[int], only: Only | None = None, later: Sequence[int] = ()) -> None:
         with self.blocks.lock:
             # A window that is fetched for an execution is not idle.
-            self._eviction.touch(slices)
+            self._eviction.touch((*slices, *later))
             if self._prestages and not self.blocks.closed:
-                self._eviction.hold(slices, only)
+                self._eviction.hold((*slices, *later), only)
         if self._prestages and not self.blocks.closed:
-            self._prestager.prestage(slices, only)
+            self._prestager.prestage(slices, only, later)
 
     def destage(self, slices: Sequence[int]) -> None:
         with self.blocks.lock:

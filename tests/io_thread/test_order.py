@@ -24,7 +24,15 @@ def test_the_urgent_comes_first_and_equals_in_the_order_in_which_they_came(io: I
 
 
 def test_the_priorities_are_those_of_the_design() -> None:
-    assert [p.name for p in sorted(Priority)] == ["READ", "WRITE", "PRESTAGE", "LATE_WRITE", "DESTAGE", "MAINTENANCE"]
+    assert [p.name for p in sorted(Priority)] == [
+        "READ",
+        "WRITE",
+        "PRESTAGE",
+        "PRESTAGE_LATER",
+        "LATE_WRITE",
+        "DESTAGE",
+        "MAINTENANCE",
+    ]
 
 
 def test_an_urgent_request_waits_for_one_step_at_most(io: IoThread) -> None:

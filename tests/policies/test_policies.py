@@ -50,6 +50,7 @@ windows = st.builds(
     expired=st.booleans(),
     last_append_s=st.integers(-50, 0).map(float),
     append_rate_bytes_per_s=st.sampled_from([0.0, 0.5, 1.0, 7.0]),
+    due=st.none() | st.integers(0, 9),
 )
 
 
@@ -134,7 +135,8 @@ def test_without_pressure_only_the_idle_leave(policy: StandardDestage, look: Mem
     after_s = policy.idle_after_s or 1e9
     if policy.idle_multiple is not None and look.median_execution_s is not None:
         after_s = policy.idle_multiple * look.median_execution_s
-    idle = {w.name for w in look.windows if look.now_s - w.last_append_s > after_s and w.m_bytes > w.keep_bytes}
+    waits = [w for w in look.windows if w.due is None and w.m_bytes > w.keep_bytes]
+    idle = {w.name for w in waits if look.now_s - w.last_append_s > after_s}
     assert set(names(policy.suggest(look))) == idle
     assert not policy.pressed
 
@@ -158,6 +160,30 @@ def test_the_slowest_go_first() -> None:
         window("mid too", 150, rate=2.0),
     )
     assert names(policy.suggest(look)) == ["slow", "mid", "mid too", "fast"]
+
+
+def test_what_the_next_batches_read_leaves_last_and_what_they_read_first_at_the_very_end() -> None:
+    windows = [replace(window(due, 200), due=due) for due in (1, 0, 2)]
+    look = view(*windows, window("not due", 250))
+    assert names(StandardDestage(resume=0.7).suggest(look)) == ["not due"]
+    assert names(StandardDestage(resume=0.2).suggest(look)) == ["not due", 2, 1]
+
+
+def test_what_the_next_batches_read_stays_when_the_pressure_is_moderate_no_more() -> None:
+    policy = StandardDestage()
+    assert names(policy.suggest(view(replace(window("due", 300), due=0), window("a", 500)))) == ["a"]
+    due = replace(window("due", 600), due=0)
+    assert names(policy.suggest(view(due, window("b", 100)))) == ["b"], "down to what resume says"
+    assert policy.suggest(view(due, window("c", 0))) == []
+    assert policy.suggest(view(due, window("d", 100))) == [], "it is over"
+    assert names(policy.suggest(view(due, window("e", 200)))) == ["e"]
+
+
+def test_a_window_that_is_due_is_not_idle() -> None:
+    policy = StandardDestage(idle_after_s=10.0)
+    assert names(
+        policy.suggest(view(replace(window("due", 10, last_s=-99.0), due=3), window("a", 10, last_s=-11.0)))
+    ) == ["a"]
 
 
 def test_idle_windows_leave_and_count_for_the_pressure() -> None:

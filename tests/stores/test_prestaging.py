@@ -64,6 +64,23 @@ def test_a_function_that_takes_block_after_block_finds_the_first_of_each_window(
         assert rig.check(next(rig.store.read([10], blocking=False))) == 3
 
 
+def test_what_is_read_later_is_fetched_after_what_any_shard_reads_next(make: Callable[..., Rig]) -> None:
+    """One I/O thread serves all shards of a host. What has become urgent meanwhile goes on as urgent."""
+    rig = staged(make)
+    with Gate(rig.io):
+        rig.store.prestage([], later=[0, 10])
+        rig.store.prestage([20], later=[0])
+        waiting = rig.io.waiting()
+        assert (waiting["prestage"], waiting["prestage_later"]) == (1, 5)
+        rig.store.prestage([0], later=[10])
+        waiting = rig.io.waiting()
+        assert (waiting["prestage"], waiting["prestage_later"]) == (4, 2)
+    rig.settle()
+    rig.validate()
+    with Gate(rig.io):
+        assert rig.read(0, 10, 20) == [0, 1, 2, 3, 4, 5]
+
+
 def test_what_is_prestaged_and_let_go_unread_was_staged_in_vain(make: Callable[..., Rig]) -> None:
     rig = staged(make, 0)
     rig.settle()

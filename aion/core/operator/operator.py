@@ -155,12 +155,18 @@ class Operator:
         self.next_pane_seq += 1
         return self.next_pane_seq - 1
 
-    def plan(self, watermark_us: int) -> Prestage | None:
+    def plan(self, watermark_us: int, surely_us: int | None = None) -> Prestage | None:
         """Returns what to stage in the gap before the watermark gets there, or None.
 
         Call it at the end of a batch, and stage it: late windows for which nothing is planned are far from now on.
+        ``surely_us``: where the watermark gets at least, if that is known. What is due by then comes first, and the
+        rest after it: memory may not have room for both, and ``watermark_us`` may be too far.
         """
-        planned = self._due(watermark_us)
+        at_us = self.watermark.at_us
+        if surely_us is None or (at_us is not None and surely_us <= at_us):
+            # Steps of the watermark differ a little, so it gets half as far as expected more surely than all the way.
+            surely_us = watermark_us if at_us is None else at_us + (watermark_us - at_us) // 2
+        planned = tuple(dict.fromkeys((*self._due(min(surely_us, watermark_us)), *self._due(watermark_us))))
         for definition in self._definitions:
             definition.leave(self._turn(), watermark_us)
         return Prestage(planned) if planned else None

@@ -14,7 +14,7 @@ from state_backends.store.io import Pending, Priority, Steps
 from state_backends.store.io_queue import IoQueue
 
 T = TypeVar("T")
-_FETCHES = frozenset({Priority.READ, Priority.PRESTAGE})
+_FETCHES = frozenset({Priority.READ, Priority.PRESTAGE, Priority.PRESTAGE_LATER})
 SWITCH_S = 0.005
 """How long a busy thread keeps Python's interpreter while another one wants it: sys.getswitchinterval's default."""
 

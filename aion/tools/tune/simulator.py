@@ -261,6 +261,8 @@ class _Shard:
             self._attempt.end()
             self.store.flush()
             self.store.compact()
-        if due := self._windows.plan_next():
+        due = self._windows.plan_next()
+        self.store.plan(due)
+        if due:
             self._attempt.prestage(due)
         self._host.tick()

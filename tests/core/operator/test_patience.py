@@ -231,3 +231,17 @@ def test_what_later_batches_run_is_planned_in_its_order() -> None:
     assert [s for s in operator.plan_ahead(40) if s not in prestage.slices] == [10, 20], "each is over a batch later"
     again = made(1, operator.snapshot(), bound=30, trigger=never)
     assert again.plan_ahead(40) == operator.plan_ahead(40)
+
+
+@pytest.mark.parametrize("surely", [None, 25, 40, 70])
+def test_what_is_due_soonest_is_staged_first_where_the_watermark_may_get_less_far(surely: int | None) -> None:
+    """It is expected to pass the ends of two windows, and it may pass that of one only."""
+    operator = made(1, bound=30, trigger=CountTrigger(10))
+    for watermark in (0, 10, 20, 30):
+        run(operator, watermark, [(watermark + 10, 1), (watermark, 1), *([(watermark - 10, 1)] if watermark else [])])
+    prestage = operator.plan(50, surely)
+    assert prestage is not None
+    if surely == 70:
+        assert [*prestage.slices] == [30, 40, 0, 10], "it surely gets there, so the order is that of the executions"
+    else:
+        assert [*prestage.slices] == [30, 0, 40, 10]
