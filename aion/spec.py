@@ -27,7 +27,7 @@ from aion.core.query.deciding import columns_of
 from aion.core.query.functions import Apply
 from aion.core.query.plan import CHANGES, EMITS, FINAL, ON_REMOVED, Plan, make_plan, output_fields
 from aion.core.timing import DurationOrZero, not_negative_us
-from aion.core.windows import EMIT, Definition, Definitions, PerRecord, named
+from aion.core.windows import EMIT, Aligned, Definition, Definitions, PerRecord, named
 from aion.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
@@ -145,6 +145,11 @@ class Spec:
         if self.emit not in EMITS:
             raise ConfigError(f"emit: {self.emit!r} is not known; give 'all', 'final' or 'changes'")
         for name, window in definitions.items():
+            if self.apply is not None and isinstance(window, Aligned) and window.fill is not None:
+                raise ConfigError(
+                    f"windows: {name!r} has fill={window.fill.value!r}, and a function has no result for no events; "
+                    "give aggregates= in place of apply=, or leave fill and fill_for out"
+                )
             if self.emit == FINAL and window.timing.early_us is not None:
                 raise ConfigError(
                     f"emit='final' gives one pane for each window, when it is final, so windows: {name!r} cannot have "

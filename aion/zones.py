@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Unpack
 
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
-from aion.core.timing import Timing, When
+from aion.core.filling import Fill, Value
+from aion.core.timing import Duration, Timing, When
 from aion.core.windows import Calendar as _Calendar
 from aion.errors import WindowError
 
@@ -32,9 +33,19 @@ class Calendar(_Calendar):
     that is none.
     """
 
-    def __init__(self, every: str, zone: str, start: str | None = None, **when: Unpack[When]) -> None:
+    def __init__(
+        self,
+        every: str,
+        zone: str,
+        start: str | None = None,
+        *,
+        fill: Value | None = None,
+        fill_for: Duration | None = None,
+        **when: Unpack[When],
+    ) -> None:
         edges = CalendarEdges(Steps.of(every, start), zone_rules(zone))
-        _Calendar.__init__(self, edges, timing=Timing.of("Calendar", when))
+        filled = Fill.of("Calendar", fill, fill_for)
+        _Calendar.__init__(self, edges, timing=Timing.of("Calendar", when), fill=filled)
 
 
 def zone_rules(name: str) -> ZoneRules:

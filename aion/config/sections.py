@@ -320,9 +320,9 @@ class ExecutionPolicy(Section):
     Change it to compare.
     """
     windows_per_event: Overlap = 1_000_000
-    """In how many windows of a definition an event may be: the size of a sliding window, divided by its slide. A
-    definition with more is refused, because each of these windows is computed, and comes out, by itself. null: any
-    number.
+    """In how many windows of a definition an event may be: the size of a sliding window, divided by its slide. Also in
+    how many windows a key may have rows after its last event: fill_for, divided by the slide. A definition with more is
+    refused, because each of these windows is computed, and comes out, by itself. null: any number.
 
     Raise it if so many windows are meant, and memory suffices: a million windows that end at once take half a gigabyte.
     """

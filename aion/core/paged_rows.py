@@ -175,6 +175,12 @@ class PagedRows:
                     if found is not None:
                         yield from self._codec.decode([found])[0].to_batches()
 
+    def every(self) -> Iterator[pa.RecordBatch]:
+        """Yields all rows, a chunk at a time, in the order in which the map has them."""
+        begin = self._space + _ROWS
+        for _, value in self._values.scan(begin, self._space + bytes([_ROWS[0] + 1])):
+            yield self._decode(value)
+
     # -- writing ------------------------------------------------------------------------------------------
 
     def write(self, found: Pages, part: Part, rows: pa.Table, of_chunk: Ints, changed: Flags) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.base.time import format_duration
+from aion.core.filling import Fill, Value
 from aion.core.timing import NO_TIMING, Duration, DurationOrZero, Timing, When, checked_us, positive_us
 from aion.errors import WindowError
 
@@ -50,6 +51,7 @@ class Periodic:
     slide_us: int
     offset_us: int
     timing: Timing = NO_TIMING
+    fill: Fill | None = None
 
     @property
     def shortest_us(self) -> int:
@@ -114,6 +116,7 @@ class Periodic:
             "size_us": self.size_us,
             "slide_us": self.slide_us,
             "offset_us": self.offset_us,
+            **(self.fill.spec() if self.fill is not None else {}),
         }
 
 
@@ -121,14 +124,29 @@ class Tumbling(Periodic):
     """Windows of ``size`` that neither overlap nor leave gaps.
 
     ``Tumbling("1 minute")``. ``offset`` shifts all windows, e.g. ``Tumbling("1 day", offset="-5 hours")``.
-    Raises WindowError for a size of zero or less.
+
+    ``fill``: a key has a row for each window from that of its first event on, also if no event lies in it. With
+    ``"zero"``, its counts and sums are 0 and its other results null; with ``"null"``, all are null. ``fill_for``: how
+    long that goes on after the last window with an event, e.g. ``"1 day"``. Then the next event begins it anew.
+    ``Sliding``, ``Cumulative`` and ``Calendar`` take both, too (docs/reference/panes.md).
+
+    Raises WindowError for a size of zero or less, and for one of ``fill`` and ``fill_for`` without the other.
     """
 
     __slots__ = ()
 
-    def __init__(self, size: Duration, offset: DurationOrZero = 0, **when: Unpack[When]) -> None:
+    def __init__(
+        self,
+        size: Duration,
+        offset: DurationOrZero = 0,
+        *,
+        fill: Value | None = None,
+        fill_for: Duration | None = None,
+        **when: Unpack[When],
+    ) -> None:
         size_us = positive_us(size, "Tumbling: size")
-        Periodic.__init__(self, size_us, size_us, _offset(offset, size_us), Timing.of("Tumbling", when))
+        filled = Fill.of("Tumbling", fill, fill_for)
+        Periodic.__init__(self, size_us, size_us, _offset(offset, size_us), Timing.of("Tumbling", when), filled)
 
     def __str__(self) -> str:
         return f"tumbling {format_duration(self.size_us)}{_offset_suffix(self.offset_us)}"
@@ -145,7 +163,16 @@ class Sliding(Periodic):
 
     __slots__ = ()
 
-    def __init__(self, size: Duration, slide: Duration, offset: DurationOrZero = 0, **when: Unpack[When]) -> None:
+    def __init__(
+        self,
+        size: Duration,
+        slide: Duration,
+        offset: DurationOrZero = 0,
+        *,
+        fill: Value | None = None,
+        fill_for: Duration | None = None,
+        **when: Unpack[When],
+    ) -> None:
         size_us, slide_us = positive_us(size, "Sliding: size"), positive_us(slide, "Sliding: slide")
         if slide_us > size_us:
             raise WindowError(
@@ -153,7 +180,8 @@ class Sliding(Periodic):
                 f"{format_duration(size_us)}, so events between windows would be lost; "
                 "use a slide of at most the size"
             )
-        Periodic.__init__(self, size_us, slide_us, _offset(offset, slide_us), Timing.of("Sliding", when))
+        filled = Fill.of("Sliding", fill, fill_for)
+        Periodic.__init__(self, size_us, slide_us, _offset(offset, slide_us), Timing.of("Sliding", when), filled)
 
     def __str__(self) -> str:
         return (
@@ -175,7 +203,16 @@ class Cumulative(Periodic):
 
     __slots__ = ()
 
-    def __init__(self, step: Duration, size: Duration, offset: DurationOrZero = 0, **when: Unpack[When]) -> None:
+    def __init__(
+        self,
+        step: Duration,
+        size: Duration,
+        offset: DurationOrZero = 0,
+        *,
+        fill: Value | None = None,
+        fill_for: Duration | None = None,
+        **when: Unpack[When],
+    ) -> None:
         step_us, size_us = positive_us(step, "Cumulative: step"), positive_us(size, "Cumulative: size")
         if size_us % step_us:
             raise WindowError(
@@ -183,7 +220,8 @@ class Cumulative(Periodic):
                 f"{format_duration(step_us)}, so no window would be as long as the size; use a step that divides the "
                 "size, e.g. Cumulative('10 minutes', '1 hour')"
             )
-        Periodic.__init__(self, size_us, step_us, _offset(offset, size_us), Timing.of("Cumulative", when))
+        filled = Fill.of("Cumulative", fill, fill_for)
+        Periodic.__init__(self, size_us, step_us, _offset(offset, size_us), Timing.of("Cumulative", when), filled)
 
     @property
     def shortest_us(self) -> int:
@@ -199,6 +237,7 @@ class Cumulative(Periodic):
             "step_us": self.slide_us,
             "size_us": self.size_us,
             "offset_us": self.offset_us,
+            **(self.fill.spec() if self.fill is not None else {}),
         }
 
     def __str__(self) -> str:
@@ -218,10 +257,11 @@ def is_periodic(spec: Mapping[str, Any]) -> bool:
 def periodic_of(spec: Mapping[str, Any], timing: Timing = NO_TIMING) -> Periodic:
     """Returns windows of fixed lengths from what :meth:`Periodic.spec` says of them."""
     if spec["type"] == "periodic":
-        return Periodic(spec["size_us"], spec["slide_us"], spec["offset_us"], timing)
+        return Periodic(spec["size_us"], spec["slide_us"], spec["offset_us"], timing, Fill.of_spec(spec))
     step, size, offset = (timedelta(microseconds=spec[name]) for name in ("step_us", "size_us", "offset_us"))
     made = Cumulative(step, size, offset)
     object.__setattr__(made, "timing", timing)
+    object.__setattr__(made, "fill", Fill.of_spec(spec))
     return made
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from aion.base.time import format_duration
 from aion.core.calendars import CalendarEdges, ZoneRules
+from aion.core.filling import Fill
 from aion.core.periodic import Ints, Periodic
 from aion.core.timing import NO_TIMING, Duration, Timing, When, positive_us
 from aion.errors import WindowError
@@ -35,6 +36,7 @@ class Calendar:
     edges: CalendarEdges
     earlier: tuple[CalendarEdges, ...] = ()
     timing: Timing = NO_TIMING
+    fill: Fill | None = None
 
     @property
     def zone(self) -> str:
@@ -90,7 +92,8 @@ class Calendar:
         """Returns what identifies this definition after a restart. The rules of the zone may be others then."""
         steps = self.edges.steps
         start = {} if steps.start is None else {"start": steps.start}
-        return {"type": "calendar", "every": steps.every, "zone": self.zone, **start}
+        fill = {} if self.fill is None else self.fill.spec()
+        return {"type": "calendar", "every": steps.every, "zone": self.zone, **start, **fill}
 
     def __str__(self) -> str:
         return f"calendar {self.edges.steps} {self.zone}"

@@ -250,7 +250,9 @@ def check_triggers(windows: Definitions, trigger: object) -> None:
 
 
 def check_overlap(windows: Definitions, policy: Policy) -> None:
-    """Raises WindowError if an event would be in more windows of a definition than the policy allows."""
+    """Raises WindowError if an event would be in more windows of a definition than the policy allows, or its key would
+    have rows in more.
+    """
     most = policy.execution.windows_per_event
     for name, window in named(windows).items():
         if most is None or not isinstance(window, Periodic):
@@ -260,6 +262,13 @@ def check_overlap(windows: Definitions, policy: Policy) -> None:
                 f"windows: {name!r}: each event would be in {window.overlap:,} windows, and "
                 f"execution.windows_per_event allows {most:,}; each of them is computed and comes out by itself. "
                 "Give a longer slide or step, or raise execution.windows_per_event"
+            )
+        filled = 0 if window.fill is None else window.fill.for_us // window.slide_us
+        if filled > most:
+            raise WindowError(
+                f"windows: {name!r}: a key would have rows in {filled:,} windows after its last event, and "
+                f"execution.windows_per_event allows {most:,}. Give a shorter fill_for, or raise "
+                "execution.windows_per_event"
             )
 
 

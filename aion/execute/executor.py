@@ -35,7 +35,10 @@ from aion.core.life.actions import (
     EmitDropped,
     EmitUntimed,
     Execute,
+    FillGaps,
     Forget,
+    ForgetFilled,
+    KeepFilled,
     Prestage,
     Purge,
     SliceFacts,
@@ -51,6 +54,7 @@ from aion.execute.applying import Seen
 from aion.execute.block_compactor import Owners
 from aion.execute.combining import windows_at_once
 from aion.execute.contents import Contents, RowContents
+from aion.execute.filling import Filler, Shown
 from aion.execute.recorder import Recorder
 from policies.sizing import Execution
 from state_backends.format.block import Block, numbered
@@ -66,7 +70,7 @@ class Executor:
 
     ``contents``: by default the rows in the blocks, decoded in the caller's thread and never compacted. ``secret``: the
     key of the identities of events; by default a new one. ``forgotten``: the orders to forget windows, for a caller who
-    keeps something for windows.
+    keeps something for windows. ``over``: the numbers of definitions that have had no windows since the last batch.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Executor:
         attempt: ShardAttempt,
         contents: Contents | None = None,
         secret: bytes | None = None,
+        over: Sequence[int] = (),
     ) -> None:
         self.plan = plan
         self.operator = operator
@@ -85,6 +90,7 @@ class Executor:
             operator.keep_in(attempt)
         secret = token_bytes(SECRET_BYTES) if secret is None else secret
         self._unique = Unique(plan.unique, plan.time, secret) if plan.unique else None
+        self._filler = Filler(plan, attempt, over) if plan.fills or over else None
         self.forgotten: list[Forget] = []
         self._purged = False  # in this batch
         self._seeks = self._contents.compacts and bool(plan.key)
@@ -135,6 +141,8 @@ class Executor:
     def save(self) -> None:
         """At the end of a batch: writes what the operator keeps in the attempt's map."""
         self.operator.write()
+        if self._filler is not None:
+            self._filler.end_batch()
         if self._unique is not None and self._purged:
             # What is accepted is in a block, so nothing is accepted where no block is left.
             first = min(map(start_of, self.operator.segments), default=LATEST_US)
@@ -165,6 +173,9 @@ class Executor:
                 self.attempt.append(stored)
             elif kind is EmitUntimed:
                 yield from self._contents.untimed(_all(EmitUntimed, neighbours), blocks)
+            elif kind is KeepFilled:
+                assert self._filler is not None
+                self._filler.came(_all(KeepFilled, neighbours), blocks)
             elif kind is Compact:
                 self._compact(_all(Compact, neighbours))
             elif kind is _Release:
@@ -184,6 +195,13 @@ class Executor:
                             yield from self._contents.dropped(action, blocks)
                         case EmitDroppedRows():
                             yield self._keyed_of[action.definition].dropped(action, blocks[action.index])
+                        case FillGaps():
+                            assert self._filler is not None
+                            rows = self._filler.gaps(action)
+                            yield from self._numbered(self._complete(action.order, rows))
+                        case ForgetFilled():
+                            assert self._filler is not None
+                            self._filler.forget(action)
                         case Forget():
                             self.forgotten.append(action)
                         case Prestage():
@@ -199,11 +217,24 @@ class Executor:
             yield rows.set_column(at, rows.schema.field(at), pa.array(np.full(rows.num_rows, number)))
 
     def _execute(self, order: Execute) -> Iterator[pa.RecordBatch]:
+        if self._filler is None or not self._filler.fills(order):
+            yield from self._computed(order)
+            return
+        self._filler.settle()
+        shown = Shown(self.plan)
+        for rows in self._computed(order.some(order.events > 0)):
+            shown.add(rows)
+            yield rows
+        yield from self._complete(order, self._filler.rows(order, shown))
+
+    def _computed(self, order: Execute) -> Iterator[pa.RecordBatch]:
         for some in self._at_once(order):
             with self._timed(order.kind) as seen:
                 blocks, keys = self._read(some, seen)
-                for rows in self._contents.panes(some, blocks, keys):
-                    yield with_completeness(self.plan, self.operator, some, rows)
+                yield from self._complete(some, self._contents.panes(some, blocks, keys))
+
+    def _complete(self, order: Execute, panes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (with_completeness(self.plan, self.operator, order, rows) for rows in panes)
 
     def _at_once(self, order: Execute) -> Iterator[Execute]:
         """The windows that are computed together: they read and decode each segment once.

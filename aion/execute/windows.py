@@ -59,14 +59,15 @@ class Windows:
         self.operator = make_operator(plan, policy, snapshot, self._bound)
         self._secret = _secret(plan, snapshot)
         self._kept_us = max(panes_kept_us(plan, snapshot), longest_bound_us(plan, policy))
-        self.executor = Executor(plan, self.operator, attempt, contents, self._secret)
+        over = _newly_over(plan, snapshot)
+        self.executor = Executor(plan, self.operator, attempt, contents, self._secret, over)
         self._predicts = predicts(policy)
         self._delay_us = delay_us
         self._latest_us: int | None = None
         self._changes = None
         if plan.changes:
             assert self._secret is not None
-            self._changes = Changes(plan, attempt, self._secret, _newly_over(plan, snapshot))
+            self._changes = Changes(plan, attempt, self._secret, over)
 
     def record(self, recorder: Recorder) -> None:
         """Lets a recorder note what comes, from now on."""

@@ -278,6 +278,55 @@ def test_windows_that_grow_finish_their_stretch_with_the_steps_that_it_began_wit
     }
 
 
+def filling(*names: str) -> Spec:
+    windows = {"filled": aion.Tumbling(us(10), fill="zero", fill_for=us(40)), "other": aion.Tumbling(us(30))}
+    return replace(spec_of(["ten"], ["count"]), windows={name: windows[name] for name in names})
+
+
+def filled_of(rows: list[dict[str, Any]]) -> list[tuple[int, str, int]]:
+    found = [(micros(r["window_start"]), r["kind"], r["count"]) for r in rows if r["window"] == "filled"]
+    return sorted(found)
+
+
+def keys_kept(running: Restarted) -> int:
+    return len([*running._local._attempt.scan(b"f", b"g")])
+
+
+def test_windows_that_are_filled_finish_and_begin_anew_with_the_next_event() -> None:
+    with Restarted(filling("filled")) as running:
+        running.process([("a", 1, 1)], None)
+        assert filled_of(running.process([], 21)) == [(0, "on_time", 1), (10, "on_time", 0)]
+        running.restart(filling("other"))
+        assert running.change is not None and running.change.at_us == 21
+        assert filled_of(running.process([("a", 12, 1)], 21)) == [(10, "late", 1)]
+        assert filled_of(running.process([("a", 61, 1)], 50)) == [(20, "on_time", 0)], "it began before the change"
+        running.restart(filling("other", "filled"))
+        assert running.change.at_us == 70
+        assert filled_of(running.process([("a", 95, 1)], 80)) == []
+        assert filled_of(running.process([], 120)) == [(90, "on_time", 1), (100, "on_time", 0), (110, "on_time", 0)]
+        running.process([], 1000)
+        assert keys_kept(running) == 0
+
+
+def test_windows_that_are_filled_and_dropped_leave_no_keys() -> None:
+    with Restarted(filling("filled", "other")) as running:
+        running.process([("a", 1, 1), ("b", 2, 1)], None)
+        assert filled_of(running.process([], 21)) == [(0, "on_time", 1)] * 2 + [(10, "on_time", 0)] * 2
+        assert keys_kept(running) > 0
+        running.restart(filling("other"), on_removed="drop")
+        assert filled_of(running.process([("a", 3, 1)], 45)) == []
+        assert keys_kept(running) == 0
+
+
+def test_windows_that_are_filled_keep_keys_with_their_types() -> None:
+    narrow = pa.schema([pa.field("k", pa.int32()), *[field for field in SCHEMA if field.name != "k"]])
+    with Restarted(filling("filled"), narrow) as running:
+        running.process([(1, 1, 1)], None)
+        running.schema = pa.schema([pa.field("k", pa.int64()), *[field for field in SCHEMA if field.name != "k"]])
+        with pytest.raises(ForeignState, match="windows with a fill keep keys with their types"):
+            running.restart(filling("filled"))
+
+
 @given(st.lists(st.sets(st.sampled_from([*AGGREGATES][:4]), min_size=1), min_size=2, max_size=4), st.data())
 def test_changes_go_on_with_other_aggregates(columns: list[set[str]], data: st.DataObject) -> None:
     """A value that was shown is the old value as long as its column stays. One that was not shown is null."""

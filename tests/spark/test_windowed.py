@@ -71,6 +71,11 @@ def naive(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             {"windows": [aion.Tumbling("10 seconds"), aion.Sliding("30 seconds", "20 seconds")], "aggregates": ALL},
             marks=pytest.mark.proof,
         ),
+        {
+            "key": "k",
+            "windows": aion.Tumbling("10 seconds", fill="zero", fill_for="40 seconds"),
+            "aggregates": ALL,
+        },
         {"key": "k", "windows": aion.Cumulative("10 seconds", "40 seconds", offset="5 seconds"), "aggregates": ALL},
         {
             "key": ["k", "v"],
@@ -81,7 +86,7 @@ def naive(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             ),
         },
     ],
-    ids=["one key", "no key, two windows", "windows that grow", "several keys, apply"],
+    ids=["one key", "no key, two windows", "windows that are filled", "windows that grow", "several keys, apply"],
 )
 def test_the_same_panes_as_without_spark(stream: FileStream, sink: Sink, definition: dict[str, Any]) -> None:
     policy = {**BOUND, "state": {"shards": 1}}
@@ -91,6 +96,7 @@ def test_the_same_panes_as_without_spark(stream: FileStream, sink: Sink, definit
     expected = naive(locally(tables, time="ts", policy=policy, **definition))
     kinds = {row["kind"] for row in got}
     assert kinds == {"on_time", "late", "dropped"}
+    assert (0 in {row["events"] for row in got}) == (getattr(definition["windows"], "fill", None) is not None)
     assert plain(got) == plain(expected)
 
 

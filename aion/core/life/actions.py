@@ -225,4 +225,34 @@ class Forget:
     keys: Sequence[Any] | None = None
 
 
-Action = Forget | Append | EmitUntimed | EmitDropped | Execute | Prestage | Destage | Purge | Compact
+@dataclass(frozen=True, slots=True, eq=False)
+class KeepFilled:
+    """Windows of a definition took events of these slices of the arrival. So their keys have rows in its windows."""
+
+    definition: int
+    slices_us: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FillGaps:
+    """Late events have given their keys rows in windows that ended before. Emit those that have no event.
+
+    ``order``: these windows, and perhaps others that no such key lacks. Nothing is read.
+    """
+
+    order: Execute
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetFilled:
+    """No window of a definition that ends by then will have a row for want of events. ``all_``: and no other one, as
+    far as is known.
+    """
+
+    definition: int
+    by_us: int
+    all_: bool
+
+
+Filling: TypeAlias = KeepFilled | FillGaps | ForgetFilled
+Action = Filling | Forget | Append | EmitUntimed | EmitDropped | Execute | Prestage | Destage | Purge | Compact

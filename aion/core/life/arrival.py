@@ -88,6 +88,10 @@ class Arrival:
         """The encoded bytes of the events in each stretch of slices."""
         return np.asarray(self._size_upto[ends] - self._size_upto[begins])
 
+    def slices_in(self, begins: Ints, ends: Ints) -> Ints:
+        """The slices that lie in any of these stretches."""
+        return np.asarray(self.slices_us[_covered(begins, ends, len(self.slices_us))])
+
     def mark_taken(self, begins: Ints, ends: Ints, active: Flags | None) -> None:
         """Notes that windows take these stretches of slices.
 

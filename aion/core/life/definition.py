@@ -58,7 +58,7 @@ class Claim(NamedTuple):
     take events that have not ended. It is None if all blocks count whose segments open windows may need. ``drops``:
     orders to emit events as dropped. ``dropped``: by block, how many events come too late for some window. ``late``:
     how many events come late, those that come too late among them. ``taken``: what the windows themselves know of it.
-    ``rows``: a mask of the rows that they take, if they take single rows.
+    ``rows``: a mask of the rows that they take, if they take single rows. ``orders``: what else follows from it.
     """
 
     blocks: frozenset[int] = frozenset()
@@ -68,6 +68,7 @@ class Claim(NamedTuple):
     late: int = 0
     taken: Any = None
     rows: Flags | None = None
+    orders: Sequence[Any] = ()
 
 
 class Distinguished(NamedTuple):

@@ -32,7 +32,8 @@ def rate(
     """``completeness`` and ``completeness_low`` of rows, (N,), of an execution that was just ordered. NaN: unknown.
 
     Both are 1 for a window that is over, because nothing comes any more. They are unknown before the window's end:
-    there, the rest of the window depends on how many events are still to happen.
+    there, the rest of the window depends on how many events are still to happen. They are also unknown for a row
+    without events, which is no example either: nothing is no share of what may come.
     """
     over = windows.find(rows.definition, rows.end_us) < 0
     lateness_us = watermark_us - rows.end_us
@@ -48,6 +49,6 @@ def rate(
     share, low = np.full(len(over), np.nan), np.full(len(over), np.nan)
     share[over] = low[over] = 1.0
     completeness.update(panes.some(over))
-    ended = ~over & (lateness_us >= 0)
+    ended = ~over & (lateness_us >= 0) & (rows.events > 0)
     share[ended], low[ended] = completeness.estimate(panes.some(ended))
     return share, low

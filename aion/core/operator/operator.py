@@ -36,6 +36,7 @@ from aion.core.life.actions import (
     Destage,
     Event,
     Execute,
+    FillGaps,
     Prestage,
     Purge,
     SliceFacts,
@@ -253,7 +254,7 @@ class Operator:
         for segments, of_grid in zip(self._segments, (*hashed, None, None), strict=False):
             claims |= {d: d.arrive(arrival, of_grid, turn) for d in segments.definitions}
         actions: list[Action | Order] = [*untimed(blocks, self.counters)]
-        actions += [order for claim in claims.values() for order in claim.drops]
+        actions += [order for claim in claims.values() for order in (*claim.drops, *claim.orders)]
         self._tally.drop(blocks, [claim.dropped for claim in claims.values()])
         for place, definition in enumerate(self._definitions):
             self._tally.came_late(place, claims[definition].late)
@@ -339,6 +340,8 @@ class Operator:
             match order:
                 case Execute() | ExecuteKeyed():
                     self.counters.executions[order.kind.value] += len(order)
+                case FillGaps():
+                    self.counters.executions[order.order.kind.value] += len(order.order)
                 case Retract():
                     self.counters.retracted += len(order.windows)
             placed.append(self._placed(order) if isinstance(order, ExecuteKeyed) else order)

@@ -165,6 +165,7 @@ def _check_key(found: Mapping[str, Any], plan: Plan) -> None:
         in_pages = {
             "windows of keys": any(not isinstance(window, Aligned) for window in plan.windows.values()),
             "windows of windows": plan.updates is not None,
+            "windows with a fill": bool(plan.fills) or any("fill" in kept.spec for kept in Evolution.of(found).windows),
         }
         if not (users := [what for what, is_so in in_pages.items() if is_so]):
             return

@@ -14,6 +14,7 @@ from aion.aggregates.values import combined
 from aion.base.arrow_types import arrow_type
 from aion.base.numbers import NEVER
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
+from aion.core.filling import Fill
 from aion.core.periodic import Periodic, is_periodic, periodic_of
 from aion.core.query.evolution import nothing, rules_of, segment_us
 from aion.core.query.history import EVOLUTION, Evolution, History, Layout, Part, layouts_of
@@ -62,7 +63,8 @@ def definition_of(spec: Mapping[str, Any], rules: Mapping[str, ZoneRules]) -> Al
         return periodic_of(spec)
     if not spec or spec["zone"] not in rules:  # it has no windows any more
         return Periodic(1_000_000, 1_000_000, 0)
-    return Calendar(CalendarEdges(Steps.of(spec["every"], spec.get("start")), rules[spec["zone"]]))
+    edges = CalendarEdges(Steps.of(spec["every"], spec.get("start")), rules[spec["zone"]])
+    return Calendar(edges, fill=Fill.of_spec(spec))
 
 
 def of_shard(plan: Plan, snapshot: Mapping[str, Any] | None) -> Plan:

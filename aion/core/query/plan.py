@@ -171,6 +171,11 @@ class Plan:
         return {n: w for n, w in self._own.items() if not isinstance(w, Aligned)}
 
     @cached_property
+    def fills(self) -> frozenset[int]:
+        """The numbers of the definitions whose keys have rows in windows without events."""
+        return frozenset(number for number, window in self.grid.aligned.items() if window.fill is not None)
+
+    @cached_property
     def by_event(self) -> bool:
         """Whether some windows distinguish single events. Then each event is a row of its own."""
         return any(is_event_wise(w) for w in self.keyed.values())

@@ -17,6 +17,7 @@ from aion.aggregates.functions import Aggregate
 from aion.aggregates.layout import Layout
 from aion.base.arrow_types import arrow_type
 from aion.core.calendars import CalendarEdges, Steps, ZoneRules
+from aion.core.filling import Fill
 from aion.core.periodic import periodic_of
 from aion.core.query.evolved import evolved
 from aion.core.query.history import EVOLUTION, Evolution
@@ -126,7 +127,8 @@ def _window(spec: Mapping[str, Any], rules: Callable[[str], ZoneRules]) -> Defin
         case "periodic" | "cumulative":
             return periodic_of(spec)
         case "calendar":
-            return Calendar(CalendarEdges(Steps.of(spec["every"], spec.get("start")), rules(spec["zone"])))
+            edges = CalendarEdges(Steps.of(spec["every"], spec.get("start")), rules(spec["zone"]))
+            return Calendar(edges, fill=Fill.of_spec(spec))
         case "session":
             column, most = spec.get("gap_column"), spec.get("max_duration_us")
             gap = None if column is not None else _lasting(spec["gap_us"])

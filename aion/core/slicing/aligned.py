@@ -51,6 +51,7 @@ class AlignedWindows:
         columns = np.array(periodic, np.int64).reshape(-1, 4).T.copy()
         self._shortest, self._slides, self._starts_every, self._offsets = columns
         self._calendars = {place: w.edges for place, w in enumerate(windows.values()) if isinstance(w, Calendar)}
+        self._places = {number: place for place, number in enumerate(windows)}
         self._overlap = sum(w.overlap if isinstance(w, Periodic) else 1 for w in windows.values())
 
     def covering(self, slices_us: Ints) -> Covering:
@@ -77,6 +78,40 @@ class AlignedWindows:
         if not full.all():
             which, starts, ends, low, high = which[full], starts[full], ends[full], low[full], high[full]
         return Covering(self._numbers[which], starts, ends, low, high)
+
+    # -- windows of one definition, whether or not they hold slices ----------------------------------------
+
+    def ending(self, number: int, after_us: Ints, by_us: Ints) -> tuple[Ints, Ints]:
+        """Returns the first and the last number of the windows of a definition that end after an instant, up to
+        another. If there is none, the first is larger.
+        """
+        place = self._places[number]
+        # The first window that holds an instant is the first one that ends after it.
+        return self._oldest(after_us)[:, place], self._oldest(by_us)[:, place] - 1
+
+    def holding(self, number: int, slices_us: Ints) -> tuple[Ints, Ints]:
+        """Returns the first and the last number of the windows of a definition that hold each slice."""
+        place = self._places[number]
+        return self._oldest(slices_us)[:, place], self._newest(slices_us)[:, place]
+
+    def last_ends(self, number: int, slices_us: Ints) -> Ints:
+        """Returns the end of the last window of a definition that holds each slice."""
+        return self.bounds(number, self._newest(slices_us)[:, self._places[number]])[1]
+
+    def bounds(self, number: int, numbers: Ints) -> tuple[Ints, Ints]:
+        """Returns the start and the end of windows of a definition, by their numbers."""
+        return self._bounds(np.full(len(numbers), self._places[number]), numbers)
+
+    def existing(self, number: int, numbers: Ints) -> tuple[Ints, Ints]:
+        """Returns the same for those of the windows that there are: no empty ones of a calendar, and none out of the
+        limits of the definition.
+        """
+        starts, ends = self.bounds(number, numbers)
+        since, before = self._limits[self._places[number]]
+        there = (starts < ends) & (starts >= since) & (starts < before)
+        return starts[there], ends[there]
+
+    # -- numbers -------------------------------------------------------------------------------------------
 
     def _oldest(self, slices_us: Ints) -> Ints:
         """Returns a row for each slice: for each definition, the number of the first window that holds the slice."""

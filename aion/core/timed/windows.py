@@ -5,7 +5,7 @@ Their bounds are known without any event, so they are rows of one table, and a d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from aion.base.numbers import NEVER
 from aion.core.lateness.observe import NewBounds, observe_late
-from aion.core.life.actions import EmitDropped, Execute, Forget, PaneKind
+from aion.core.life.actions import EmitDropped, Execute, FillGaps, Forget, ForgetFilled, KeepFilled, PaneKind
 from aion.core.life.arrival import Arrival
 from aion.core.life.definition import ALL_ROWS, Claim, Distinguished, Orders, Stretches, Turn
 from aion.core.life.late_work import LEAST_AWAITED_BYTES
@@ -21,8 +21,9 @@ from aion.core.life.lifecycle import Counters
 from aion.core.life.rules import Rules
 from aion.core.life.segments import Segments
 from aion.core.life.window_table import WindowTable
-from aion.core.slicing.aligned import AlignedWindows
+from aion.core.slicing.aligned import AlignedWindows, Covering
 from aion.core.timed.calendar_state import calendars_to_json
+from aion.core.timed.filled import Filled
 from aion.core.timed.purged import Purged
 from state_backends.thresholds import threshold
 
@@ -59,6 +60,9 @@ class TimeWindows:
         self._segments = segments
         self._aligned = AlignedWindows(grid.aligned, grid.limits)
         self._gone = Purged(grid.aligned, snapshot)
+        self._filled = Filled(grid.aligned, self._aligned, snapshot)
+        self._gaps: list[tuple[Ints, Ints]] = []
+        """By definition and end, the windows that late events of this batch may have given rows to."""
         self._bound = bound
         self._rules = rules
         self._prestages_late = prestages_late
@@ -112,6 +116,7 @@ class TimeWindows:
                 covering = type(covering)(*(column[kept] for column in covering))
                 events = events[kept]
         arrival.mark_taken(covering.begins, covering.ends, covering.end_us > now if now is not None else None)
+        kept_filled = [self._keep_filled(number, covering, arrival, now) for number in self._filled.for_us]
         return Claim(
             arrival.kept_blocks(),
             arrival.active_blocks(),
@@ -123,7 +128,64 @@ class TimeWindows:
                 events,
                 arrival.bytes_of(covering.begins, covering.ends),
             ),
+            orders=[order for order in kept_filled if len(order.slices_us)],
         )
+
+    def _keep_filled(self, number: int, covering: Covering, arrival: Arrival, now: int | None) -> KeepFilled:
+        """Notes which windows of a definition have rows because of the events that its windows take."""
+        own = covering.definition == number
+        slices_us = arrival.slices_in(covering.begins[own], covering.ends[own])
+        spans = self._filled.of_slices(number, slices_us)
+        if now is not None:
+            starts_us, ends_us = self._filled.ending(number, -NEVER, now, spans)
+            there = self._open_filled(number, starts_us, ends_us, now)
+            if not self._rules.final_only and there.any():
+                self._gaps.append((np.full(int(there.sum()), number), ends_us[there]))
+        return KeepFilled(number, slices_us)
+
+    def _open_filled(self, number: int, starts_us: Ints, ends_us: Ints, now: int) -> Flags:
+        """Adds those of these windows that are neither known nor gone. Returns a mask of those that are not gone."""
+        definition = np.full(len(ends_us), number)
+        found = self.table.find(definition, ends_us)
+        bounds_us = self._rules.bounds_us(definition)
+        gone = np.where(found < 0, ends_us + bounds_us <= now, self.table.over(found, now))
+        gone |= (found < 0) & self._gone.contains(definition, starts_us, ends_us)
+        self._add_empty(definition, starts_us, ends_us, (found < 0) & ~gone, late_from_seq=0)
+        return ~gone
+
+    def _add_empty(self, definition: Ints, starts_us: Ints, ends_us: Ints, which: Flags, late_from_seq: int) -> None:
+        own = definition[which]
+        self.table.add(
+            definition=own,
+            start_us=starts_us[which],
+            end_us=ends_us[which],
+            bound_us=self._rules.bounds_us(own),
+            reason=self._rules.reasons(own),
+            late_from_seq=np.full(len(own), late_from_seq),
+        )
+        self._counters.windows += len(own)
+
+    def _filled_gaps(self, turn: Turn) -> Orders:
+        """The order to show rows that late events have given to keys in windows without events. It counts as a pane."""
+        gaps, self._gaps = self._gaps, []
+        if not gaps:
+            return []
+        assert turn.at_us is not None, "no window has ended without a watermark"
+        windows = self.table
+        rows = np.unique(windows.find(*(np.concatenate(column) for column in zip(*gaps, strict=True))))
+        order = windows.execution(rows, PaneKind.LATE, (), turn.at_us)
+        windows["panes"][rows] += 1
+        return [FillGaps(order)]
+
+    def _end_filled(self, turn: Turn) -> None:
+        """Adds the windows without events that end by this watermark, and have rows."""
+        assert turn.at_us is not None, "the watermark has moved"
+        for number in self._filled.for_us:
+            starts_us, ends_us = self._filled.ending(
+                number, -NEVER if turn.before_us is None else turn.before_us, turn.at_us
+            )
+            definition = np.full(len(ends_us), number)
+            self._add_empty(definition, starts_us, ends_us, self.table.find(definition, ends_us) < 0, NEVER)
 
     def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> Stretches:
         rows, events, size_bytes = claim.taken
@@ -157,22 +219,28 @@ class TimeWindows:
 
     def advance(self, turn: Turn) -> Orders:
         assert turn.at_us is not None, "the watermark has moved"
+        gaps = self._filled_gaps(turn)
+        self._end_filled(turn)
         windows, first, late = self.table, self._late(turn.before_us), self._late(turn.at_us)
         self._gone.close(turn.at_us - self._rules.bounds_us(np.arange(len(self._gone.closed_us))))
         if late == first:
-            return []
+            return gaps
         rows = np.arange(first, late)
         windows["late_from_seq"][first:late] = turn.next_seq
-        self._bound.observe_all_on_time(windows["end_us"][first:late], windows["events"][first:late])
+        came = rows[windows["events"][rows] > 0]
+        self._bound.observe_all_on_time(windows["end_us"][came], windows["events"][came])
         self._left.append(self._stretches(rows))
-        return [] if self._rules.final_only else [self._execute(rows, PaneKind.ON_TIME, turn)]
+        return gaps if self._rules.final_only else [*gaps, self._execute(rows, PaneKind.ON_TIME, turn)]
 
     def close(self, turn: Turn) -> Orders:
         assert turn.at_us is not None, "the watermark has moved"
         windows, late = self.table, self._late(turn.at_us)
         orders: Orders = []
         over = windows.over(np.arange(late), turn.at_us)
-        final = np.flatnonzero(over & (windows["pending"][:late] > 0))
+        shown = windows["pending"][:late] > 0
+        if self._rules.final_only and self._filled:
+            shown |= np.isin(windows["definition"][:late], [*self._filled.for_us])
+        final = np.flatnonzero(over & shown)
         if len(final):
             windows.close(final, turn.before_us, turn.next_seq - 1)
             final = final[turn.late_work.take_rows(windows, final, all_=self._rules.final_only)]
@@ -180,13 +248,15 @@ class TimeWindows:
             over &= windows["owed"][:late] == 0
         if over.any():
             orders += self._purge(np.concatenate((over, np.zeros(len(windows) - late, np.bool_))))
-        return orders
+        closed_us = self._gone.closed_us
+        forgotten = self._filled.close(closed_us) if self._filled else {}
+        return [*orders, *(ForgetFilled(number, int(closed_us[number]), all_) for number, all_ in forgotten.items())]
 
     def end_batch(self, turn: Turn, *, last: bool, follows: bool) -> Orders:
         windows, now = self.table, turn.at_us
         if now is None:
             return []
-        orders: Orders = []
+        orders: Orders = self._filled_gaps(turn)
         late, waiting = self._late(now), self._waiting(now)
         due = np.ones(len(waiting), np.bool_) if last else self._rules.due(windows, waiting, now, turn.step_us)
         due |= windows["owed"][waiting] > 0
@@ -217,7 +287,7 @@ class TimeWindows:
 
     def _execute(self, rows: Ints, kind: PaneKind, turn: Turn) -> Execute:
         assert turn.at_us is not None, "nothing runs without a watermark"
-        slices = self._segments.within(self._stretches(rows))
+        slices = self._segments.within(self._stretches(rows[self.table["events"][rows] > 0]))
         order = self.table.execution(rows, kind, slices, turn.at_us)
         # A window that only runs once does not become stale.
         shown = PaneKind.ON_TIME if self._rules.final_only else kind
@@ -281,6 +351,7 @@ class TimeWindows:
             *windows["end_us"][late : late + 1].tolist(),
             self._rules.next_early_us(windows, late),
             int((windows["end_us"][:late] + windows["bound_us"][:late]).min(initial=NEVER)),
+            self._filled.next_end_us(-NEVER if turn.at_us is None else turn.at_us),
         ]
         return int(min(dues))
 
@@ -350,12 +421,14 @@ class TimeWindows:
         return {
             "windows": self.table.to_json(),
             **self._gone.to_json(),
+            **self._filled.to_json(),
             **calendars_to_json(self._segments.grid, self.table, self._gone, self._segments.live),
         }
 
     def validate(self, at_us: int | None, next_seq: int) -> None:
         """Raises AssertionError that says which window breaks what."""
-        check(self.table, at_us, next_seq, lambda rows: self._segments.within(self._stretches(rows)))
+        segments_of = lambda rows: self._segments.within(self._stretches(rows))  # noqa: E731
+        check(self.table, at_us, next_seq, segments_of, self._filled.for_us)
 
 
 def _joined(stretches: Iterable[Stretches]) -> Stretches:
@@ -364,11 +437,16 @@ def _joined(stretches: Iterable[Stretches]) -> Stretches:
 
 
 def check(
-    windows: WindowTable, at_us: int | None, next_seq: int, segments_of: Callable[[Ints], tuple[int, ...]]
+    windows: WindowTable,
+    at_us: int | None,
+    next_seq: int,
+    segments_of: Callable[[Ints], tuple[int, ...]],
+    filled: Container[int] = (),
 ) -> None:
     """Raises AssertionError that says which window breaks what.
 
     ``at_us``: the watermark. ``next_seq``: the number of the next block. ``segments_of``: the kept segments of windows.
+    ``filled``: definitions that have windows without events.
     """
     order = np.lexsort((windows["definition"], windows["end_us"]))
     assert (order == np.arange(len(windows))).all(), "windows are in the order of their ends"
@@ -379,4 +457,5 @@ def check(
         assert (state["pending"] > 0) == (state["last_seq"] > state["executed_seq"]), f"{ref}: {state}"
         late = at_us is not None and ref.end_us <= at_us
         assert late == (state["late_from_seq"] < NEVER), f"{ref}: {state}"
-        assert segments_of(np.array([row])), f"{ref} has no segment"
+        has_events = state["events"] > 0 or ref.definition not in filled
+        assert not has_events or segments_of(np.array([row])), f"{ref} has no segment"

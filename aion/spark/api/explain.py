@@ -120,6 +120,11 @@ def _timing(plan: Plan, policy: Policy) -> Iterator[Line]:
             says.append(f"runs again {_again(triggers[name])}")
         if timing.bound_us is not None:
             says.append(f"is kept for {format_duration(timing.bound_us)} after its end")
+        if isinstance(window, Aligned) and window.fill is not None:
+            value, lasts = window.fill.value, format_duration(window.fill.for_us)
+            says.append(
+                f"has a row ({value}) for a key without events, up to {lasts} after the key's last window with any"
+            )
         if says:
             yield "", f"{name}: a window {', '.join(says)}."
 
