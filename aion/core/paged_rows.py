@@ -11,7 +11,7 @@ number and theirs.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -179,7 +179,7 @@ class PagedRows:
         """Yields all rows, a chunk at a time, in the order in which the map has them."""
         begin = self._space + _ROWS
         for _, value in self._values.scan(begin, self._space + bytes([_ROWS[0] + 1])):
-            yield self._decode(value)
+            yield from self._codec.decode([value])[0].to_batches()
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -270,10 +270,20 @@ class PagedRows:
 
     def drop(self, before: int) -> None:
         """Deletes all bins before this number."""
+        begin = len(self._space) + 1
+        heads = self._values.scan(self._space + _BIN, self._bin(_number(before)))
+        self._drop((key[begin:], _Head.of(value)) for key, value in heads)
+
+    def drop_bins(self, bins: Sequence[int]) -> None:
+        """Deletes some bins."""
+        names = [_number(bin_) for bin_ in bins]
+        heads = self._values.get([self._bin(name) for name in names])
+        self._drop((name, _Head.of(head)) for name, head in zip(names, heads, strict=True) if head is not None)
+
+    def _drop(self, some: Iterable[tuple[bytes, _Head]]) -> None:
         changes: list[Change] = []
-        for key, value in self._values.scan(self._space + _BIN, self._bin(_number(before))):
-            head, name = _Head.of(value), key[len(self._space) + 1 :]
-            changes.append((key, None, None))
+        for name, head in some:
+            changes.append((self._bin(name), None, None))
             for page in range(head.pages):
                 changes += [(self._page(name, page, chunk), None, None) for chunk in range(head.chunks.get(page, 1))]
             if len(changes) >= _DROPPED_AT_ONCE:

@@ -19,18 +19,18 @@ import pyarrow.compute as pc
 from aion.aggregates.values import combined
 from aion.base.identity import Identities, identify
 from aion.core.life.actions import Forget, PaneKind
+from aion.core.paged_rows import ArrowPages, PagedRows, Pages, Part
 from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.query.evolution import widens_or_is
 from aion.core.query.plan import Plan
 from aion.execute.rows import ENTERED
-from state_backends.format.ordered_map import Change, OrderedMap
+from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 _PAGE_ROWS = threshold(256, 1)
-_SPACE, _BIN, _ROWS = b"s", b"b", b"r"
-_SIGN = 1 << 63
+_MOST = 1 << 40
 _STEP = 0x1E3779B97F4A7C15
 """An odd number. Its multiples differ in all bits, so rows of a pane have identities that no others have."""
 _FIRST, _SECOND, _COUNT = "\0first", "\0second", "\0rows"
@@ -84,9 +84,7 @@ class Changes:
     def end_batch(self, forgotten: Sequence[Forget]) -> Iterator[pa.RecordBatch]:
         """Yields what the panes of the batch change. ``forgotten``: the operator's orders of the batch."""
         for number in self._over:
-            for kind in (_BIN, _ROWS):
-                of_number, after = _SPACE + kind + _of(number), _SPACE + kind + _of(number + 1)
-                self._drop([key for key, _ in self._values.scan(of_number, after)])
+            self._drop([key for key, _ in self._values.scan(_space(number), _space(number + 1))])
         self._over = ()
         if self._panes:
             yield from self._changes()
@@ -156,9 +154,12 @@ class Changes:
 
     def _counts(self, bins: Ints, ids: Identities) -> Ints:
         """Returns how many rows the panes that are kept have; 0 for windows of which none is."""
-        kept = self._kept(bins, _in_pane(ids, np.zeros(len(ids), np.int64)))
-        counts = combined(kept.stored.column(_COUNT)).fill_null(1).to_numpy()
-        return np.where(kept.found < 0, 0, counts[kept.found] if len(counts) else 0)
+        counts = np.zeros(len(ids), np.int64)
+        for kept in self._kept(bins, _in_pane(ids, np.zeros(len(ids), np.int64))):
+            there = np.flatnonzero(kept.row >= 0)
+            known = combined(kept.part.rows.column(_COUNT)).fill_null(1).to_numpy()
+            counts[kept.at[there]] = known[kept.row[there]]
+        return counts
 
     def _identities(self, keys: Sequence[pa.Array], numbers: Ints, starts: pa.Array, ends: pa.Array) -> Identities:
         return identify([*keys, pa.array(numbers), starts, ends], self._secret)
@@ -169,45 +170,37 @@ class Changes:
         """Keeps new rows, but for those that are gone. Returns for each what was kept before, null if nothing was, and
         what is kept now. ``bins``: the definition and the end of each row's window.
         """
-        numbers, counts, places, page_of, pages, stored, found = self._kept(bins, ids)
-        of_page = np.repeat(np.arange(len(pages)), [page.num_rows for page in pages])
-        old = stored.take(pa.array(np.where(found < 0, 0, found), mask=found < 0))
-        new = self._settled(old, new)
-        kept = np.ones(stored.num_rows, np.bool_)
-        kept[found[found >= 0]] = False
-        changes: list[Change] = []
-        everything = pa.concat_tables([stored.filter(pa.array(kept)), new.filter(pa.array(~gone))]).combine_chunks()
-        place_of = np.concatenate((of_page[kept], page_of[~gone]))
-        order = np.argsort(place_of, kind="stable")
-        everything, place_of = everything.take(pa.array(order)), place_of[order]
-        edges = np.searchsorted(place_of, np.arange(len(places) + 1)).tolist()
-        for b, number in enumerate(numbers):
-            own = np.flatnonzero(places[:, 0] == b).tolist()
-            rows = {int(places[p, 1]): everything.slice(edges[p], edges[p + 1] - edges[p]) for p in own}
-            count = int(counts[b, 0]) + sum(t.num_rows for t in rows.values()) - sum(pages[p].num_rows for p in own)
-            total = int(counts[b, 1])
-            if count > 2 * _PAGE_ROWS * total:
-                rows, total = self._split(number, total, count, rows)
-            changes += [(_page_key(number, page), self._written(table), None) for page, table in rows.items()]
-            changes.append((_SPACE + _BIN + number, np.array([count, total]).tobytes(), None))
-        self._values.put(changes)
-        return old, new
+        none = np.empty(0, np.int64), self._page.empty_table(), self._page.empty_table()
+        found: list[tuple[Ints, pa.Table, pa.Table]] = [none]
+        for kept in self._kept(bins, ids, grow=True):
+            stored, stays = kept.part.rows, ~gone[kept.at]
+            old = stored.take(pa.array(np.where(kept.row < 0, 0, kept.row), mask=kept.row < 0))
+            now = self._settled(old, new.take(pa.array(kept.at)))
+            found.append((kept.at, old, now))
+            others = np.ones(stored.num_rows, np.bool_)
+            others[kept.row[kept.row >= 0]] = False
+            everything = pa.concat_tables([stored.filter(pa.array(others)), now.filter(pa.array(stays))])
+            of_chunk = np.concatenate((kept.part.of_chunk[others], kept.pages.page_of[stays]))
+            changed = np.zeros(len(kept.part.pages), np.bool_)
+            changed[kept.pages.page_of[stays | (kept.row >= 0)]] = True
+            kept.of.write(kept.pages, kept.part, everything, of_chunk, changed)
+        order = pa.array(np.argsort(np.concatenate([at for at, _, _ in found])))
+        olds, news = (pa.concat_tables([both[which] for both in found]).take(order) for which in (1, 2))
+        return olds, news
 
-    def _kept(self, bins: Ints, ids: Identities) -> _Kept:
-        """Finds what is kept of some rows."""
-        distinct, of_bin = np.unique(bins, axis=0, return_inverse=True)
-        of_bin = of_bin.reshape(-1)
-        numbers = [_bin(*pair) for pair in distinct.tolist()]
-        heads = self._values.get([_SPACE + _BIN + number for number in numbers])
-        rows = [(0, 1) if head is None else np.frombuffer(head, np.int64) for head in heads]
-        counts = np.array(rows, np.int64).reshape(-1, 2)
-        places, page_of = np.unique(
-            np.column_stack((of_bin, ids[:, 0] & (counts[of_bin, 1] - 1))), axis=0, return_inverse=True
-        )
-        keys = [_page_key(numbers[b], page) for b, page in places.tolist()]
-        pages = [self._read(value) for value in self._values.get(keys)]
-        stored = pa.concat_tables([self._page.empty_table(), *pages]).combine_chunks()
-        return _Kept(numbers, counts, places, page_of.reshape(-1), pages, stored, _found(ids, _ids(stored)))
+    def _kept(self, bins: Ints, ids: Identities, *, grow: bool = False) -> Iterator[_Kept]:
+        """Finds what is kept of some rows, for one definition after the other. ``grow``: see PagedRows.pages."""
+        for number in np.unique(bins[:, 0]).tolist():
+            at = np.flatnonzero(bins[:, 0] == number)
+            of = self._pages(number)
+            pages = of.pages(bins[at, 1], ids[at, 0], grow=grow)
+            (part,) = of.parts(pages)  # identities differ, so a page has one chunk
+            part = part._replace(rows=part.rows.combine_chunks())
+            yield _Kept(at, of, pages, part, _found(Identities(ids[at]), _ids(part.rows)))
+
+    def _pages(self, definition: int) -> PagedRows:
+        codec = _ShownPages(self._page)
+        return PagedRows(self._values, _space(definition), _FIRST, codec, page_rows=_PAGE_ROWS, chunk_rows=_MOST)
 
     def _settled(self, old: pa.Table, new: pa.Table) -> pa.Table:
         """Returns the new rows, with the old results of those that round and that no event has come to since.
@@ -222,25 +215,9 @@ class Changes:
             new = new.set_column(at, new.schema.field(at), pc.if_else(same, before, now))
         return new
 
-    def _split(
-        self, number: bytes, total: int, count: int, rows: dict[int, pa.Table]
-    ) -> tuple[dict[int, pa.Table], int]:
-        """Spreads the rows of a bin over more pages."""
-        others = [_page_key(number, page) for page in range(total) if page not in rows]
-        table = pa.concat_tables([*rows.values(), *map(self._read, self._values.get(others))]).combine_chunks()
-        more = 1 << (count // _PAGE_ROWS).bit_length()
-        page_of = _ids(table)[:, 0] & (more - 1)
-        order = np.argsort(page_of, kind="stable")
-        table, edges = table.take(pa.array(order)), np.searchsorted(page_of[order], np.arange(more + 1)).tolist()
-        return {page: table.slice(edges[page], edges[page + 1] - edges[page]) for page in range(more)}, more
-
     def _forget(self, order: Forget) -> None:
         if order.keys is None:
-            bins = [_bin(order.definition, end_us) for end_us in np.unique(order.end_us).tolist()]
-            heads = self._values.get([_SPACE + _BIN + number for number in bins])
-            there = [(number, head) for number, head in zip(bins, heads, strict=True) if head is not None]
-            pages = [(number, page) for number, head in there for page in range(int(np.frombuffer(head, np.int64)[1]))]
-            self._drop([*(_SPACE + _BIN + number for number, _ in there), *(_page_key(*page) for page in pages)])
+            self._pages(order.definition).drop_bins(np.unique(order.end_us).tolist())
             return
         numbers = np.full(len(order.end_us), order.definition)
         ids = self._identities(order.keys, numbers, pa.array(order.start_us), pa.array(order.end_us))
@@ -258,30 +235,38 @@ class Changes:
         if keys:
             self._values.put([(key, None, None) for key in keys])
 
-    def _read(self, page: bytes | None) -> pa.Table:
-        """Returns the rows of a page with the columns that are shown now. Those that were not shown then are null."""
-        if page is None:
-            return self._page.empty_table()
-        stored = pa.ipc.open_stream(page).read_all()
-        if stored.schema == self._page:
+
+class _ShownPages(ArrowPages):
+    """Chunks that name their columns, because what is shown may change. They are read with the columns that are shown
+    now; those that were not shown then are null.
+    """
+
+    def decode(self, values: Sequence[bytes]) -> tuple[pa.Table, Ints]:
+        tables = [self._conformed(pa.ipc.open_stream(value).read_all()) for value in values]
+        sizes = np.array([table.num_rows for table in tables], np.int64)
+        return pa.concat_tables([self.schema.empty_table(), *tables]), sizes
+
+    def _conformed(self, stored: pa.Table) -> pa.Table:
+        if stored.schema == self.schema:
             return stored
         types = {field.name: field.type for field in stored.schema}
         columns = [
             stored[field.name].cast(field.type)
             if field.name in types and widens_or_is(types[field.name], field.type)
             else pa.nulls(stored.num_rows, field.type)
-            for field in self._page
+            for field in self.schema
         ]
-        return pa.table(columns, schema=self._page)
+        return pa.table(columns, schema=self.schema)
 
-    def _written(self, rows: pa.Table) -> bytes | None:
-        if not rows.num_rows:
-            return None
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self._page) as writer:
-            # A slice would be written with all that its columns share.
-            writer.write_table(rows.take(pa.array(np.arange(rows.num_rows))))
-        return bytes(sink.getvalue())
+    def encode(self, rows: pa.RecordBatch, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+        values = []
+        for begin, end in zip(begins, ends, strict=True):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, self.schema) as writer:
+                # A slice would be written with all that its columns share.
+                writer.write_batch(rows.take(pa.array(np.arange(begin, end))))
+            values.append(bytes(sink.getvalue()))
+        return values
 
 
 class _Rows(NamedTuple):
@@ -305,19 +290,16 @@ class _Rows(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What the map has of some rows. ``numbers``: the bins. ``counts``: of each, the numbers of its rows and pages.
+    """What the map has of rows of one definition. ``at``: which rows. ``of``: all that it has of the definition.
 
-    ``places``: the bin and the page of each page that was read. ``page_of``: for each row, which of these. ``stored``:
-    all rows of the ``pages``. ``found``: for each row, which of these, or -1.
+    ``pages``, ``part``: what was read. ``row``: for each row, which row of the part it is, or -1.
     """
 
-    numbers: list[bytes]
-    counts: Ints
-    places: Ints
-    page_of: Ints
-    pages: list[pa.Table]
-    stored: pa.Table
-    found: Ints
+    at: Ints
+    of: PagedRows
+    pages: Pages
+    part: Part
+    row: Ints
 
 
 def _in_pane(ids: Ints, place: Ints) -> Identities:
@@ -379,13 +361,5 @@ def _ids(rows: pa.Table) -> Ints:
     return np.column_stack([combined(rows.column(name)).to_numpy() for name in (_FIRST, _SECOND)])
 
 
-def _of(definition: int) -> bytes:
-    return definition.to_bytes(4, "big")
-
-
-def _bin(definition: int, end_us: int) -> bytes:
-    return _of(definition) + (end_us + _SIGN).to_bytes(8, "big")
-
-
-def _page_key(number: bytes, page: int) -> bytes:
-    return _SPACE + _ROWS + number + page.to_bytes(4, "big")
+def _space(definition: int) -> bytes:
+    return b"s" + definition.to_bytes(4, "big")

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from aion.aggregates.values import combined
 from aion.core.keyed.table import Ints, Table, codes_of, stacked
-from aion.core.paged_rows import PagedRows
+from aion.core.paged_rows import ArrowPages, PagedRows
 from aion.core.slicing.sessions import Intervals, merge_intervals, merge_sessions
 from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
@@ -50,10 +50,8 @@ class FilledKeys:
         self._pages = PagedRows(
             values,
             self._space,
-            self._schema,
             _HASH,
-            lambda value: pa.ipc.read_record_batch(pa.py_buffer(value), self._schema),
-            lambda rows: rows.serialize().to_pybytes(),
+            ArrowPages(self._schema),
             page_rows=_PAGE_ROWS,
             chunk_rows=_CHUNK_ROWS,
         )
@@ -70,8 +68,7 @@ class FilledKeys:
         came = merge_intervals(Intervals(codes, keys[_FIRST], keys[_UNTIL]), 0).made
         hashes = keys[_HASH][rows]
         bins = np.zeros(len(rows), np.int64)
-        self._pages.make_room(bins)
-        found = self._pages.pages(bins, hashes)
+        found = self._pages.pages(bins, hashes, grow=True)
         (part,) = self._pages.parts(found)
         stored = self._table(part.rows)
         known, mine = codes_of(stored, keys.take(rows))
