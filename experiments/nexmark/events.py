@@ -24,8 +24,6 @@ HOT_AUCTION, HOT_BIDDER, HOT_SELLER = 2, 4, 4
 """All but one of this many have to do with a hot one."""
 HOT_AMONG = 100
 IN_FLIGHT_AUCTIONS, ACTIVE_PEOPLE = 100, 1000
-NOBODY = -1
-"""The seller of an auction that only moves the watermark."""
 SECOND_US = 1_000_000
 ORIGIN_US = 1_767_225_600 * SECOND_US
 DISORDER_US = 2 * SECOND_US
@@ -105,13 +103,13 @@ def _parts(table: pa.Table, batches: int) -> Iterator[pa.Table]:
 
 
 def _ends(table: pa.Table) -> Iterator[pa.Table]:
-    """Yields a bid, a person and an auction of nobody, hours later. Spark filters before it looks for the watermark, so
-    there is one of each kind that queries keep.
+    """Yields a bid, a person and an auction that have nothing to do with each other, hours later. Spark filters before
+    it looks for the watermark, so there is one of each kind that queries keep, and a join keeps no nulls.
     """
     last_us = int(pa.compute.max(table.column("ts")).cast(pa.int64()).as_py())
     kinds = [BID, PERSON, AUCTION]
+    numbers = pa.array([-1, -2, -3])
     for hours in (1, 2):
         at = pa.array([last_us + hours * 3600 * SECOND_US] * len(kinds)).cast(SCHEMA.field("ts").type)
         none = pa.nulls(len(kinds), pa.int64())
-        people = pa.array([None, None, NOBODY], pa.int64())
-        yield pa.Table.from_arrays([pa.array(kinds), none, people, none, at], schema=SCHEMA)
+        yield pa.Table.from_arrays([pa.array(kinds), numbers, numbers, none, at], schema=SCHEMA)

@@ -163,7 +163,7 @@ def _q9_truth(table: pa.Table) -> set[Row]:
 
 
 def _q9_rows(rows: list[Mapping[str, Any]]) -> set[Row]:
-    return {(row["auction"], row["price"]) for row in rows if row["auction"] is not None and row["price"] is not None}
+    return {(row["auction"], row["price"]) for row in rows if row["price"] is not None}
 
 
 # -- 4: the mean of the highest bids of each category, every ten seconds -------------------------------------------
