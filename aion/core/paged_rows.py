@@ -26,6 +26,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 _BIN, _ROWS = b"b", b"r"
 _HEAD = struct.Struct("<qq")
+_NO_LIMIT = 1 << 62
 _DROPPED_AT_ONCE = threshold(1 << 14, 2)
 
 
@@ -93,7 +94,7 @@ class PagedRows:
     """The rows of one kind in a map. ``space``: how its keys begin. ``hash_``: the column by which rows are placed.
 
     ``pages``: makes rows of values and values of rows. ``page_rows``: how many rows a page has on the average.
-    ``chunk_rows``: how many a chunk has at most.
+    ``chunk_rows``: how many a chunk has at most. If it is None, a page has one chunk.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class PagedRows:
         pages: ArrowPages,
         *,
         page_rows: int,
-        chunk_rows: int,
+        chunk_rows: int | None = None,
     ) -> None:
         self._values, self._space, self._hash = values, space, hash_
         self.schema, self._codec = pages.schema, pages
-        self._page_rows, self._chunk_rows = page_rows, chunk_rows
+        self._page_rows, self._chunk_rows = page_rows, chunk_rows or _NO_LIMIT
 
     # -- reading ------------------------------------------------------------------------------------------
 

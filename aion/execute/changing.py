@@ -30,7 +30,6 @@ from state_backends.thresholds import threshold
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 _PAGE_ROWS = threshold(256, 1)
-_MOST = 1 << 40
 _STEP = 0x1E3779B97F4A7C15
 """An odd number. Its multiples differ in all bits, so rows of a pane have identities that no others have."""
 _FIRST, _SECOND, _COUNT = "\0first", "\0second", "\0rows"
@@ -200,7 +199,7 @@ class Changes:
 
     def _pages(self, definition: int) -> PagedRows:
         codec = _ShownPages(self._page)
-        return PagedRows(self._values, _space(definition), _FIRST, codec, page_rows=_PAGE_ROWS, chunk_rows=_MOST)
+        return PagedRows(self._values, _space(definition), _FIRST, codec, page_rows=_PAGE_ROWS)
 
     def _settled(self, old: pa.Table, new: pa.Table) -> pa.Table:
         """Returns the new rows, with the old results of those that round and that no event has come to since.

@@ -89,7 +89,7 @@ def secrets_in(options: Mapping[str, str]) -> tuple[Secret, ...]:
 
 
 def plain(name: str, value: str) -> str:
-    """Returns what may be written down of an option: a URI without its password. Empty: its value is a secret."""
+    """Returns the value of an option without its password. A value that is a secret as a whole becomes empty."""
     address = Address.of(value)
     return "" if _SECRET.search(name) else address.without_password if address.scheme else value
 

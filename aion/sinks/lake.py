@@ -84,7 +84,7 @@ class Lake(Protocol):
         """Yields commits as a query sees them, the newest first. ``batches``: how many of its batches are enough."""
 
     def missing(self, version: int) -> str | None:
-        """Returns what an earlier version lacks, as in ``because ...``. None: it can be restored."""
+        """Returns why an earlier version cannot be restored, as words after ``because``, or None if it can."""
 
     def count_at(self, version: int) -> int:
         """Returns how many rows an earlier version has."""

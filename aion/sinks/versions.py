@@ -47,14 +47,14 @@ def said(mark: Mark, last: str | None) -> dict[str, str]:
 
 
 def batch_of(said: Mapping[str, str], history: History) -> int | None:
-    """Returns which batch of a query a commit has written. None: it is of somebody else, or of an earlier version."""
+    """Returns the batch of a query that a commit wrote. It is None if another program or an older Aion did."""
     ours = (said.get(QUERY), said.get(CHECKPOINT)) == history
     return int(said[BATCH]) if ours and BATCH in said else None
 
 
 def last_of(before: Mark | None, content: Content, now: Mark) -> str | None:
-    """Returns what a commit says of the batch before. ``before`` and ``content``: what the table has. None: it was
-    taken over, and what it has is not what the query wrote before this batch.
+    """Returns what a commit says of the batch before. ``before`` and ``content``: what the table has. The result
+    is None if the table was taken over, because then it does not have what the query wrote before this batch.
     """
     if content is not Content.ROWS and (before is None or before.history != now.history):
         return NOTHING

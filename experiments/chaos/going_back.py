@@ -104,7 +104,7 @@ def _command(out: Any, folder: Path, *words: str) -> subprocess.Popen[bytes]:
 
 
 def fork(folder: Path, new: Path, queries: Sequence[str], tables: Sequence[str], state: str, files: int) -> str | None:
-    """Copies queries, which may run, with what they wrote. Returns what happened. None: it is too late."""
+    """Copies queries, which may run, with what they wrote. Returns what happened, or None if it was too late."""
     new.mkdir()
     (new / GOING_BACK).touch()
     said = []

@@ -130,7 +130,8 @@ class BlockStore(Protocol):
     def plan(self, slices: Sequence[int], later: Sequence[int] = ()) -> None:
         """Says which slices the next batch will read, and which ``later`` ones, until it is called again.
 
-        The destage policy is told, so that these leave memory after all others, and the last of them first.
+        The destage policy learns it, too. So other slices leave memory before these, and of these, those that are read
+        last leave first.
         """
 
     def let_go(self, size_bytes: int) -> None:

@@ -230,7 +230,7 @@ class SideRows:
         self.pages.write(found, read, both, np.concatenate((read.of_chunk, of_new)), changed)
 
     def remove(self, new: New) -> None:
-        """Deletes the rows of which later versions have come."""
+        """Deletes the rows that later versions replace."""
         for part, mask in new.their_places:
             changed = np.zeros(len(part.pages), np.bool_)
             changed[part.of_chunk[mask]] = True
@@ -267,7 +267,7 @@ class Hashes:
 
 class New(NamedTuple):
     """What is new of the rows that came. ``rows``: these, and ``found``: their pages. ``first``: the first chunks of
-    the pages. ``replaced``: kept rows of which a later version has come. ``their_places``: in which parts they are, and
+    the pages. ``replaced``: kept rows that later versions replace. ``their_places``: in which parts these are, and
     a mask of the rows there.
     """
 

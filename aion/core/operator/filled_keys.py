@@ -22,8 +22,6 @@ from state_backends.thresholds import threshold
 
 _SPACE = b"f"
 _PAGE_ROWS = threshold(64, 1)
-_CHUNK_ROWS = 1 << 40
-"""A page is never divided into chunks: keys with one hash are rare, and a key has few spans."""
 _AT_ONCE = threshold(1 << 17, 2)
 _HASH, _FIRST, _UNTIL = "hash", "first", "until"
 
@@ -52,8 +50,7 @@ class FilledKeys:
             self._space,
             _HASH,
             ArrowPages(self._schema),
-            page_rows=_PAGE_ROWS,
-            chunk_rows=_CHUNK_ROWS,
+            page_rows=_PAGE_ROWS,  # keys with one hash are rare, and a key has few spans, so a page is one chunk
         )
         self.forgotten_us = np.iinfo(np.int64).min
         """Spans that are over by then are not kept."""

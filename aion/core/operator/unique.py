@@ -24,7 +24,6 @@ Flags = npt.NDArray[np.bool_]
 BIN_US = threshold(1_000_000, 3)
 """How long a bin is. Events of one time are often in one batch, so they share pages."""
 _PAGE = threshold(512, 1)  # a page has about as many events at most
-_MOST = 1 << 40
 _IDS = pa.schema([("first", pa.int64()), ("second", pa.int64())])
 _ODD = -7046029254386353131  # any odd number with many bits
 
@@ -71,7 +70,7 @@ class _IdPages(ArrowPages):
 
 
 def _rows(values: OrderedMap) -> PagedRows:
-    return PagedRows(values, b"u", _IDS.names[0], _IdPages(_IDS), page_rows=_PAGE, chunk_rows=_MOST)
+    return PagedRows(values, b"u", _IDS.names[0], _IdPages(_IDS), page_rows=_PAGE)
 
 
 def _added(stored: PagedRows, bins: Ints, identities: Identities) -> Flags:

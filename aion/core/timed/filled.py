@@ -97,8 +97,8 @@ class Filled:
         return soonest
 
     def close(self, closed_us: Ints) -> dict[int, bool]:
-        """Forgets what ends by these instants, one for each definition. Returns the definitions of which something
-        went, and whether nothing is left.
+        """Forgets windows that end by an instant, and each definition has its own. Returns which definitions have
+        fewer spans now, and whether they have none any more.
         """
         gone = {}
         for number, spans in self._spans.items():

@@ -427,8 +427,9 @@ class TimeWindows:
 
     def validate(self, at_us: int | None, next_seq: int) -> None:
         """Raises AssertionError that says which window breaks what."""
-        segments_of = lambda rows: self._segments.within(self._stretches(rows))  # noqa: E731
-        check(self.table, at_us, next_seq, segments_of, self._filled.for_us)
+        check(
+            self.table, at_us, next_seq, lambda rows: self._segments.within(self._stretches(rows)), self._filled.for_us
+        )
 
 
 def _joined(stretches: Iterable[Stretches]) -> Stretches:
