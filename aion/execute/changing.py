@@ -20,7 +20,7 @@ from aion.aggregates.values import combined
 from aion.base.identity import Identities, identify
 from aion.core.life.actions import Forget, PaneKind
 from aion.core.paged_rows import ArrowPages, PagedRows, Pages, Part
-from aion.core.query.columns import OLD, PANE_SEQ
+from aion.core.query.columns import OLD, PANE_SEQ, dropped_of
 from aion.core.query.evolution import widens_or_is
 from aion.core.query.plan import Plan
 from aion.execute.rows import ENTERED
@@ -64,12 +64,7 @@ class Changes:
 
     def take(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Keeps panes until the end of the batch. Yields rows of other kinds."""
-        for batch in rows:
-            is_dropped = pc.equal(batch.column("kind"), PaneKind.DROPPED.value)
-            if is_dropped.true_count:
-                yield batch.filter(is_dropped)
-            if is_dropped.true_count < batch.num_rows:
-                self._panes.append(self._with_entered(batch.filter(pc.invert(is_dropped))))
+        return dropped_of(rows, lambda panes: self._panes.append(self._with_entered(panes)))
 
     def _with_entered(self, panes: pa.RecordBatch) -> pa.RecordBatch:
         """Gives panes the columns with numbers of events, in one order. They are null where these are not known."""

@@ -16,7 +16,7 @@ from aion.core.join.rows import NO_KEY, Hashes, Rows, SideRows, together
 from aion.core.life.actions import PaneKind
 from aion.core.life.arrival import UNTIMED
 from aion.core.life.lifecycle import Counters
-from aion.core.query.columns import OLD, PANE_SEQ
+from aion.core.query.columns import OLD, PANE_SEQ, dropped_of
 from aion.core.slicing.grid import DROPPED_SLICE
 
 Ints = npt.NDArray[np.int64]
@@ -208,12 +208,7 @@ class Net:
 
     def take(self, results: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Keeps pairs. Yields dropped rows."""
-        for batch in results:
-            is_dropped = pc.equal(batch.column("kind"), PaneKind.DROPPED.value)
-            if is_dropped.true_count:
-                yield batch.filter(is_dropped)
-            if is_dropped.true_count < batch.num_rows:
-                self._results.append(batch.filter(pc.invert(is_dropped)))
+        return dropped_of(results, self._results.append)
 
     def end_batch(self) -> Iterator[pa.RecordBatch]:
         """Yields the last row of each pair that is there now and was not before the batch, or the other way round."""
