@@ -40,12 +40,17 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "not proof and not slow"
+	AION_THRESHOLDS=tiny $(BIN)/python -m pytest -n 2 -q -m "not proof and not slow" $(TINY)
+
+# All that takes minutes rather than hours: before a release, and after a change that touches several parts.
+check: setup
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "not proof"
 	AION_THRESHOLDS=tiny $(BIN)/python -m pytest -n 2 -q -m "not proof" $(TINY)
 
 proof: setup $(VENV)/.docs
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --timeout 3600 \
-		-m "proof or hypothesis"
+		-m "proof or slow or hypothesis"
 	AION_THRESHOLDS=tiny $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --timeout 3600 -m "not proof"
 	AION_THRESHOLDS=tiny HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -q --timeout 3600 -m "not proof" $(TINY)
 

@@ -37,11 +37,21 @@ SPARK = "tests/spark/"
 SLOW = ("tests/spark/", "tests/connect/", "tests/chaos/", "tests/experiments/")
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes long comes first, Spark before all: with several workers (``-n 2``) none waits for the last.
 
-    With tiny thresholds, tests of what the usual ones lead to are left out.
+    With tiny thresholds, tests of what the usual ones lead to are left out. The first case of a test that is slow
+    ``but_first`` is not slow.
     """
+    met = set()
+    for item in items:
+        slow = item.get_closest_marker("slow")
+        if slow is not None and slow.kwargs.get("but_first"):
+            test = item.nodeid.partition("[")[0]
+            if test not in met:
+                item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "slow"]
+            met.add(test)
     if thresholds.TINY:
         usual = [item for item in items if item.get_closest_marker("usual_sizes")]
         config.hook.pytest_deselected(items=usual)

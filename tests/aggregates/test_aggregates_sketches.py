@@ -166,6 +166,7 @@ def rank_errors(found: Sequence[float], values: Any, shares: Sequence[float] = S
     return errors
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("accuracy", [50, 500])
 @pytest.mark.parametrize(
     "name", ["normal", "log-normal", "ascending", "descending", "two clusters", "few values", "sawtooth"]

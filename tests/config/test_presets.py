@@ -156,6 +156,7 @@ def each_at_least_once() -> Iterator[Any]:
         yield pytest.param(*pair, marks=[] if pair in quick else pytest.mark.proof)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("which", "trigger"), list(each_at_least_once()))
 def test_every_policy_gives_the_same_panes_row_by_row(
     which: str, trigger: str, quick_folder: Path, monkeypatch: pytest.MonkeyPatch

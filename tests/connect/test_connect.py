@@ -22,6 +22,7 @@ BATCHES: list[list[Event]] = [
 ]
 
 
+@pytest.mark.slow
 def test_windows_are_counted_and_a_second_client_goes_on(server: Server, tmp_path: Path) -> None:
     ask(server.url, "tolls", tmp_path, batches=BATCHES[:2])
     found = ask(server.url, "tolls", tmp_path, batches=[[("a", 6, 1), ("c", 500, 1)]])

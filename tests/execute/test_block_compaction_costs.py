@@ -24,6 +24,7 @@ from tests.durations import us
 pytestmark = pytest.mark.usual_sizes
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("kind", ["memory", "tiered", "rocksdb"])
 @pytest.mark.parametrize("aggregates", [{"n": A.count(), "m": A.mean("f")}, {"d": A.count_distinct("f")}], ids=repr)
 def test_a_window_that_many_batches_feed_takes_at_most_twice_its_compacted_size(kind: str, aggregates: Any) -> None:

@@ -149,6 +149,7 @@ def through_a_tree(
     return merged(plan, nodes[0], target_bytes, **form)
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("how", OF_SESSIONS)
 @given(data=st.data())
 def test_sessions_are_the_same_whichever_tree_their_events_came_through(how: str, data: st.DataObject) -> None:

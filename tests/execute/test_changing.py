@@ -70,6 +70,7 @@ def said(row: dict[str, Any], names: list[str], old: str = "") -> str:
     return repr([row[old + name] for name in names])
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("lateness", ["10 minutes", "30 seconds"])  # with the second, windows go while others come
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("windows", KINDS)
@@ -152,6 +153,7 @@ def best(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> list[dict[s
     return [{"v": v, "n": counts[v]} for v in sorted(counts, reverse=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lateness", ["10 minutes", "30 seconds"])
 @pytest.mark.parametrize("windows", KINDS)
 @given(batches)
@@ -222,6 +224,7 @@ ROUNDING: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("windows", KINDS)
 @pytest.mark.parametrize("nulls", [False, True])
 def test_only_an_event_changes_a_result_that_rounds(windows: str, nulls: bool) -> None:

@@ -356,6 +356,7 @@ def test_changes_go_on_with_other_aggregates(columns: list[set[str]], data: st.D
                     stays[where] = {*chosen}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("windows", "more_bytes"), [(["ten"], 0), (["ten", "hop"], 200)], ids=["the same windows", "windows come and go"]
 )
@@ -469,6 +470,7 @@ def _in_time(drawn: list[tuple[list[str], list[str], Batches]]) -> list[tuple[li
     return found
 
 
+@pytest.mark.slow
 @some(3)
 @given(phases())
 def test_any_changes_give_the_panes_of_queries_that_were_never_touched(
@@ -491,6 +493,7 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("more", MODES, ids=lambda more: "-".join(map(str, more.values())))
 @some(0.3)
 @given(drawn=phases())
@@ -538,6 +541,7 @@ def without_v(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[s
     return {"rows": len(rows), "lacking": len(rows), "sum": sum(row["n"] for row in rows)}
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("more", MODES, ids=lambda more: "-".join(map(str, more.values())))
 def test_a_function_goes_on_with_other_windows_and_columns(more: dict[str, Any]) -> None:
     """An event that came before its column was asked for has a null there."""
@@ -554,6 +558,7 @@ def test_a_function_goes_on_with_other_windows_and_columns(more: dict[str, Any])
     assert found["long", "a", 0] == (6, 6, 25)
 
 
+@pytest.mark.slow
 @given(phases(), st.sampled_from(MODES))
 def test_a_key_gets_a_wider_type(drawn: list[tuple[list[str], list[str], Batches]], more: dict[str, Any]) -> None:
     """Blocks that are compacted are found by hashes of keys, also of negative ones, which more bits make other ones."""

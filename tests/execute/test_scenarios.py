@@ -207,6 +207,7 @@ def split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     return [r for r in rows if r["kind"] != "dropped"], [r for r in rows if r["kind"] == "dropped"]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("backend", ["tiered", "rocksdb"])
 def test_in_order(path: Path, backend: str) -> None:

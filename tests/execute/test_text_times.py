@@ -35,6 +35,7 @@ def test_times_in_text() -> None:
             instants_of(pa.array([wrong]), TS, "UTC")
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("zone", ["America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "+02:00", "UTC"])
 def test_times_at_which_clocks_change(zone: str) -> None:
     """As Java has it: the first of two instants, and a time that is skipped counts from before."""

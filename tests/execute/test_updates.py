@@ -123,6 +123,7 @@ batches = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("inner", INNER)

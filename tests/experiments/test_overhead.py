@@ -93,6 +93,7 @@ def test_what_memory_has_no_room_for_goes_to_disk_all_the_same(tmp_path: Path) -
     assert not list((tmp_path / "state").glob("manifests/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", SHARDS)
 def test_a_server_serves_as_it_was_told(how: str, application: str, executor: Executor, tmp_path: Path) -> None:
     with state_server(application, executor.pid, how, tmp_path / "log"):

@@ -163,6 +163,7 @@ def test_every_stream_is_replayed() -> None:
             assert row[how]["kept"] <= row[how]["kept_if_possible"] <= 1
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     options = ["--distributions", "5", "--grid", "16", "--windows", "1", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, ["staleness", *options])

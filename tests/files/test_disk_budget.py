@@ -96,6 +96,7 @@ def read(host: Host, token: str, slices: Any) -> list[int]:
     return seqs
 
 
+@pytest.mark.slow
 def test_a_state_several_times_larger_than_the_disk_stays_within_it(bucket: ObjectStore, hosts: Any) -> None:
     host, token = hosts(), None
     for number in range(24):
@@ -143,6 +144,7 @@ def test_an_opening_fetches_only_as_much_as_there_is_room_for(bucket: ObjectStor
     assert on_disk(other.folder) <= LIMIT + SLACK
 
 
+@pytest.mark.slow
 def test_a_restart_and_a_rebuild_do_not_take_holes_for_data(bucket: ObjectStore, hosts: Any) -> None:
     host = hosts(renews=True)
     token = fill(host, 8)
@@ -159,6 +161,7 @@ def test_a_restart_and_a_rebuild_do_not_take_holes_for_data(bucket: ObjectStore,
         again.remote.close()
 
 
+@pytest.mark.slow
 def test_files_with_holes_are_purged_and_merged(bucket: ObjectStore, hosts: Any, caplog: Any) -> None:
     host, token = hosts(retain=2), None
     left: list[int] = []
@@ -175,6 +178,7 @@ def test_files_with_holes_are_purged_and_merged(bucket: ObjectStore, hosts: Any,
     assert "could not drop" not in caplog.text and "cannot merge" not in caplog.text
 
 
+@pytest.mark.slow
 def test_keyed_values_are_found_scanned_and_merged(bucket: ObjectStore, hosts: Any) -> None:
     disk = limited(64 << 10)
     host, token = hosts(disk=disk), None

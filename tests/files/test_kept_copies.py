@@ -166,6 +166,7 @@ def test_what_was_fetched_is_kept_when_it_is_whole(bucket: ObjectStore, host: An
         assert not any(path.endswith(".sst") for path in watched.read)
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("where", ["a block", "the index", "the end", "small"])
 def test_a_damaged_copy_is_fetched_again(
     bucket: ObjectStore, host: Any, caplog: pytest.LogCaptureFixture, where: str

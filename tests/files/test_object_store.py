@@ -45,6 +45,7 @@ def test_another_host_goes_on_where_one_stopped(bucket: ObjectStore, hosts: Any)
     assert names(bucket, "files") == {f.name for m in manifests for f in m.files}
 
 
+@pytest.mark.slow
 def test_keyed_values_are_kept_there_too(bucket: ObjectStore, hosts: Any) -> None:
     one = hosts(retain=2)
     token, wanted, versions = None, dict[bytes, bytes | None](), {}
@@ -72,6 +73,7 @@ def test_keyed_values_are_kept_there_too(bucket: ObjectStore, hosts: Any) -> Non
         hosts().values(token)
 
 
+@pytest.mark.slow
 def test_what_nobody_can_ask_for_is_deleted(bucket: ObjectStore, hosts: Any) -> None:
     host, token = hosts(retain=2), None
     manifests: dict[str, Any] = {}
@@ -186,6 +188,7 @@ class Requests(logging.Handler):
         )
 
 
+@pytest.mark.slow
 def test_a_version_costs_two_requests_and_what_goes_goes_behind_it(bucket: ObjectStore, hosts: Any) -> None:
     host, token = hosts(retain=2), None
     for i in range(6):

@@ -39,6 +39,7 @@ def test_a_failed_attempt_uploads_nothing(bucket: ObjectStore, hosts: Any) -> No
     assert host.seqs(token, 0) == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["flipped", "missing"])
 def test_a_damaged_object_is_named(bucket: ObjectStore, hosts: Any, what: str) -> None:
     one = hosts()
@@ -67,6 +68,7 @@ def test_a_damaged_manifest_is_named(bucket: ObjectStore, hosts: Any) -> None:
         hosts().shard.open(token, SECOND, IDENTITY)
 
 
+@pytest.mark.slow
 def test_an_upload_that_fails_fails_the_commit_and_nothing_else(bucket: ObjectStore, hosts: Any) -> None:
     host = hosts()
     token = host.commit(None, "1", (0, 0))
@@ -110,6 +112,7 @@ def test_what_cannot_be_written_takes_nothing_of_another_host(
         remote.close()
 
 
+@pytest.mark.slow
 def test_an_upload_that_fails_between_two_parts_is_ended(bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOTO_S3_DEFAULT_KEY_BUFFER_SIZE", str(64 << 20))  # the server keeps parts in memory
     client = boto3.client("s3", region_name="us-east-1", endpoint_url=f"http://127.0.0.1:{bucket.port}")
@@ -215,6 +218,7 @@ def fail_to_save(host: Host, *, stored: bool) -> None:
             host.shard.commit(SECOND, {"next_seq": 2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [False, True], ids=["the same", "with more blocks"])
 @pytest.mark.parametrize("stored", [False, True], ids=["not stored", "stored"])
 def test_a_commit_that_is_tried_again_loses_nothing(bucket: ObjectStore, hosts: Any, stored: bool, more: bool) -> None:
@@ -239,6 +243,7 @@ def test_a_commit_that_is_tried_again_loses_nothing(bucket: ObjectStore, hosts: 
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [False, True], ids=["not stored", "stored"])
 def test_a_commit_that_is_given_up_after_its_manifest_failed_leaves_no_damaged_version(
     bucket: ObjectStore, hosts: Any, stored: bool

@@ -90,6 +90,7 @@ def complete(host: Host) -> None:
     assert all(host.storage.partial(file.name) is None for file in files)
 
 
+@pytest.mark.slow
 @pytest.mark.usual_sizes
 def test_requests_and_bytes_of_an_opening_do_not_depend_on_the_size_of_the_state(
     bucket: ObjectStore, hosts: Any
@@ -116,6 +117,7 @@ def test_requests_and_bytes_of_an_opening_do_not_depend_on_the_size_of_the_state
     assert more < 3 * 60 * 200, "of three files with 60 blocks more, only what says where they are"
 
 
+@pytest.mark.slow
 def test_the_rest_comes_behind_it_and_then_nothing_is_asked_for(bucket: ObjectStore, hosts: Any) -> None:
     token = fill(hosts(), 3, 20)
     other = hosts()
@@ -130,6 +132,7 @@ def test_the_rest_comes_behind_it_and_then_nothing_is_asked_for(bucket: ObjectSt
     assert copies == {path.rpartition("/")[2]: d for path, d in bucket.objects().items() if path.endswith(".sst")}
 
 
+@pytest.mark.slow
 def test_a_rebuild_does_not_take_a_copy_with_holes_for_a_whole_one(
     bucket: ObjectStore, hosts: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +193,7 @@ def test_who_completes_a_copy_waits_until_it_was_compared(tmp_path: Path) -> Non
         assert kept.is_whole
 
 
+@pytest.mark.slow
 def test_commits_and_merges_go_on_while_parts_are_missing(bucket: ObjectStore, hosts: Any) -> None:
     """Files are purged and merged although RocksDB has only a part of each."""
     token = fill(hosts(), 4, 10)
@@ -210,6 +214,7 @@ def test_commits_and_merges_go_on_while_parts_are_missing(bucket: ObjectStore, h
     assert read(third, range(40)) == left
 
 
+@pytest.mark.slow
 def test_keyed_values_are_found_and_scanned_while_parts_are_missing(bucket: ObjectStore, hosts: Any) -> None:
     one, token = hosts(), None
     chosen = random.Random(7)
@@ -235,6 +240,7 @@ def test_keyed_values_are_found_and_scanned_while_parts_are_missing(bucket: Obje
     assert dict(other.shard.scan(READER, b"", None)) == wanted
 
 
+@pytest.mark.slow
 def test_a_merge_of_runs_fetches_them(bucket: ObjectStore, hosts: Any) -> None:
     one, token = hosts(), None
     values: dict[bytes, bytes | None] = {}
@@ -269,6 +275,7 @@ def test_a_file_of_another_size_is_refused_when_the_shard_is_opened(bucket: Obje
             hosts().shard.open(token, READER, IDENTITY)
 
 
+@pytest.mark.slow
 def test_a_damaged_part_is_found_when_it_is_read_and_named_when_all_is_here(
     bucket: ObjectStore, hosts: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -307,6 +314,7 @@ def test_what_is_fetched_is_never_lost_when_the_network_fails(bucket: ObjectStor
         assert read(other, [20]) == [20], "no new opening is needed"
 
 
+@pytest.mark.slow
 def test_copies_without_links_are_whole(bucket: ObjectStore, hosts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     token = fill(hosts(), 1, 40)
     other = hosts()

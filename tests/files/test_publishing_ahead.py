@@ -68,6 +68,7 @@ def content(host: Host, token: str, *slices: int) -> list[int]:
     return [seq for seq, _ in found]
 
 
+@pytest.mark.slow
 def test_files_are_uploaded_before_the_commit_and_once(bucket: ObjectStore, hosts: Any) -> None:
     host = hosts()
     uploads = Uploads(host)
@@ -82,6 +83,7 @@ def test_files_are_uploaded_before_the_commit_and_once(bucket: ObjectStore, host
     assert content(hosts(), attempt_of(0), *range(12)) == [*range(12)]
 
 
+@pytest.mark.slow
 def test_the_commit_waits_for_what_is_under_way(bucket: ObjectStore, hosts: Any) -> None:
     host = hosts()
     uploads = Uploads(host)
@@ -121,6 +123,7 @@ def given_up(host: Host, uploads: Uploads) -> Host:
     return host
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [killed, given_up], ids=["killed", "given up"])
 def test_an_attempt_that_ends_before_its_commit_leaves_nothing_for_long(
     bucket: ObjectStore, hosts: Any, end: Callable[..., Host]
@@ -150,6 +153,7 @@ def test_an_attempt_that_ends_before_its_commit_leaves_nothing_for_long(
     assert content(hosts(), token, *range(20)) == [*range(8)]
 
 
+@pytest.mark.slow
 def test_an_attempt_that_is_repeated_under_its_name_has_its_own_bytes(bucket: ObjectStore, hosts: Any) -> None:
     """The upload of the first try is under way when the second writes a file of the same name."""
     host = hosts()
@@ -182,6 +186,7 @@ def test_a_file_that_died_in_its_batch_is_not_in_the_version(bucket: ObjectStore
     assert not {name for name in uploads.seen if name.endswith("0000000000-a.sst")} & names(bucket, "files")
 
 
+@pytest.mark.slow
 @pytest.mark.usual_sizes
 def test_a_merged_file_is_uploaded_while_the_next_batch_computes(bucket: ObjectStore, hosts: Any) -> None:
     host, token, values = hosts(), None, dict[bytes, bytes]()

@@ -22,6 +22,7 @@ def counted(requests: Requests, watched: Watched) -> tuple[dict[str, int], dict[
     return requests.to_json(), {name: seen.get(name, 0) for name in (*CLASSES, "read_bytes")}
 
 
+@pytest.mark.slow
 @pytest.mark.usual_sizes
 @pytest.mark.parametrize("boto3", [True, False], ids=["boto3", "without boto3"])
 def test_all_that_a_storage_does(
@@ -57,6 +58,7 @@ def test_all_that_a_storage_does(
     remote.close()
 
 
+@pytest.mark.slow
 def test_a_batch_has_those_between_two_commits(bucket: ObjectStore, hosts: Any) -> None:
     host = hosts()
     token = host.commit(None, "1", (0, 0))

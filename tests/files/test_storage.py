@@ -45,6 +45,7 @@ def test_what_is_kept_is_for_its_user_only(place: Place) -> None:
     assert not [path for path in made if path.stat().st_mode & 0o077]
 
 
+@pytest.mark.slow(but_first=True)
 def test_manifests_are_what_was_saved(place: Place) -> None:
     storage = place.storage()
     assert manifests(storage) == []
@@ -97,6 +98,7 @@ def test_two_hosts_that_write_one_file_at_a_time_do_not_share_its_unfinished_nam
     assert storages[0].owner() == b"49" * 1000
 
 
+@pytest.mark.slow(but_first=True)
 def test_files_are_what_was_published(place: Place) -> None:
     storage = place.storage()
     several = [write(storage, f"000{i}-t.sst", os.urandom(1000 * i + 1)) for i in range(3)]

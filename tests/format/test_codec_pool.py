@@ -196,6 +196,7 @@ def test_what_has_not_begun_is_cancelled_when_the_reader_stops() -> None:
     assert done == [0, 1]
 
 
+@pytest.mark.slow(but_first=True)
 def test_an_exception_ends_the_results_and_lets_go_of_the_source(pool: CodecPool) -> None:
     closed = []
 
@@ -215,6 +216,7 @@ def test_an_exception_ends_the_results_and_lets_go_of_the_source(pool: CodecPool
     assert closed == [True]
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_forgotten_reader_is_a_closed_one(pool: CodecPool) -> None:
     closed = []
 
@@ -326,6 +328,7 @@ def events(n: int) -> pa.RecordBatch:
     return pa.record_batch([rng.integers(0, n // 2, n), times, rng.random(n).round(2)], schema=SCHEMA)
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("compression", Compression)
 @pytest.mark.parametrize("codec", Codec)
 @pytest.mark.parametrize("partials", [False, True])

@@ -59,6 +59,7 @@ def of_a_stream(windows: Any, what: dict[str, Any], length: int = 60, **more: An
     return [row for row in rows if row["kind"] != "dropped"]
 
 
+@pytest.mark.slow(but_first=True)
 @BOTH
 @pytest.mark.parametrize("lateness", [None, "3 s"], ids=["bound of the policy", "bound of its own"])
 def test_the_one_row_of_a_final_result_is_complete(what: dict[str, Any], lateness: str | None) -> None:
@@ -67,6 +68,7 @@ def test_the_one_row_of_a_final_result_is_complete(what: dict[str, Any], latenes
     assert said(rows) == {(1.0, 1.0)} and max(row["events"] for row in rows) == 10
 
 
+@pytest.mark.slow
 @BOTH
 def test_early_rows_say_nothing_and_later_ones_do(what: dict[str, Any]) -> None:
     """The watermark passes the middle of each window."""
@@ -86,6 +88,7 @@ def test_windows_of_single_keys_say_nothing(windows: Any) -> None:
     assert rows and said(rows) == {(None, None)}
 
 
+@pytest.mark.slow
 @BOTH
 def test_what_is_learned_is_said(what: dict[str, Any]) -> None:
     rows = of_a_stream(None, what)

@@ -35,6 +35,7 @@ def rows(threads: int, backend: str, seed: int) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tiered", "rocksdb"])
 def test_several_threads_give_the_rows_of_one(backend: str) -> None:
     for seed in range(2):

@@ -64,6 +64,7 @@ def test_a_late_event_brings_no_pane_of_a_key_that_has_none_in_the_window() -> N
 # -- what is kept -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "windows",
     [
@@ -98,6 +99,7 @@ def test_a_session_that_never_ends_comes_whole_when_it_does() -> None:
     assert len(brief(panes, 0)) == 400
 
 
+@pytest.mark.slow
 def test_events_that_are_kept_one_by_one_go_as_well() -> None:
     """They go with their slices, which are a minute long."""
     most = []

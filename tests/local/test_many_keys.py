@@ -41,6 +41,7 @@ def events(keys: np.ndarray[Any, Any], t: int) -> pa.Table:
     )
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("emit", ["all", "final"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_windows_of_thousands_of_keys_close_in_one_batch(kind: str, emit: str) -> None:
@@ -69,6 +70,7 @@ def test_all_windows_of_thousands_of_keys_close_in_one_batch(kind: str, emit: st
         assert len(panes) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [1, 3])
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.endswith("session")])
 def test_a_task_may_have_more_partial_rows_than_wait_to_be_combined(kind: str, files: int) -> None:

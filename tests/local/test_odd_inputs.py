@@ -18,6 +18,7 @@ TIME = pa.timestamp("us", "UTC")
 NAMES = ["slice", "block", "shard", "seq", "hash", "events", "first", "last", "k0", "p0"]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize(
     ("values", "type_"),
     [

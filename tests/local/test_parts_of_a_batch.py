@@ -79,6 +79,7 @@ def found(operator: aion.LocalOperator, script: list[Step], parts: int) -> list[
     return [*steps, operator.counters]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("definition", MIXED, ids=str)
 @pytest.mark.parametrize("how", [COUNTED, APPLIED], ids=["partials", "events"])
 @some(1 / 2)

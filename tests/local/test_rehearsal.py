@@ -15,6 +15,7 @@ HOUR_US = 3_600_000_000
 INSTANT = pa.timestamp("us", "UTC")
 
 
+@pytest.mark.slow
 def test_the_program_counts_what_is_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_mistake_4_an_event_exactly_one_gap_before_a_session_belongs_to_it() -> 
     assert panes_of([Session(us(10))], steps)[-1] == [Pane(0, 0, 90, 115, "on_time", 3, 7, 1, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed", [Tumbling(us(10)), Sliding(us(20), us(5))], ids=str)
 def test_mistake_5_a_session_start_that_moves_across_a_fixed_edge_leaves_fixed_windows_alone(fixed: Definition) -> None:
     steps: list[Step] = [instants(23, 26), instants(18), instants(9), FOREVER]

@@ -112,6 +112,7 @@ def test_a_destination_without_time_zone_is_an_error() -> None:
         from_frames(*frames(dest="XYZ"))
 
 
+@pytest.mark.slow
 def test_the_whole_year_is_plausible(year: Flights) -> None:
     assert year.table.num_rows == 327_346
     assert year.never_arrived["reason"].value_counts().to_dict() == {
@@ -276,6 +277,7 @@ def pandas_truth(data: Flights, query: demo.Query) -> pd.DataFrame:
     return delays.agg(**wanted[query.name]).reset_index()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", demo.QUERIES, ids=lambda query: query.name)
 def test_the_queries_without_spark(year: Flights, query: demo.Query) -> None:
     """The demo's stream, file by file with the watermark one file behind, through the local operator."""
@@ -384,6 +386,7 @@ def test_format_bytes() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [[], [Sample(0.0, 0, 0), Sample(1.0, 10, 4096), Sample(2.0, 0, 9999)]])
 def test_figure(year: Flights, tmp_path: Path, samples: list[Sample]) -> None:
     data = year.choose(3_000)

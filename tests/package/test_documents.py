@@ -164,6 +164,7 @@ ACCOUNTED: dict[str, Callable[[Block], None]] = {
 }
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("block", documents.blocks(), ids=str)
 def test_every_block_is_accounted_for(block: Block) -> None:
     assert block.language in ACCOUNTED, f"{block}: no test runs blocks of this language"
@@ -305,6 +306,7 @@ def ours() -> list[Command]:
     return [command for command in documents.commands(PROGRAMS) if command.words[0] == "aion"]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("command", ours(), ids=str)
 def test_commands_of_ours_are_such(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are parsed where the paths are that they take for granted."""
@@ -326,6 +328,7 @@ def cheap() -> list[Command]:
     return [command for command in first.values() if named(command) in RUN]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("page", sorted({command.page for command in ours() if not command.in_prose}))
 def test_commands_that_are_cheap_do_what_is_said(page: str, workplace: Path) -> None:
     """In their order: one may need what another wrote."""

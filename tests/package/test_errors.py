@@ -76,6 +76,7 @@ def test_the_state_server_sends_it_by_its_name(name: str) -> None:
     assert caught.value.__suppress_context__  # else its text would be shown twice: first as the server sent it
 
 
+@pytest.mark.slow
 def test_an_error_that_repeats_another_ones_text_does_not_have_it_as_its_cause() -> None:
     """A traceback would show the text twice."""
     twice = []

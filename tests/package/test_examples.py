@@ -60,6 +60,7 @@ def example(name: str) -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_an_example_finds_a_wrong_mean_of_flights(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     flights = load_flights().table.slice(0, 100).to_pandas()

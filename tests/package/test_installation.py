@@ -230,6 +230,7 @@ def test_without_spark_what_needs_it_says_so(bare: Path, with_cli: Path, tmp_pat
     assert (done.returncode, "pyspark" in done.stderr) == (2, False), "it needs no Spark to say that there is no state"
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize(("version", "ok"), [("3.5.1", False), ("4.0.0", False), ("4.1.0.dev1", True), ("4.4.0", True)])
 def test_a_platforms_own_pyspark_must_be_new_enough(tmp_path: Path, version: str, ok: bool) -> None:
     """pip knows nothing of it."""
@@ -242,6 +243,7 @@ def test_a_platforms_own_pyspark_must_be_new_enough(tmp_path: Path, version: str
     assert (done.stderr == "") if ok else says in done.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_pyspark_newer_than_all_that_were_tested_is_warned_of(tmp_path: Path) -> None:
     program = (
         "import pyspark; pyspark.__version__ = '4.9.0'; from pyspark.sql import SparkSession; import aion; "
@@ -415,6 +417,7 @@ def test_a_folder_of_that_name_without_code_is_in_nobodys_way(tmp_path: Path) ->
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_experiments_of_the_users_own_are_only_in_the_command_lines_way(tmp_path: Path) -> None:
     file = plant(tmp_path, "package", "experiments")
     done = run([sys.executable, "-c", "import aion, experiments; aion.LocalOperator"], tmp_path, PYTHONPATH=str(ROOT))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SAID = {
     "aion/spark/api/group_by.py",
@@ -18,6 +20,7 @@ SAID = {
 }
 
 
+@pytest.mark.slow
 def test_only_starts_and_batches_are_said_at_info() -> None:
     saying = set()
     for package in ("aion", "state_backends", "policies"):

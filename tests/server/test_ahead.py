@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.server.conftest import STORE, Connect, block, open_shard, snapshot, wait_until
 
 SLICES = range(0, 400, 10)
 BUDGET_BYTES = STORE.budget_bytes or 0
 
 
+@pytest.mark.slow
 def test_what_is_due_later_is_staged_after_what_is_due_next(connect: Connect, tmp_path: Path) -> None:
     """Forty slices of 40 KiB take more than the budget of 1 MiB. The standard policy keeps 60 % of that in memory."""
     client = connect()
@@ -32,6 +35,7 @@ def test_what_is_due_later_is_staged_after_what_is_due_next(connect: Connect, tm
     assert [*again.read([390])] and client.stats()["staging"]["misses"] == 1, "the last ones found no room"
 
 
+@pytest.mark.slow
 def test_what_is_due_later_takes_no_room_from_what_is_due_next(connect: Connect, tmp_path: Path) -> None:
     client = connect()
     attempt = open_shard(client, tmp_path, None, "first-0")
@@ -45,6 +49,7 @@ def test_what_is_due_later_takes_no_room_from_what_is_due_next(connect: Connect,
     assert client.stats()["staging"]["hits"] == 0, "only what is due next was staged"
 
 
+@pytest.mark.slow
 def test_without_room_for_all_staging_waits_for_the_time_at_which_the_trigger_starts_a_batch(
     connect: Connect, tmp_path: Path
 ) -> None:

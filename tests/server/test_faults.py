@@ -94,6 +94,7 @@ def test_a_task_goes_on_where_it_was_whenever_its_server_is_lost(
     assert values(last, *range(20, 80)) == []  # purged with the commits
 
 
+@pytest.mark.slow
 @FATES
 def test_a_read_goes_on_behind_what_it_yielded(application: str, connect: Connect, tmp_path: Path, fate: Fate) -> None:
     """Every block of a window comes once, although the server is lost between two of them."""
@@ -109,6 +110,7 @@ def test_a_read_goes_on_behind_what_it_yielded(application: str, connect: Connec
     assert session_.servers == 2
 
 
+@pytest.mark.slow
 def test_replaced_blocks_stay_replaced_on_any_server(application: str, connect: Connect, tmp_path: Path) -> None:
     """A compacted block is replayed together with what it replaces. And a reader can ask for only some blocks."""
     first = open_shard(connect(), tmp_path, None, "t1")
@@ -140,6 +142,7 @@ def test_replaced_blocks_stay_replaced_on_any_server(application: str, connect: 
         list(last.read([0], only=Only(keys=[(5, 9), (7, 8)])))
 
 
+@pytest.mark.slow
 def test_two_attempts_of_a_worker_both_go_on(application: str, connect: Connect, tmp_path: Path) -> None:
     client = connect()
     one, two = (open_shard(client, tmp_path, None, f"t{n}", shard=n) for n in range(2))
@@ -154,6 +157,7 @@ def test_two_attempts_of_a_worker_both_go_on(application: str, connect: Connect,
     assert client.replay.left_bytes == remote_attempt.REPLAY_BYTES
 
 
+@pytest.mark.slow
 def test_a_server_that_somebody_else_replaced_is_found(application: str, connect: Connect, tmp_path: Path) -> None:
     """gRPC connects to the new server by itself; it does not know the attempt."""
     attempt = open_shard(connect(), tmp_path, None, "t1")
@@ -165,6 +169,7 @@ def test_a_server_that_somebody_else_replaced_is_found(application: str, connect
     assert values(open_shard(other, tmp_path, "t1", "t2"), 0) == [1, 2]
 
 
+@pytest.mark.slow
 def test_what_is_too_much_to_send_again_fails_cleanly(
     application: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +191,7 @@ def test_what_is_too_much_to_send_again_fails_cleanly(
     assert client.replay.left_bytes == 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "kept"), [(2000, 2000), (1 << 40, remote_attempt.REPLAY_BYTES)])
 def test_what_is_kept_to_send_again_follows_the_memory_of_a_worker(
     application: str, executor: Executor, given: int, kept: int
@@ -194,6 +200,7 @@ def test_what_is_kept_to_send_again_follows_the_memory_of_a_worker(
         assert client.replay.left_bytes == kept
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_of_every_request_is_not_tried_for_ever(
     application: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +220,7 @@ def test_a_server_that_dies_of_every_request_is_not_tried_for_ever(
     assert len(killed) == MOST_SERVERS - 1
 
 
+@pytest.mark.slow
 def test_an_older_turn_of_an_attempt_is_over(connect: Connect, tmp_path: Path) -> None:
     """A put of before that still hangs about in the server changes nothing any more."""
     client = connect()
@@ -227,6 +235,7 @@ def test_an_older_turn_of_an_attempt_is_over(connect: Connect, tmp_path: Path) -
     assert values(open_shard(client, tmp_path, "t1", "t2"), 0) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_commit_whose_answer_was_lost_is_made_again(connect: Connect, tmp_path: Path) -> None:
     client = connect()
     attempt = open_shard(client, tmp_path, None, "t1")
@@ -250,6 +259,7 @@ def test_a_commit_whose_answer_was_lost_is_made_again(connect: Connect, tmp_path
     assert values(open_shard(client, tmp_path, "t2", "t3"), 0, 10) == [1, 3, 2]
 
 
+@pytest.mark.slow
 def test_a_server_that_pauses_is_waited_for(application: str, connect: Connect, tmp_path: Path) -> None:
     attempt = open_shard(connect(timeout_s=30.0), tmp_path, None, "t1")
     server = hang(application)
@@ -291,6 +301,7 @@ def slow_disk(folder: Path, seconds: float) -> tuple[StoreConfig, Path]:
     ), asked
 
 
+@pytest.mark.slow
 def test_a_slow_disk_is_no_reason_to_kill(
     application: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +316,7 @@ def test_a_slow_disk_is_no_reason_to_kill(
     assert len(values(open_shard(connect(), tmp_path, "t1", "t2"), *range(5))) == 200_000
 
 
+@pytest.mark.slow
 def test_a_server_that_answers_and_does_not_get_on_is_given_up(
     application: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +350,7 @@ def limited(pid: int, what: int, soft: int) -> Iterator[None]:
             process.rlimit(what, before)
 
 
+@pytest.mark.slow
 def test_a_full_disk_fails_the_task_and_not_the_one_after(application: str, connect: Connect, tmp_path: Path) -> None:
     client = connect()
     attempt = open_shard(client, tmp_path, None, "t1")
@@ -357,6 +370,7 @@ def test_a_full_disk_fails_the_task_and_not_the_one_after(application: str, conn
     assert server_of(application).pid == pid
 
 
+@pytest.mark.slow
 def test_rocksdb_that_refuses_to_write_after_a_full_disk_is_opened_anew(
     application: str, connect: Connect, tmp_path: Path
 ) -> None:
@@ -384,6 +398,7 @@ def test_rocksdb_that_refuses_to_write_after_a_full_disk_is_opened_anew(
     assert values(open_shard(client, tmp_path, "again", "more"), *range(seq + 1)) == list(range(seq + 1))
 
 
+@pytest.mark.slow
 def test_a_server_without_memory_says_so_or_dies_and_the_next_task_goes_on(
     application: str, connect: Connect, tmp_path: Path
 ) -> None:

@@ -163,6 +163,7 @@ class Broken:
 """
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("how", ["raise", "hang", "spin", "exit"])
 def test_in_a_server_nothing_is_lost_by_a_policy_that(
     how: str, application: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

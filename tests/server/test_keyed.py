@@ -111,6 +111,7 @@ def test_what_is_expected_is_in_memory_before_the_attempt_begins(connect: Connec
     fourth.abort()
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("lost_before", ["put", "get", "scan", "commit"])
 def test_an_attempt_goes_on_when_its_server_is_lost(
     application: str, connect: Connect, tmp_path: Path, lost_before: str
@@ -138,6 +139,7 @@ def test_an_attempt_goes_on_when_its_server_is_lost(
     assert last.get([b"key-000001", b"key-000002", b"key-000003"]) == [b"value 1 new", b"newer", None]
 
 
+@pytest.mark.slow
 def test_a_scan_goes_on_behind_what_it_yielded(application: str, connect: Connect, tmp_path: Path) -> None:
     attempt = open_shard(connect(), tmp_path, None, "t1")
     values = [KeyedValue(b"%06d" % n, bytes(30_000)) for n in range(1000)]
@@ -151,6 +153,7 @@ def test_a_scan_goes_on_behind_what_it_yielded(application: str, connect: Connec
     assert attempt.servers == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_notices", ["stream", "put"])
 def test_a_stream_goes_on_behind_what_it_yielded(
     application: str, connect: Connect, tmp_path: Path, first_notices: str

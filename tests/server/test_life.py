@@ -201,6 +201,7 @@ def test_one_that_was_killed_is_replaced_and_its_shards_come_back(
     assert [p.name.split("-")[1] for p in (tmp_path / ".live").iterdir()] == [str(server_of(application).pid)]
 
 
+@pytest.mark.slow
 def test_its_log_stays_short_however_much_is_written(application: str, connect: Connect) -> None:
     """Whatever writes to it: Python's logging, or what a library says on stderr."""
     client = connect()
@@ -247,6 +248,7 @@ def test_one_that_hangs_ends_after_its_executor_and_says_where(executor: Executo
     assert "in hang" in said
 
 
+@pytest.mark.slow
 def test_a_second_one_in_the_same_folder_gives_up(application: str, executor: Executor, connect: Connect) -> None:
     client = connect()
     server, folder = server_of(application), runtime_dir(application)
@@ -256,6 +258,7 @@ def test_a_second_one_in_the_same_folder_gives_up(application: str, executor: Ex
     assert client.call("ping", {"executor_pid": executor.pid}) == {"pid": server.pid}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["the socket", "the folder"])
 def test_one_that_nobody_can_find_any_more_ends_and_is_replaced(
     application: str, connect: Connect, tmp_path: Path, gone: str

@@ -60,6 +60,7 @@ def read_at_once(attempts: list[RemoteAttempt], slice_us: int, blocks: int) -> N
     assert counts == [blocks] * len(attempts)
 
 
+@pytest.mark.slow
 def test_many_blocking_readers_stay_within_the_budget(application: str, connect: Connect, tmp_path: Path) -> None:
     clients = [connect() for _ in range(READERS)]
     pid = server_of(application).pid

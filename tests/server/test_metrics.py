@@ -259,6 +259,7 @@ def test_the_server_takes_no_rubbish_for_a_histogram(connect: Connect, tmp_path:
         attempt.commit(said)
 
 
+@pytest.mark.slow
 def test_requests_to_an_object_store_are_told_by_class(application: str, connect: Connect) -> None:
     with serving() as port:
         bucket, client = ObjectStore(port), connect()

@@ -49,6 +49,7 @@ def test_a_server_takes_as_many_as_the_system_lets_it(tmp_path: Path, begins: in
     assert f"made {shards}" in run(begins, 4096, shards, tmp_path)
 
 
+@pytest.mark.slow
 def test_too_few_are_said_to_be_so(tmp_path: Path) -> None:
     lines = run(128, 160, 30, tmp_path)
     (said,) = [line for line in lines if line.startswith(("DiskError", "ServerError"))]  # whichever needs one first

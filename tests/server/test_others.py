@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from state_backends.server.remote_attempt import RemoteAttempt
 from state_backends.versions.manifest import Identity
 from tests.server.conftest import STORE, Connect, Executor, kill, open_shard, snapshot
@@ -48,6 +50,7 @@ def test_shards_of_an_operator_hear_of_each_other_as_of_their_commits(connect: C
     assert open_shard(client, tmp_path, "a1", "b1", shard=1).others == (0, [])
 
 
+@pytest.mark.slow
 def test_a_new_server_hears_of_nobody_until_they_are_back(
     application: str, executor: Executor, connect: Connect, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from tests.server.conftest import STORE, Connect, block, open_shard, snapshot, v
 ON_DISK = StoreConfig(backend="rocksdb", budget_bytes=1 << 20)
 
 
+@pytest.mark.slow
 def test_the_working_folder_is_removed_while_a_task_works(connect: Connect, tmp_path: Path) -> None:
     client = connect()
     attempt = open_shard(client, tmp_path, None, "a0", store=ON_DISK)

@@ -58,6 +58,7 @@ def is_fine(what: str, table: Table) -> bool:
     return (what in ("nul", "json") and table.kind != "postgresql") or (what == "time" and table.kind == "duckdb")
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("what", ["utf8", "nul", "json", "time", "day"])
 def test_a_value_that_cannot_be_written_is_named(table: Table, what: str) -> None:
     rows, said, _ = bad(what, table)
@@ -70,6 +71,7 @@ def test_a_value_that_cannot_be_written_is_named(table: Table, what: str) -> Non
     assert table.rows("k", "n") == [("a", "1")]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("what", ["utf8", "nul", "json", "time", "day"])
 def test_it_is_replaced(table: Table, what: str, caplog: pytest.LogCaptureFixture) -> None:
     rows, _, instead = bad(what, table)
@@ -82,6 +84,7 @@ def test_it_is_replaced(table: Table, what: str, caplog: pytest.LogCaptureFixtur
     assert "column 'x' has 1 values that were replaced" in caplog.text
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("what", ["utf8", "nul", "json", "time", "day"])
 def test_its_row_is_left_out_and_an_older_one_does_not_stay(table: Table, what: str) -> None:
     rows, _, _ = bad(what, table)
@@ -94,6 +97,7 @@ def test_its_row_is_left_out_and_an_older_one_does_not_stay(table: Table, what: 
     assert table.rows("k", "n") == [("a", "1")]
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_bad_key_is_named_replaced_or_left_out(table: Table) -> None:
     rows = with_bytes(panes([{"k": "", "n": 1}, {"k": "", "n": 2}]), "k", b"a", b"b\xff")
     with pytest.raises(SinkError, match=r"column 'k' of k=b'b\\xff'"):

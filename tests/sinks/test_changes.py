@@ -55,6 +55,7 @@ def test_null_keys_are_one_key(database: Place) -> None:
     ]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_changes_lead_from_each_state_of_the_table_to_the_next(database: Place, seed: int) -> None:
     random = Random(seed)
@@ -90,6 +91,7 @@ def test_a_batch_that_is_run_again_adds_nothing(database: Place) -> None:
     assert database.rows("minutes_changes", *SHOWN) == [("0", "0", "insert", "a", "1", None)]
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_batch_that_fails_leaves_nothing(database: Place) -> None:
     kinds = [f"{name} {kind}" for name, kind in made(database).items()]
     database.run(f"CREATE TABLE minutes ({', '.join(kinds)}, CHECK (n < 5))")
@@ -103,6 +105,7 @@ def test_a_batch_that_fails_leaves_nothing(database: Place) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_checkpoint_that_went_back_changes_the_rows_that_are_there(database: Place) -> None:
     write = sink(database).write
     write(panes([{"k": "a", "n": 1}]), at(0))
@@ -129,6 +132,7 @@ def test_changes_from_another_batch_on(database: Place) -> None:
 JSON_N = pa.field("n", pa.string(), metadata=JSON)
 
 
+@pytest.mark.slow(but_first=True)
 def test_sessions_that_late_events_join(database: Place) -> None:
     policy = {"lateness": {"initial_bound": "1 hour", "coverage": None}, "trigger": {"kind": "every_batch"}}
     write = aion.sinks.upsert(database.uri, "visits", changes="visits_changes").write

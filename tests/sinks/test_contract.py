@@ -262,6 +262,7 @@ def with_tables(*parts: str) -> Any:
 # -- what every sink does with each of them -----------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_first=True)
 @with_tables("")
 def test_the_table_has_the_newest_rows_and_no_others(theirs: Table) -> None:
     wanted = dict[tuple[str | None, int], int]()
@@ -289,6 +290,7 @@ def test_the_table_has_the_newest_rows_and_no_others(theirs: Table) -> None:
     batch(5, [(k, minute, 6) for k in KEYS for minute in (0, 400 * DAY)])
 
 
+@pytest.mark.slow(but_first=True)
 @with_tables("")
 def test_the_table_goes_back_and_on(theirs: Table) -> None:
     more: dict[str, Any] = {} if theirs.kind in LAKES else {"undo": "9 batches"}
@@ -308,6 +310,7 @@ def test_the_table_goes_back_and_on(theirs: Table) -> None:
     assert theirs.rows("k", "n") == [("a", "4")]
 
 
+@pytest.mark.slow(but_first=True)
 @with_tables("generated", "more columns", "mapped and")
 def test_columns_that_the_store_fills_are_filled(theirs: Table, request: pytest.FixtureRequest) -> None:
     theirs.sink().write(panes([{"k": "a", "n": 2, "minute": DAY}, {"k": "b", "n": 3}]), at(0))
@@ -359,6 +362,7 @@ def test_a_table_that_cannot_be_written_is_refused_in_the_first_line(table: Tabl
 # -- somebody else works on the table, too ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("what", ["compacts", "adds a row", "changes a setting"])
 @pytest.mark.parametrize("table", LAKES, indirect=True)
 def test_a_commit_in_between_is_read_and_merged_once_more(table: Table, what: str) -> None:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match a
 LATE = {"kind": "dropped", "reason": "late", "lateness_us": 7, "pane_seq": None, "event": '{"n": 1}'}
 
 
+@pytest.mark.slow(but_first=True)
 def test_dropped_rows_are_appended_once(table: Table) -> None:
     write = table.sink(dropped="left_out").write
     write(panes([{"k": "a", "n": 1}, {"k": "a", "n": 9, **LATE}, {"k": "a", "n": 9, **LATE}]), at(0))
@@ -30,6 +31,7 @@ def test_dropped_rows_are_appended_once(table: Table) -> None:
     assert found == [("query", "0", "a", "9", *late)] * 2 + [("query", "1", None, "8", *late)]
 
 
+@pytest.mark.slow(but_first=True)
 def test_corrected_dropped_rows_replace_those_of_their_batch(table: Table) -> None:
     write = table.sink(dropped="left_out").write
     write(panes([{"k": "a", "n": 1, **LATE}]), at(0))
@@ -44,6 +46,7 @@ def test_the_table_of_dropped_rows_is_there_from_the_first_batch_on(table: Table
     assert table.rows("aion_batch", table="left_out") == []
 
 
+@pytest.mark.slow(but_first=True)
 def test_rows_that_are_left_out_are_said_once_in_a_run(table: Table, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     for name, run in (("minutes", "first"), ("others", "first"), ("minutes", "second")):
@@ -60,12 +63,14 @@ def test_rows_that_are_left_out_are_said_once_in_a_run(table: Table, caplog: pyt
         assert "dropped='TABLE'" in said and "dropped='ignore'" in said
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("dropped", ["ignore", "left_out"])
 def test_nothing_is_said_if_the_user_knows(table: Table, dropped: str, caplog: pytest.LogCaptureFixture) -> None:
     table.sink(dropped=dropped).write(panes([{"k": "a", "n": 1, **LATE}]), at(0, run=f"known {table.at}"))
     assert not caplog.records and table.rows("k") == []
 
 
+@pytest.mark.slow(but_first=True)
 def test_the_event_is_kept_that_a_function_would_have_got(table: Table) -> None:
     with aion.LocalOperator(
         windows=aion.Tumbling("1 minute"), time="ts", key="k", aggregates={"n": A.count()}, bound="1 minute"

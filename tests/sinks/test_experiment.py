@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from aion.cli import app
 from tests.sinks.databases import place
 
 
+@pytest.mark.slow
 def test_the_command_measures_each_database(tmp_path: Path, postgresql: str) -> None:
     server = place("postgresql", tmp_path, postgresql)
     small = ["--rows", "2000", "--batches", "2", "--runs", "1", "--warm-ups", "0", "--postgresql", server.uri]

@@ -64,6 +64,7 @@ def refused(to_write: Merge, goal: Goal, said: str) -> None:
 # -- what others do -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_others_changed_since_is_not_lost(place: Lake) -> None:
     """What they changed before the first batch that is undone stays. After that, the table does not go back."""
     to_write = place.sink()
@@ -144,6 +145,7 @@ def test_a_snapshot_that_expired(tmp_path: Path) -> None:
         assert lake.rows("n") == [(0,), (1,)]
 
 
+@pytest.mark.slow
 def test_the_table_is_read_again_if_somebody_commits_in_between(place: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     to_write, kind = place.sink(), Delta if place.kind == "delta" else Iceberg
     for batch in range(3):
@@ -237,6 +239,7 @@ def test_the_tables_of_other_queries_stay(place: Lake) -> None:
 # -- dropped rows, and what is interrupted --------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("itself", [False, True])
 def test_what_is_interrupted_is_completed(place: Lake, monkeypatch: pytest.MonkeyPatch, itself: bool) -> None:
     """The table of dropped rows has gone back already. ``itself``: the sink completes it with its next batch."""

@@ -24,6 +24,7 @@ def rows_of(*rows: tuple[str, int]) -> pa.Table:
     return panes([{"k": k, "n": n} for k, n in rows])
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_second_call_in_one_run_is_refused(table: Table) -> None:
     """It would lose rows: nobody knows whether they are the rest of the batch or the whole of it again."""
     write = table.sink().write
@@ -42,6 +43,7 @@ def test_a_second_call_in_one_run_is_refused(table: Table) -> None:
     assert table.rows("k", "n") == [("a", "2"), ("b", "1"), ("c", "1")]
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_batch_without_rows_is_no_call_at_all(table: Table) -> None:
     """Half of a batch may have no rows, in either order."""
     write = table.sink().write
@@ -56,6 +58,7 @@ def test_a_batch_without_rows_is_no_call_at_all(table: Table) -> None:
         write(rows_of(("b", 1)), at(1, run="third"))
 
 
+@pytest.mark.slow(but_first=True)
 def test_corrected_rows_replace_those_of_a_batch_that_comes_again(table: Table) -> None:
     """The sink had committed when the driver died. The program that starts again is a corrected one."""
     write = table.sink().write
@@ -69,6 +72,7 @@ def test_corrected_rows_replace_those_of_a_batch_that_comes_again(table: Table) 
     assert table.rows("k", "n") == [("a", "4"), ("b", "3")]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("how", ["emptied", "deleted"])
 def test_a_table_that_lost_its_rows_is_not_begun_again_in_silence(
     table: Table, how: str, caplog: pytest.LogCaptureFixture
@@ -90,6 +94,7 @@ def test_a_table_that_lost_its_rows_is_not_begun_again_in_silence(
     assert table.rows("k", "n") == [("b", "2")]
 
 
+@pytest.mark.slow(but_first=True)
 def test_rows_may_be_taken_away_on_purpose(table: Table) -> None:
     """By somebody who moves them elsewhere."""
     write = table.sink(adopt="empty").write
@@ -107,6 +112,7 @@ def test_rows_may_be_taken_away_on_purpose(table: Table) -> None:
             write(rows_of(("c", 1)), at(6))
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("how", ["emptied", "deleted"])
 def test_the_first_batch_of_a_query_begins_a_table_that_lost_its_rows(table: Table, how: str) -> None:
     table.sink().write(rows_of(("a", 1)), at(3))
@@ -116,6 +122,7 @@ def test_the_first_batch_of_a_query_begins_a_table_that_lost_its_rows(table: Tab
     assert table.rows("k", "n") == [("b", "2")]
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_table_that_has_no_rows_yet_lost_none(table: Table, caplog: pytest.LogCaptureFixture) -> None:
     write = table.sink().write
     write(panes([]), at(0))
@@ -136,6 +143,7 @@ def test_a_table_that_begins_in_the_middle_of_a_query_says_so(table: Table, capl
 # -- marks of earlier versions --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("kind", KINDS)
 def test_marks_of_an_earlier_version_are_read(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     database = place(kind, tmp_path, request.getfixturevalue("postgresql") if kind == "postgresql" else None)

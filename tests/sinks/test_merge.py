@@ -70,6 +70,7 @@ def test_a_batch_is_one_commit_and_changes_nothing_when_it_is_run_again(place: L
         assert before == 2  # made, and two batches
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize(
     ("now", "said"),
     [
@@ -135,6 +136,7 @@ def test_a_wrong_call_says_what_to_write(tmp_path: Path) -> None:
     assert "secret" not in repr(aion.sinks.merge("delta", "t", options={"key": "secret"}))
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("other", ["sink", "stranger"])
 def test_a_commit_of_somebody_else_in_between_is_not_overwritten(place: Lake, other: str) -> None:
     """Both have read the same windows, and the one that comes second knows less than what is there."""

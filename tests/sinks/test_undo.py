@@ -131,12 +131,14 @@ def fresh_lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fresh
         yield Fresh(request.param, tmp_path, None)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=PLAN)
 def test_a_table_that_went_back_is_as_after_that_batch_and_goes_on(fresh: Fresh, plan: dict[str, Any]) -> None:
     goes_back_and_on(fresh, plan)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Delete operation did not match any records:UserWarning")
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=PLAN)
@@ -197,6 +199,7 @@ def goes_back_and_on(fresh: Fresh, plan: dict[str, Any]) -> None:
 # -- how far it goes back ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_first=True)
 def test_only_the_last_batches_are_kept(database: Place) -> None:
     to_write = sink(database, 2)
     for batch in range(6):
@@ -213,6 +216,7 @@ def test_only_the_last_batches_are_kept(database: Place) -> None:
     assert database.rows("minutes", "k", "n")[0] == ("a", "3")
 
 
+@pytest.mark.slow(but_first=True)
 def test_batches_that_were_written_without_undo_cannot_be_taken_back(database: Place) -> None:
     without = aion.sinks.upsert(database.uri, "minutes")
     for batch, to_write in enumerate([without, sink(database), without, sink(database)]):
@@ -224,6 +228,7 @@ def test_batches_that_were_written_without_undo_cannot_be_taken_back(database: P
         without.go_back(QUERY, Goal(0, "y"))
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_corrected_batch_without_undo_breaks_the_record(database: Place) -> None:
     sink(database).write(one("a", 1), at(0))
     sink(database).write(one("a", 2), at(1, run="first"))
@@ -232,6 +237,7 @@ def test_a_corrected_batch_without_undo_breaks_the_record(database: Place) -> No
         sink(database).go_back(QUERY, Goal(0, "x"))
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_table_that_was_taken_over_goes_back_no_further(database: Place) -> None:
     for batch in range(4):
         sink(database).write(one("a", batch), at(batch))
@@ -244,6 +250,7 @@ def test_a_table_that_was_taken_over_goes_back_no_further(database: Place) -> No
     assert database.rows("minutes", "k", "n") == [("a", "3"), ("b", "1")]
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_table_that_was_not_there_is_empty(database: Place) -> None:
     to_write = sink(database)
     to_write.write(one("a", 1), at(3))
@@ -265,6 +272,7 @@ def test_the_tables_of_other_queries_stay(database: Place) -> None:
     assert database.rows("minutes", "n") == [("2",)]
 
 
+@pytest.mark.slow(but_first=True)
 def test_columns_of_the_users_own_come_back(database: Place) -> None:
     to_write = sink(database)
     to_write.write(one("a", 1), at(0))
@@ -276,6 +284,7 @@ def test_columns_of_the_users_own_come_back(database: Place) -> None:
     assert database.rows("minutes", "n", "remark") == [("1", "mine")]
 
 
+@pytest.mark.slow(but_first=True)
 def test_what_fails_leaves_all_as_it_was(database: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     to_write = sink(database, **BESIDE)
     for batch in range(3):
@@ -299,6 +308,7 @@ def test_what_fails_leaves_all_as_it_was(database: Place, monkeypatch: pytest.Mo
 # -- a sink whose table nobody has taken back -----------------------------------------------------------------
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_sink_goes_back_itself_and_only_once(database: Place, caplog: pytest.LogCaptureFixture) -> None:
     to_write, goal = sink(database), Goal(1, "first")
     for batch in range(4):
@@ -313,6 +323,7 @@ def test_a_sink_goes_back_itself_and_only_once(database: Place, caplog: pytest.L
     assert database.rows("minutes", "k", "n") == [("a", "1"), ("c", "3"), ("d", "4")]
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_table_that_had_nothing_to_take_back_goes_on(database: Place) -> None:
     """It must not go back later, when it has batches that came after the rewind."""
     to_write, goal = sink(database), Goal(1, "first")
@@ -321,6 +332,7 @@ def test_a_table_that_had_nothing_to_take_back_goes_on(database: Place) -> None:
     assert database.rows("minutes", "n") == [("4",)] and not to_write.go_back(QUERY, goal)
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_a_table_without_undo_refuses_what_comes_after_going_back(database: Place, batch: int) -> None:
     without = aion.sinks.upsert(database.uri, "minutes")
@@ -346,6 +358,7 @@ def test_what_the_checkpoint_says() -> None:
 # -- from a note ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_note_leads_back_to_the_table(database: Place) -> None:
     to_write = sink(database, **BESIDE)
     for batch in range(3):

@@ -134,6 +134,7 @@ def made(database: Place) -> dict[str, str]:
     return kinds | {"pane": number, "events": number, "late_events": number, "closes_at": time}
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize(
     ("now", "said"),
     [
@@ -187,6 +188,7 @@ def test_tables_of_one_database_have_marks_of_their_own(database: Place) -> None
 # -- tables -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_table_of_another_shape_is_refused_before_a_row_is_written(database: Place) -> None:
     kinds = made(database)
     for lacking, said in (
@@ -353,6 +355,7 @@ VALUES: Sequence[tuple[str, pa.DataType, Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow(but_first=True)
 def test_every_type_comes_back_as_it_was(database: Place) -> None:
     outputs = [pa.field(name, type_) for name, type_, _, _ in VALUES]
     write = aion.sinks.upsert(database.uri, "types").write
@@ -381,6 +384,7 @@ def test_nan_is_not_null(database: Place) -> None:
     assert sorted(str(x).lower() for _, x in found) == ["1.0", "nan", "none"]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.filterwarnings("ignore:Delete operation did not match any records:UserWarning")
 @pytest.mark.parametrize(
     "key",
@@ -493,6 +497,7 @@ def test_a_sink_waits_for_another_process_that_has_the_file(tmp_path: Path) -> N
     assert Place("duckdb", uri).rows("minutes", *COLUMNS) == [("a", "2")]
 
 
+@pytest.mark.slow(but_first=True)
 def test_columns_are_added_if_that_is_asked_for(database: Place) -> None:
     n, speed = pa.field("n", pa.int64()), pa.field("speed", pa.float64())
     asked = aion.sinks.upsert(database.uri, "minutes", changes="made", add_columns=True).write

@@ -55,6 +55,7 @@ def test_what_does_not_let_all_panes_through_is_refused(stream: FileStream, tmp_
         run(behind(windows(stream)), tmp_path / what)
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_is_the_same_for_all_panes_of_a_window_goes(stream: FileStream, tmp_path: Path, name: str) -> None:
     run(ALLOWED[name](windows(stream)), tmp_path / "checkpoint")

@@ -128,6 +128,7 @@ def test_windows_in_another_order_go_on(stream: FileStream, sink: Sink) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_cannot_go_on_is_refused_with_the_reason(stream: FileStream, sink: Sink) -> None:
     stream.put([("a", 10, 1.0)])
     sink.run(query(stream, ["minute"]))

@@ -30,6 +30,7 @@ def test_who_asks_a_stream_for_its_rows_is_told_what_to_do(spark: SparkSession, 
     assert "aion" not in str(other.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["apply", "apply, asked later"])
 def test_the_error_of_a_users_function_comes_first_and_once_with_his_lines(program: Program, name: str) -> None:
     first, *more = program.said[name].splitlines()

@@ -24,6 +24,7 @@ DDL = "ts timestamp, id bigint, payload binary"
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("id", pa.int64()), ("payload", pa.binary())])
 
 
+@pytest.mark.slow
 def test_a_function_goes_on_behind_what_it_has_read_and_runs_once(spark: SparkSession, tmp_path: Path) -> None:
     """The server is killed while a function is in the middle of its window."""
     stream = FileStream(spark, tmp_path / "input", SCHEMA)

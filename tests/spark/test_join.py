@@ -61,6 +61,7 @@ def test_a_payment_that_is_late_takes_back_that_there_is_none(two: Two, sink: Si
     two.orders.put([("b", 200, 4.0), (None, 5000, 1.0)])
 
 
+@pytest.mark.slow
 def test_a_row_comes_at_once_if_it_is_asked_for(two: Two, sink: Sink) -> None:
     """An order that is not paid yet is shown, and shown once more when it should have been."""
     joined = two.joined(early="batch")
@@ -74,6 +75,7 @@ def test_a_row_comes_at_once_if_it_is_asked_for(two: Two, sink: Sink) -> None:
     assert shown(sink.run(joined))[4:] == [("on_time", "later", 0.0, 0.0), ("on_time", "b", 20.0, None)]
 
 
+@pytest.mark.slow
 def test_what_is_later_than_the_bound_of_its_side_is_dropped(two: Two, sink: Sink) -> None:
     joined = two.joined(how="inner", bound=("10 minutes", "1 hour"))
     for table in (two.orders, two.payments):
@@ -92,6 +94,7 @@ def test_what_is_later_than_the_bound_of_its_side_is_dropped(two: Two, sink: Sin
     assert '"price":1.0' in event and aion.dropped(joined).columns.count("side") == 1
 
 
+@pytest.mark.slow
 def test_a_late_price_takes_back_the_pairs_that_it_changes(spark: SparkSession, tmp_path: Path, sink: Sink) -> None:
     """How much an order cost: by the newest price before it."""
     orders, prices = FileStream(spark, tmp_path / "o", ORDERS), FileStream(spark, tmp_path / "p", PAYMENTS)
@@ -117,6 +120,7 @@ def test_a_late_price_takes_back_the_pairs_that_it_changes(spark: SparkSession, 
     assert changed == [("retracted", 350, 2.0), ("late", 350, 3.0)]
 
 
+@pytest.mark.slow
 def test_the_table_of_a_sink_is_the_join(two: Two, tmp_path: Path) -> None:
     """Without ``key=``: a result says what identifies its rows."""
     path = tmp_path / "shop.db"
@@ -139,6 +143,7 @@ def test_the_table_of_a_sink_is_the_join(two: Two, tmp_path: Path) -> None:
     assert run() == [("a", 10.0, 10.0), ("b", 20.0, 20.0), ("b", 20.0, 20.0), ("later", 0.0, 0.0), ("x", None, 1.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("emit", ["all", "changes"])
 def test_windows_of_pairs_count_what_is_taken_back(two: Two, sink: Sink, emit: str) -> None:
     """Orders without a payment, by hour. A late payment makes them fewer."""
@@ -163,6 +168,7 @@ def last_panes(rows: list[dict[str, Any]]) -> dict[float, tuple[int, int]]:
     return {row["window_start"].timestamp(): (row["n"], row["unpaid"]) for row in panes}
 
 
+@pytest.mark.slow
 def test_other_partitions_and_a_batch_that_runs_again_change_nothing(
     spark: SparkSession, two: Two, sink: Sink, tmp_path: Path
 ) -> None:
@@ -229,6 +235,7 @@ def test_what_cannot_be_joined_is_refused_with_a_sentence(spark: SparkSession, t
         counted.start()
 
 
+@pytest.mark.slow
 def test_the_page(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program of the page runs, and its table is what the page says."""
     orders = FileStream(spark, tmp_path / "o", pa.schema([("order_id", pa.string()), *list(ORDERS)[1:]]))

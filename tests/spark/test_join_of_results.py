@@ -86,6 +86,7 @@ def test_a_late_event_changes_its_pane_and_then_the_pairs(roads: Roads) -> None:
     assert roads.run(joined, wanted)[:3] == [("a", 3, 100), ("b", 2, 7), ("c", 1, None)]
 
 
+@pytest.mark.slow
 def test_panes_of_two_operators_meet(roads: Roads) -> None:
     """Of two streams, each in its own windows. A pane without a partner comes out when none can come any more."""
 
@@ -119,6 +120,7 @@ def test_panes_of_two_operators_meet(roads: Roads) -> None:
     assert roads.run(joined, wanted)[:3] == [("a", 2, 200), ("b", 1, 3), ("x", None, 9)]
 
 
+@pytest.mark.slow
 def test_a_partner_that_is_final_is_waited_for(roads: Roads) -> None:
     """Final panes come an hour after their end, and until then nothing is said of a toll without one."""
 
@@ -136,6 +138,7 @@ def test_a_partner_that_is_final_is_waited_for(roads: Roads) -> None:
     assert roads.run(joined, "road, cars, toll, kind")[:2] == [("a", 1, 100, "on_time"), ("b", None, 7, "on_time")]
 
 
+@pytest.mark.slow
 def test_a_join_of_three_streams(spark: SparkSession, roads: Roads) -> None:
     """What the first join takes back, the second one takes back, too."""
     checks = FileStream(spark, roads.folder / "checks", CHECKS)

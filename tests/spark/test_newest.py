@@ -32,6 +32,7 @@ def shown(query: Any) -> list[tuple[Any, ...]]:
     return [(row.k, row.window_start.second, row.n) for row in table.itertuples()]
 
 
+@pytest.mark.slow
 def test_the_newest_panes_of_a_query_that_runs(stream: FileStream, alone: SparkSession) -> None:
     query = sessions(stream, name="seen").writeStream.format("memory").queryName("seen").start()
     try:

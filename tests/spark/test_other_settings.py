@@ -92,6 +92,7 @@ def test_a_column_that_is_not_used_may_have_any_type(spark: SparkSession, stream
             aion.windowed(rows, key=key, **COUNT)
 
 
+@pytest.mark.slow
 def test_names_mean_what_they_mean_for_spark(stream: FileStream, sink: Sink) -> None:
     """In another case, as a field of a column, and both."""
     stream.put([("a", 1, 1.0), ("b", 2, 1.0), ("a", 25, 1.0)])
@@ -116,6 +117,7 @@ COLUMNS: dict[str, Callable[[DataFrame], Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_key_may_be_a_column(stream: FileStream, sink: Sink) -> None:
     stream.put([("a", 1, 1.0), ("b", 2, 1.0), ("a", 25, 1.0)])
     rows: DataFrame = stream.read(EVENTS_DDL).withColumn("s", F.struct(F.col("k").alias("x")))
@@ -132,6 +134,7 @@ def test_a_key_may_be_a_column(stream: FileStream, sink: Sink) -> None:
     assert got == sorted((which, k, 1) for which in COLUMNS for k in "ab")
 
 
+@pytest.mark.slow
 def test_the_time_is_the_column_with_the_watermark_or_any_other(stream: FileStream, sink: Sink) -> None:
     stream.put([("a", 1, 1.0), ("b", 2, 1.0), ("a", 25, 1.0)])
     rows = stream.read(EVENTS_DDL).withColumn("s", F.struct(F.col("ts").alias("at")))
@@ -166,6 +169,7 @@ def test_a_time_that_is_not_clear(spark: SparkSession, stream: FileStream) -> No
         aion.windowed(panes, windows=aion.Tumbling("1 minute"), aggregates={"n": A.count()}, name="outer")
 
 
+@pytest.mark.slow
 def test_names_mean_the_same_for_files(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
     stream.put([("a", 1, 1.0), ("b", 2, 2.0), ("a", 25, 1.0)])
     files = aion.read_files(spark, str(stream.folder), schema=TYPES, watermark=("ts", "1 second"))

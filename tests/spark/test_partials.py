@@ -127,6 +127,7 @@ def test_the_same_panes_come_out(
     assert {"on_time", "late", "dropped"} <= kinds
 
 
+@pytest.mark.slow
 def test_a_query_goes_on_with_either(off: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path) -> None:
     """Grouped, not grouped, grouped: from one checkpoint."""
 
@@ -157,6 +158,7 @@ def plan_of(df: DataFrame) -> str:
     return shown
 
 
+@pytest.mark.slow
 def test_what_groups_events_is_in_the_plan_and_explained(off: SparkSession, stream: FileStream) -> None:
     stream.put([("a", 10.0, 1.0)])
     events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
@@ -180,6 +182,7 @@ def test_what_groups_events_is_in_the_plan_and_explained(off: SparkSession, stre
         aion.windowed(events, **minutes)
 
 
+@pytest.mark.slow
 def test_events_of_many_groups_are_not_grouped(off: SparkSession, stream: FileStream, sink: Sink) -> None:
     """What a batch had decides how the next one goes, and the events of few groups are grouped again."""
     panes = aion.windowed(
@@ -215,6 +218,7 @@ def test_events_of_many_groups_are_not_grouped(off: SparkSession, stream: FileSt
         query.stop()
 
 
+@pytest.mark.slow
 def test_a_definition_that_changes(off: SparkSession, stream: FileStream, sink: Sink) -> None:
     """Windows that finish have edges that only tasks know."""
 

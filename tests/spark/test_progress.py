@@ -18,6 +18,7 @@ from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
 POLICY = {"lateness": {"initial_bound": "1 minute", "coverage": None}, "trigger": {"kind": "every_batch"}}
 
 
+@pytest.mark.slow
 def test_panes_and_drops_are_counted(
     spark: SparkSession, stream: FileStream, sink: Sink, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,6 +83,7 @@ def test_the_numbers_are_in_the_progress(stream: FileStream, spark: SparkSession
     assert state["bounds_us"] == {"shortest": 60_000_000, "longest": 60_000_000}
 
 
+@pytest.mark.slow
 def test_windows_that_were_too_stale_are_counted_and_logged(
     spark: SparkSession, stream: FileStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

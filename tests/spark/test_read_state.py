@@ -34,6 +34,7 @@ def read(spark: SparkSession, checkpoint: Path, **asked: Any) -> dict[tuple[str,
     return {(k, minute): n for k, minute, n in found}
 
 
+@pytest.mark.slow
 def test_windows_of_a_query_that_runs(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
     """As of the last batch and of an earlier one, all of them and those of a key or a stretch of time."""
     events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")

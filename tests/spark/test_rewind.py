@@ -107,6 +107,7 @@ def _settled(table: Table) -> set[tuple[Any, ...]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["a folder", "an object store"])
 def test_a_query_goes_back_again_and_again(
     spark: SparkSession,
@@ -133,6 +134,7 @@ def test_a_query_goes_back_again_and_again(
     assert _settled(query.table) == expected(stream, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [0, 1, 3])
 def test_an_interrupted_command_is_completed_by_the_next_start(
     spark: SparkSession, stream: FileStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
@@ -185,6 +187,7 @@ def test_an_instant_is_the_last_batch_that_began_by_then(
     running.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["the same folder", "another folder", "an object store"])
 def test_a_copy_goes_on_beside_the_original(
     spark: SparkSession,
@@ -244,6 +247,7 @@ def test_what_cannot_be_copied_is_said(spark: SparkSession, stream: FileStream, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "input"]
 
 
+@pytest.mark.slow
 def test_the_commands_say_what_they_do(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
     state, query = spark.conf.get("spark.aion.state.dir"), Query(stream, tmp_path / "checkpoint")
     query.run(0, 1)
@@ -294,6 +298,7 @@ class Tables:
             return [(name, sorted(database.execute(f"SELECT * FROM {name}"), key=repr)) for name in sorted(names)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_tables_go_back_with_their_query(
     spark: SparkSession, stream: FileStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
@@ -333,6 +338,7 @@ class Lake(Tables):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_tables_of_a_lake_go_back_with_their_query(
     spark: SparkSession, stream: FileStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
@@ -361,6 +367,7 @@ def _dies(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_table_that_cannot_go_back_is_named(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
     state, query = spark.conf.get("spark.aion.state.dir"), Tables(stream, tmp_path, other=True)
     middle = query.run(0)

@@ -99,6 +99,7 @@ def test_a_query_without_an_end_waits_for_its_trigger(spark: SparkSession, strea
     assert first(sink.rows()) == [("on_time", 3)]
 
 
+@pytest.mark.slow
 def test_a_trigger_waits_until_the_last_batch(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
     """Also in the next run, which has read some of the files already."""
     put(stream)

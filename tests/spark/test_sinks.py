@@ -57,6 +57,7 @@ FIRST = [[("a", 0, 1.0), ("a", 5, 1.5), ("a", 20, 2.0), (None, 1, 3.0), ("end", 
 LATE = [[("a", 12, 4.0), (None, 2, 5.0), ("end", 41, 0.0)], [("a", -9_000, 6.0), ("end", 42, 0.0)]]
 
 
+@pytest.mark.slow
 def test_tables_follow_a_query_that_fails_and_starts_again(
     stream: FileStream, tmp_path: Path, postgresql: str | None
 ) -> None:
@@ -189,6 +190,7 @@ def test_the_rows_that_a_merge_gets_are_the_newest(spark: SparkSession) -> None:
     assert sorted((k for k, _, deletes in found if deletes), key=repr) == ["a", "b", None]
 
 
+@pytest.mark.slow
 def test_a_row_goes_when_a_later_pane_does_not_meet_the_condition(stream: FileStream, tmp_path: Path) -> None:
     database = Place("sqlite", f"sqlite:///{tmp_path / 'db'}")
     sink = aion.sinks.upsert(database.uri, "high", where="least > 5 AND size(all) > 0", changes="changed")
@@ -220,6 +222,7 @@ def test_a_sink_outside_a_query_says_where_it_belongs(spark: SparkSession, tmp_p
         aion.sinks.upsert(f"sqlite:///{tmp_path / 'db'}", "visits", key="k")(rows, 0)
 
 
+@pytest.mark.slow
 def test_a_split_batch_is_computed_once_and_all_of_it(stream: FileStream, tmp_path: Path) -> None:
     """Functions that read nothing, or only a part, or all of it twice."""
     marks = tmp_path / "computed"

@@ -124,6 +124,7 @@ def next_batch(key: Any, window: Any, events: Any) -> dict[str, float]:
     return {"every_s": every_s, "after_s": after_s}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("interval", "every_s"), [("2 seconds", 2.0), ("0 seconds", 0.0)])
 def test_tasks_know_when_the_trigger_starts_the_next_batch(
     spark: SparkSession, stream: FileStream, sink: Sink, interval: str, every_s: float

@@ -35,6 +35,7 @@ def keys(n: int, at: int) -> list[tuple[str, int, float]]:
     return [(f"key-{i}", at, 1.0) for i in range(n)]
 
 
+@pytest.mark.slow
 def test_partitions_may_change_between_two_starts(
     stream: FileStream, sink: Sink, partitions: Callable[[int], None]
 ) -> None:
@@ -69,6 +70,7 @@ def test_also_of_a_processor_of_frames(stream: FileStream, sink: Sink, partition
         sink.run(grouped.transformWithStateInPandas(FrameCounter(), "k string, n long", "Append", "none"))
 
 
+@pytest.mark.slow
 def test_another_definition_is_refused_by_start(stream: FileStream, sink: Sink, spark: SparkSession) -> None:
     stream.put(keys(3, 10))
     sink.run(counts(stream))

@@ -141,6 +141,7 @@ def csv_files(header: bytes) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_json_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path) -> None:
     folder = write(tmp_path / "in", json_files())
     options = {"columnNameOfCorruptRecord": "corrupt"}

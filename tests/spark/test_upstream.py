@@ -96,6 +96,7 @@ def events(stream: FileStream) -> DataFrame:
     return timed(stream.read(DDL))
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("name", LOSSY)
 def test_what_drops_late_rows_is_refused(stream: FileStream, name: str) -> None:
     what, _, _ = name.partition(", ")
@@ -150,6 +151,7 @@ def test_a_second_watermark_behind_windows_is_an_error(stream: FileStream, sink:
         sink.run(hours)
 
 
+@pytest.mark.slow
 def test_an_aggregation_of_final_panes_works(stream: FileStream, tmp_path: Path) -> None:
     """Without a watermark of its own, and in update mode: each pane is final, so sums never take anything back."""
     for batch in ((10, 20, 130), (30,), (4000,), (9000,)):

@@ -80,6 +80,7 @@ def names_of(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[st
     return {"names": ",".join(next(events).schema.names)}
 
 
+@pytest.mark.slow
 def test_a_column_that_only_has_the_watermark_is_not_among_the_events(stream: FileStream, sink: Sink) -> None:
     stream.put([("a", 10, 1.0)])
     stream.put([("a", 500, 1.0)])
@@ -126,6 +127,7 @@ def test_wrong_arguments(stream: FileStream, spark: SparkSession) -> None:
             aion.watermark(given, **{"time": "ts", "delay": "1 s", **arguments})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_time_without_a_zone_is_of_the_sessions_zone(spark: SparkSession, stream: FileStream) -> None:
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
@@ -185,6 +187,7 @@ def started(sink: Sink) -> Iterator[Callable[[DataFrame], StreamingQuery]]:
         query.stop()
 
 
+@pytest.mark.slow
 def test_windows_of_a_silent_source_close(
     stream: FileStream, sink: Sink, started: Callable[[DataFrame], StreamingQuery]
 ) -> None:
@@ -222,6 +225,7 @@ def complete(stream: FileStream, until: Any) -> DataFrame:
     return aion.watermark(stream.read(EVENTS_DDL), "ts", "1 hour", complete_until=until)
 
 
+@pytest.mark.slow
 def test_windows_close_in_the_run_that_has_all_their_events(stream: FileStream, sink: Sink) -> None:
     """No event of a later batch of the run is late. Another run has a later time."""
 
@@ -263,6 +267,7 @@ def test_a_run_without_an_end_is_never_complete(
         query.awaitTermination()
 
 
+@pytest.mark.slow
 def test_promises_in_the_data(stream: FileStream, sink: Sink) -> None:
     """A row that is only a promise is no event; one with an event counts as well."""
     promise = F.when(F.col("v") > 0, F.timestamp_micros((F.col("v") * 1_000_000).cast("long")))

@@ -254,6 +254,7 @@ def test_a_failing_commit_is_retried_and_counts_once(
     assert plain(got) == plain(naive(locally(tables, **definition)))
 
 
+@pytest.mark.slow
 def test_a_function_that_raises_names_key_and_window_and_commits_nothing(stream: FileStream, sink: Sink) -> None:
     stream.put([("a", 1001, 1.0), ("b", 1002, 2.0)])
     stream.put([("a", 1030, 1.0)])

@@ -86,6 +86,7 @@ def live_windows(events: list[Event], at: int | None, size: int, slide: int, bou
     return {w: aggregates_of(vs) for w, vs in found.items() if at is None or w[2] + bound > at}
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10_000))
 def test_live_windows_hold_what_their_events_say_as_of_each_batch(
     seed: int, tmp_path_factory: pytest.TempPathFactory
@@ -122,6 +123,7 @@ def sessions_of(events: list[Event], gap: int, at: int, bound: int) -> dict[Any,
     return found
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("seed", range(3))
 def test_open_sessions_hold_what_their_events_say(tmp_path: Path, seed: int) -> None:
     query = RunningWindows(tmp_path, str(tmp_path / "state"), spec(aion.Session("3 seconds")), SCHEMA)

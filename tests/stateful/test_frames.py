@@ -62,6 +62,7 @@ def test_only_frames_with_the_same_columns_and_types_are_joined() -> None:
     assert found == given
 
 
+@pytest.mark.slow
 @pytest.mark.usual_sizes
 def test_small_frames_are_joined_in_their_order() -> None:
     frames = (pd.DataFrame({"k": [str(n)], "n": [n], "at": [pd.Timestamp(n)]}, index=[n]) for n in range(10_500))

@@ -320,6 +320,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.temporary.cleanup()
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", STORES)
 def test_any_order_of_events(kind: str) -> None:

@@ -45,6 +45,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_full_disk(quick_folder: Path) -> None:
     """The kernel refuses: files above a size everywhere, and, where this user may mount one, a small file system."""
     ways: dict[str, list[str]] = {"rlimit": []}

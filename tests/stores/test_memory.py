@@ -48,6 +48,7 @@ def test_what_is_persisted_is_in_both_tiers_and_destaging_it_writes_nothing(make
     assert rig.durable() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_memory_exceeds_the_budget_by_one_block_at_most(make: Callable[..., Rig], seed: int) -> None:
     rig = make("tiered", budget=64 * KIB)

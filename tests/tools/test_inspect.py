@@ -58,6 +58,7 @@ def test_whatever_is_damaged_is_named_by_inspect(state: Path) -> None:
     assert not any(finding.damage for finding in look(state).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".json", ".sst"])
 def test_a_damaged_version_is_an_error_with_names_and_never_other_blocks(
     state: Path, tmp_path: Path, suffix: str
@@ -133,6 +134,7 @@ def test_a_folder_that_is_no_state_folder(tmp_path: Path, switch: list[str]) -> 
         assert run.exit_code == code and says in " ".join(run.output.split()), run.output
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("switch", [[], ["--lineages"], ["--forget", "first"], ["--key", '{"k": 1}']])
 def test_checkpoint_without_repair_is_refused(state: Path, switch: list[str]) -> None:
     run = CliRunner().invoke(app, ["inspect", str(state), "--checkpoint", str(state), *switch])
@@ -175,6 +177,7 @@ def test_keyed_values_are_listed_and_their_runs_verified(tmp_path: Path, capsys:
     assert not inspect(str(state), repair=False, checkpoint=None, contents=True)
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize(
     "command", [["inspect"], ["inspect", "--lineages"], ["explain"], ["explain", "query", "--state"]]
 )

@@ -200,6 +200,7 @@ KEYS: dict[str, tuple[StructType, list[tuple[tuple[Any, ...], Any]]]] = {
 }
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("name", KEYS)
 def test_keys_of_any_type(tmp_path: Path, inspect: Inspect, name: str) -> None:
     key, given = KEYS[name]

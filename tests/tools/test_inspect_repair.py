@@ -118,6 +118,7 @@ def test_nothing_is_changed_without_repair(state: Path) -> None:
     assert {p: p.read_bytes() for p in state.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("name", ["shard-00000/manifests/0000000002-a2.json", "operator.json"])
 @pytest.mark.parametrize("number", [2, 99])
 def test_another_format_is_not_damage_to_be_set_aside(state: Path, name: str, number: int) -> None:

@@ -73,6 +73,7 @@ def test_every_point_is_a_policy_within_the_goal(point: list[float], memory: int
     assert policy.trigger.bound <= staleness * 1.05
 
 
+@pytest.mark.slow
 def test_a_search_keeps_its_goal_and_finds_the_same_again(trace: Trace) -> None:
     done: list[int] = []
     one = search(trace, GOAL, SLOW, evaluations=16, seed=3, on_done=done.append)
@@ -168,6 +169,7 @@ def test_events_without_a_time_are_not_late(tmp_path: Path, windows: Any) -> Non
     assert (outcome.dropped, outcome.coverage) == (0, 1.0)
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize(
     ("base", "keys"),
     [

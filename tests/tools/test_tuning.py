@@ -98,6 +98,7 @@ def recorded(
         return operator.counters
 
 
+@pytest.mark.slow
 @some(1 / 4)
 @given(
     kind=st.sampled_from(list(KINDS)),
@@ -228,6 +229,7 @@ def test_a_line_is_found_whatever_a_few_slow_ones_say(
     assert np.median(off) <= 0.02 * (fixed_s + s_per_byte * size.max()) + 1e-6
 
 
+@pytest.mark.slow
 def test_blocks_are_handed_over_as_they_were(tmp_path: Path) -> None:
     """As many at once as came, after as long as it took to make them; and a batch begins when its first call does."""
     with aion.LocalOperator(
@@ -246,6 +248,7 @@ def test_blocks_are_handed_over_as_they_were(tmp_path: Path) -> None:
     assert all(b.handed and b.handed[0].after_s > 0 for b in trace.batches if b.blocks)
 
 
+@pytest.mark.slow
 def test_a_trace_of_before_is_replayed(tmp_path: Path) -> None:
     """One that does not say when blocks were handed over, how long a function waited, and when definitions run."""
     trace = trace_of(tmp_path)
@@ -312,11 +315,13 @@ def trace_of(tmp_path: Path, kind: str = "kept") -> Trace:
     return read_trace(tmp_path / "trace")
 
 
+@pytest.mark.slow
 def test_a_replay_of_the_same_is_the_same(tmp_path: Path) -> None:
     trace, policy = trace_of(tmp_path, "kept by key"), load_policy(POLICY)
     assert simulate(trace, policy, FAST) == simulate(trace, policy, FAST)
 
 
+@pytest.mark.slow
 def test_a_replay_of_versions_writes_each_block_with_its_batch(tmp_path: Path) -> None:
     """Whatever room there is in memory."""
     trace = trace_of(tmp_path)
@@ -327,6 +332,7 @@ def test_a_replay_of_versions_writes_each_block_with_its_batch(tmp_path: Path) -
     assert without.written_bytes < 0.9 * trace.bytes < found.written_bytes <= trace.bytes
 
 
+@pytest.mark.slow
 def test_less_memory_and_a_slower_disk_cost_what_they_should(tmp_path: Path) -> None:
     trace = trace_of(tmp_path)
     of_disk = pc.is_in(trace.table["kind"], pa.array(["staging", "writing"]))

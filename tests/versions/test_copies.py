@@ -106,6 +106,7 @@ def operator(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     location.close()
 
 
+@pytest.mark.slow
 def test_shards_that_a_copy_opens_later_are_kept_for_it(operator: Operator) -> None:
     original: Tokens = [None] * SHARDS
     for number in range(3):
@@ -121,6 +122,7 @@ def test_shards_that_a_copy_opens_later_are_kept_for_it(operator: Operator) -> N
     assert all(operator.slices("original", 8, original[no], no) == list(range(8)) for no in range(SHARDS))
 
 
+@pytest.mark.slow
 def test_a_copy_whose_first_batch_cannot_take_everything_takes_it_when_it_runs_again(
     operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +153,7 @@ def no_room(save: Callable[..., None], failing: list[type]) -> Callable[..., Non
     return fails
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_copy(operator: Operator) -> None:
     first = operator.batch("copy", 1, operator.batch("original", 0, [None] * SHARDS))
     second = operator.batch("copy-2", 2, first, range(1, 2))
@@ -159,6 +162,7 @@ def test_a_copy_of_a_copy(operator: Operator) -> None:
     assert [operator.slices("copy-2", 3, second[no], no) for no in range(SHARDS)] == [[0, 1], [0, 1, 2], [0, 1]]
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_made_again_in_the_same_place(operator: Operator) -> None:
     original = operator.batch("original", 0, [None] * SHARDS)
     operator.batch("copy", 1, original)
@@ -172,6 +176,7 @@ def test_a_copy_that_is_made_again_in_the_same_place(operator: Operator) -> None
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_copy_whose_first_rows_are_for_a_shard_that_the_first_copy_left_alone(operator: Operator) -> None:
     copy = operator.batch("copy", 1, operator.batch("original", 0, [None] * SHARDS), range(1, 2))
     second = operator.batch("copy-2", 2, copy, range(1))
@@ -180,6 +185,7 @@ def test_a_copy_of_a_copy_whose_first_rows_are_for_a_shard_that_the_first_copy_l
     assert [operator.slices("copy-2", 3, second[no], no) for no in range(SHARDS)] == [[0, 2], [0, 1], [0]]
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_made_again_soon(operator: Operator) -> None:
     """Its folder still has versions that the original has, too."""
     original = operator.batch("original", 0, [None] * SHARDS)
@@ -191,6 +197,7 @@ def test_a_copy_that_is_made_again_soon(operator: Operator) -> None:
     assert [operator.slices("copy", 3, copy[no], no) for no in range(SHARDS)] == [[0, 1, 2], [0, 1], [0, 1]]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("moved_to", ["third", "first"])
 def test_lineages_that_are_forgotten_leave_what_idle_shards_need(operator: Operator, moved_to: str) -> None:
     """A checkpoint was moved twice, and each shard had rows in one place only. Its old lineages are forgotten."""
@@ -209,6 +216,7 @@ def test_lineages_that_are_forgotten_leave_what_idle_shards_need(operator: Opera
     assert len([*operator.folder.glob("state/**/manifests/*")]) <= 2 * SHARDS, "what nobody needs is deleted"
 
 
+@pytest.mark.slow
 def test_what_a_copy_took_and_does_not_need_is_deleted(operator: Operator) -> None:
     tokens: Tokens = [None] * SHARDS
     for number in range(3):
@@ -219,6 +227,7 @@ def test_what_a_copy_took_and_does_not_need_is_deleted(operator: Operator) -> No
     assert {path.name for path in operator.folder.glob("**/lineage-*/shard-*/manifests/*")} == kept
 
 
+@pytest.mark.slow
 def test_a_copy_that_comes_too_late_is_refused(operator: Operator) -> None:
     copied = tokens = operator.batch("original", 0, [None] * SHARDS)
     for number in range(1, 6):
@@ -238,6 +247,7 @@ def test_a_copy_goes_on_after_it_was_started_with_another_definition_by_mistake(
     assert operator.slices("copy", 1, token, 0) == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", ["local", "remote", "no links"], indirect=True)
 def test_each_file_is_copied_once(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many versions name a file, and the tasks of all shards begin at the same time."""
@@ -267,6 +277,7 @@ def test_each_file_is_copied_once(operator: Operator, monkeypatch: pytest.Monkey
         assert operator.slices("copy", 8, copied[no], no) == list(range(8))
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_opened_while_another_task_takes_its_versions(
     operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_file_that_was_swept_too_early_fails_the_commit(make: Callable[..., Ho
     assert read(host, token, 0, 10) == [0], "the version before is whole"
 
 
+@pytest.mark.slow
 def test_merging_files_copies_references_and_not_bodies(
     make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:

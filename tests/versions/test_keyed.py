@@ -124,6 +124,7 @@ def test_a_deletion_stays_while_an_older_run_may_have_the_key(make: Make) -> Non
     assert everything(host, token) == numbered(range(5, 200), size=1000)
 
 
+@pytest.mark.slow
 def test_the_runs_stay_few_however_many_commits_come(make: Make) -> None:
     host, rng = make("tiered", budget=64 << 10), random.Random(1)
     token, wanted, most = None, Values(), 0
@@ -231,6 +232,7 @@ def damage(path: Path, at: float = 0.4) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("how", ["missing", "emptied", "short", "swapped", "of another version", "a block", "its name"])
 def test_a_damaged_run_is_an_error_with_names_and_never_other_values(make: Make, how: str) -> None:
     host = make("rocksdb", budget=8 * MIB)

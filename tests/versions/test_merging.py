@@ -202,6 +202,7 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_disk_use_stays_within_twice_the_live_bytes(quick_folder: Path) -> None:
     """1,000 small batches whose windows live for 300 of them, one block in twenty late, 20 versions kept."""
     batches, lifetime, size = 1000, 300, 4 * KIB

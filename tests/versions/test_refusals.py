@@ -311,6 +311,7 @@ def test_what_differs_is_said_in_the_users_words(changed: dict[str, Any], said: 
     )
 
 
+@pytest.mark.slow
 def test_a_definition_from_before_words_were_stored_opens_and_is_compared() -> None:
     check_operator({"definition": compared(definition())}, replace(IDENTITY, definition=definition()), "the state")
     with pytest.raises(ForeignState, match=r"windows: was .*10000000.*; is .*20000000"):

@@ -93,6 +93,7 @@ def test_what_failed_attempts_left_is_deleted_in_the_end(make: Callable[..., Hos
     assert host.files() == host.named_files(*tokens[-3:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["tiered", "remote"])
 def test_what_died_while_it_wrote_operator_json_leaves_nothing(make: Callable[..., Host], where: str) -> None:
     """It is removed as other files of dead attempts: not before Spark has decided about their batch."""
@@ -139,6 +140,7 @@ def test_spark_may_give_up_the_newest_version_even_if_it_keeps_one_batch_only(ma
         tokens.append(host.commit(tokens[-1], (i, i), purge=[i - 1]))
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("damaged", [0, 3, 5])
 def test_a_damaged_old_version_takes_no_other_one_with_it(make: Callable[..., Host], damaged: int) -> None:
     """The older ones are what a query is set back to."""
@@ -201,6 +203,7 @@ def test_a_shard_can_be_moved_with_its_folder(make: Callable[..., Host]) -> None
     assert host.seqs(token, 0, 10) == [0, 1]
 
 
+@pytest.mark.slow
 def test_an_attempt_that_says_no_batch_sweeps_nothing(make: Callable[..., Host]) -> None:
     """What it would have to know is which batches Spark has decided about."""
     host = make(retain=1)

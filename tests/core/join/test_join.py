@@ -316,6 +316,7 @@ class Watched(MemoryMap):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(TINY, reason="it takes many rows to learn from")
 def test_bounds_are_learnt_for_each_side() -> None:
     """Left rows are never late, and right ones are up to 570 seconds."""

@@ -245,6 +245,7 @@ def test_a_watermark_costs_what_is_due() -> None:
     assert shard.values.read <= 51
 
 
+@pytest.mark.slow
 @pytest.mark.usual_sizes
 @pytest.mark.parametrize("restarts", [False, True])
 def test_what_is_due_is_found_without_what_was_deleted_before(restarts: bool) -> None:

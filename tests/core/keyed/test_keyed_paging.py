@@ -96,6 +96,7 @@ def test_some_pages_at_a_time_order_and_keep_the_same(
         assert (few_due < NEVER) == (due < NEVER) and few_due <= due
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=str)
 def test_a_batch_of_most_keys_holds_no_more_pages_than_are_taken_at_once(definition: Any) -> None:
     """When they come, when they come again, when some come too late, and when all end."""

@@ -82,6 +82,7 @@ def test_a_restart_does_not_change_what_is_decided(model: str) -> None:
     assert {Reason.NO_HISTORY, Reason.UNSUPPORTED, Reason.LEARNT} <= set(reasons)
 
 
+@pytest.mark.slow
 def test_it_begins_conservatively_learns_and_begins_again_when_lateness_changes() -> None:
     bound = AdaptiveBound(Cleanup(HOUR, coverage=0.95), half_life_us=DAY)
     coming: list[tuple[int, int, int]] = []
@@ -185,6 +186,7 @@ def test_settings_that_changed_are_asked_again() -> None:
         AdaptiveBound(Cleanup(HOUR), model="normal")
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("model", NAMES)
 def test_every_model_gives_a_bound_and_is_named(model: str) -> None:
     def two_bumps(rng: np.random.Generator, n: int) -> np.ndarray:

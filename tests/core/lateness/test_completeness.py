@@ -124,6 +124,7 @@ def test_it_holds_what_it_promises(delays: Delays) -> None:
     assert (low <= share).all() and (low >= 0).all() and (share <= 1).all()
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_first_storm_is_noticed_by_the_windows_before(seed: int) -> None:
     """No window of it has closed, so no example has seen one: its first bound lasts until window 220."""
@@ -139,6 +140,7 @@ def test_a_higher_confidence_says_less() -> None:
     assert np.nanmean(careful.low) < np.nanmean(usual.low)
 
 
+@pytest.mark.slow
 def test_a_restart_changes_nothing() -> None:
     said, after = (simulated(storms, windows=150, restarts=restarts) for restarts in (False, True))
     assert not np.isnan(said.low).all()

@@ -317,6 +317,7 @@ def test_after_every_batch_all_shards_stand_on_the_same(
     assert sum(together.counts.values()) == events, "each event was observed by one shard"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [ASKED, ROOM], ids=["coverage", "coverage and max_state"])
 def test_a_batch_decides_the_same_in_any_order_of_its_shards_and_when_it_is_run_again(asked: Cleanup) -> None:
     """Each batch is run in two orders, and again after each shard has committed once; then it goes on from one."""

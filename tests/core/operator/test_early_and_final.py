@@ -221,6 +221,7 @@ WAKING: list[tuple[Definition, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize(("definition", "how"), WAKING, ids=str)
 @some(1 / 3)
 @given(script=steps, bound=st.sampled_from([0, 1, 7, 40]), count=st.sampled_from([1, 3]))

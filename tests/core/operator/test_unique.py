@@ -75,6 +75,7 @@ def without_repeats(script: list[Any]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("kind", WINDOWS)
 @given(script=steps)

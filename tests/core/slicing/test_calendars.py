@@ -93,6 +93,7 @@ HALF = [us(2026, 4, 4, 14, 59), us(2026, 4, 4, 15), us(2026, 10, 3, 15, 29), us(
 """The clocks of Lord Howe change by half an hour."""
 
 
+@pytest.mark.slow
 @given(
     at=st.lists(times, min_size=1, max_size=9),
     zone=st.sampled_from([*ZONES, "Asia/Kolkata", "Asia/Kathmandu", "Australia/Lord_Howe"]),

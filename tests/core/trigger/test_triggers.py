@@ -85,6 +85,7 @@ def late_stream(seed: int, count: int = 200, step_us: int = 10_000) -> list[tupl
     return stream
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [0.2, 0.05])
 def test_staleness_is_kept_and_takes_fewer_executions_than_every_batch(bound: float) -> None:
     late = {}
@@ -110,6 +111,7 @@ def test_a_tighter_bound_takes_more_executions() -> None:
     assert counts == sorted(set(counts))
 
 
+@pytest.mark.slow
 def test_so_many_executions_and_no_more() -> None:
     for executions in (1, 2, 4):
         _, counters = play({"kind": "staleness", "executions": executions}, late_stream(3), 3 * BOUND_US)
@@ -168,6 +170,7 @@ def test_of_few_late_events_only_their_keys_are_staged_and_when_they_come() -> N
         assert windows.executor.due_next(WINDOW_US + 300_000) == ()
 
 
+@pytest.mark.slow
 def test_a_restart_changes_nothing() -> None:
     stream = late_stream(4)
     with operator({"kind": "staleness", "bound": 0.05}) as op, operator({"kind": "staleness", "bound": 0.05}) as other:

@@ -43,6 +43,7 @@ def windows(stream: FileStream) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [(PLAIN, HOOKED), (HOOKED, PLAIN)])
 def test_windows_go_on_whatever_the_session_does_with_processors(
     stream: FileStream, sink: Sink, session: Callable[[str], None], first: str, second: str

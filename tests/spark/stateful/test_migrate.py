@@ -82,6 +82,7 @@ class Twins:
             self._spark.conf.unset(patch.ENABLED)
 
 
+@pytest.mark.slow
 def test_a_query_goes_on_with_aion(spark: SparkSession, tmp_path: Path) -> None:
     twins = Twins(spark, tmp_path, event_time(p.Fraud, ["a"], pandas=True, batches=events(["a"], batches=2)))
     twins.begin(1)
