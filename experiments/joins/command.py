@@ -2,6 +2,9 @@
 
 Each batch brings one file of either side. A payment comes some batches after its order. With late rows, a part of the
 payments is later than the watermark allows; stock Spark drops these without a word.
+
+The leg ``open`` has one shard of Aion with a state server, without Spark: the time of a small batch where few orders
+wait for their payment, and where many do.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ LATE_SHARE = 0.05
 ORDERS, PAYMENTS = "id long, ordered timestamp, price double", "id long, paid timestamp, amount double"
 CONTENDERS = ("aion", "stock", "stock, in memory")
 HOWS = ("inner", "left")
+SMALL_ROWS, SMALL_BATCHES = 1000, 12
+"""Rows of each side in a batch of the leg ``open``, and how many such batches there are."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +53,59 @@ def joins(
     batches: Annotated[int, typer.Option(min=4, help="Batches; the first two are not measured.")] = 12,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each; they take turns.")] = 3,
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
+    legs: Annotated[str, typer.Option(help="Some of: spark,open.")] = "spark,open",
+    open_rows: Annotated[str, typer.Option(help="Numbers of open rows.")] = "10000,10000000",
+    budget_mib: Annotated[int, typer.Option(min=16, help="The memory budget where rows are open.")] = 256,
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/joins"),
 ) -> None:
     """Join two streams with Aion and with stock Spark, with late rows and without."""
+    chosen = legs.split(",")
+    if not {*chosen} <= {"spark", "open"}:
+        raise typer.BadParameter(f"{legs}: give some of spark,open", param_hint="--legs")
+    out.mkdir(parents=True, exist_ok=True)
+    if "spark" in chosen:
+        _beside_stock(rows, batches, runs, cores, out)
+    if "open" in chosen:
+        _with_open_rows([int(number) for number in open_rows.split(",")], budget_mib, out)
+
+
+def _with_open_rows(numbers: list[int], budget_mib: int, out: Path) -> None:
+    from rich.table import Table
+
+    from experiments.joins.open_rows import OpenRows
+    from experiments.shared import bench
+
+    console = wide_console()
+    title = f"Batches of {SMALL_ROWS:,} new orders and {SMALL_ROWS:,} payments; budget {budget_mib} MiB"
+    table = Table(title=title, title_justify="left")
+    for column in ("open orders", "seconds a batch", "fastest", "slowest", "pairs a batch"):
+        table.add_column(column, justify="right")
+    found = []
+    for number in numbers:
+        with tempfile.TemporaryDirectory(prefix="work-", dir=out.absolute()) as work:
+            shard = OpenRows(number, budget_mib, Path(work))
+            done = [shard.batch(SMALL_ROWS) for _ in range(SMALL_BATCHES)][2:]
+            shard.close()
+        seconds = [each for each, _ in done]
+        pairs = {results for _, results in done}
+        if pairs != {SMALL_ROWS}:
+            raise RuntimeError(f"{number:,} open orders: {SMALL_ROWS} pairs a batch are right, not {pairs}")
+        cells = (f"{value:.3f}" for value in (_median(seconds), min(seconds), max(seconds)))
+        table.add_row(f"{number:,}", *cells, f"{SMALL_ROWS:,}")
+        found.append({"open": number, "seconds": seconds})
+    record = {"experiment": "joins", "versions": bench.versions(PACKAGES), "machine": bench.machine(), "open": found}
+    bench.write_json(out / "open.json", record)
+    console.print(table)
+    console.print(f"written: {out / 'open.json'}", highlight=False)
+
+
+def _beside_stock(rows: int, batches: int, runs: int, cores: int, out: Path) -> None:
     from rich.table import Table
 
     from experiments.shared import bench
     from experiments.shared.stream import session
 
     console = wide_console()
-    out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="work-", dir=out)).absolute()
     done: list[Run] = []
     truths = {}

@@ -49,11 +49,11 @@ def test_windows(tmp_path: Path) -> None:
 
 
 def test_joins(tmp_path: Path) -> None:
-    said, record = run(tmp_path, "joins", "--rows", "200", "--batches", "16", "--runs", "1")
+    said, record = run(tmp_path, "joins", "--rows", "200", "--batches", "16", "--runs", "1", "--open-rows", "500,2000")
     pairs = {(r["how"], r["late_share"], r["contender"]): r["with_partner"] for r in record["runs"]}
     assert pairs["left", 0.0, "aion"] == pairs["left", 0.0, "stock"] == pairs["inner", 0.0, "aion"]
     assert pairs["left", 0.05, "aion"] > pairs["left", 0.05, "stock"], "which loses late rows"
-    assert "pairs there are" in said
+    assert "pairs there are" in said and "open orders" in said
 
 
 def test_stateful(tmp_path: Path) -> None:
