@@ -38,7 +38,7 @@ from aion.spark.api.file_arguments import (
 )
 from aion.spark.session.sessions import is_session, parallelism, qualified
 from aion.spark.session.types import quoted
-from aion.spark.session.workers import in_arrow
+from aion.spark.session.workers import in_arrow, of_aion
 from aion.spark.start import listener
 from aion.spark.tasks.blocks import row_type
 from aion.spark.tasks.child import ChildWork
@@ -381,7 +381,8 @@ def _files_of(table: Table, session: SparkSession) -> DataFrame:
     from aion.spark.tasks.lake_source import OPTION, LakeSource  # Spark 4.1 has not what it needs
 
     if session not in _registered:  # Spark warns if it is registered again
-        session.dataSource.register(LakeSource)
+        with of_aion(session):
+            session.dataSource.register(LakeSource)
         _registered.add(session)
     return session.readStream.format(LakeSource.name()).option(OPTION, table.to_json()).load()
 
