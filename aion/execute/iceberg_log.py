@@ -72,8 +72,8 @@ class IcebergLog:
             if snapshot.parent_snapshot_id == after:
                 return reversed(found)
         raise StorageError(
-            f"snapshots after {self._what(after)} have expired before they were read, or the table was set back to an "
-            "older one; begin with a new checkpoint, and keep snapshots longer"
+            f"what came after {self._what(after)} is not known: it or a later one has expired before that was read, or "
+            "the table was set back to an older one; begin with a new checkpoint, and keep snapshots longer"
         )
 
     def whole(self, version: int) -> Sequence[Added]:
