@@ -38,9 +38,10 @@ class DeltaLog:
         self._uri = "/" + rest.lstrip("/") if colon and scheme == "file" else table
         self._table = self._at(None)
         self.id = str(self._table.metadata().id)
+        # A version says only what it changes, so a stream that begins later would not see it.
+        self._check(self._table, f"table {self._shown!r}")
 
     def columns(self) -> pa.Schema:
-        self._check(self._table, f"table {self._shown!r}")
         return pa.schema(self._table.schema().to_arrow())
 
     def newest(self) -> int:

@@ -43,9 +43,9 @@ class IcebergLog:
         except NoSuchTableError as error:
             raise ConfigError(f"there is no table {table!r} in the catalog") from error
         self.id = str(self._table.metadata.table_uuid)
+        self._check()
 
     def columns(self) -> pa.Schema:
-        self._check()
         return self._table.schema().as_arrow()
 
     def newest(self) -> int | None:

@@ -394,9 +394,13 @@ def test_columns_with_other_names_in_files_are_refused(delta: Lake) -> None:
     delta.put(rows(0))
     first = Reading(delta)
     (of_table,) = (action["metaData"] for action in actions_of(delta, 0) if "metaData" in action)
-    commit(delta, {"metaData": {**of_table, "configuration": {"delta.columnMapping.mode": "name"}}})
-    with pytest.raises(ConfigError, match=r"version 1 of table .* maps columns to other names"):
-        Reading(delta, first.end)
+    with closing(LakeStream(opened("delta", delta.name("minutes"), {}))) as stream:
+        commit(delta, {"metaData": {**of_table, "configuration": {"delta.columnMapping.mode": "name"}}})
+        with pytest.raises(ConfigError, match=r"^version 1 of table .* maps columns to other names"):
+            stream.advanced(first.end, None)
+    delta.put(rows(4))
+    with pytest.raises(ConfigError, match=r"^table .* maps columns to other names"):
+        Reading(delta, startingVersion="2")
 
 
 def test_columns_of_iceberg_that_were_renamed_are_refused(iceberg: Lake) -> None:
