@@ -1,4 +1,5 @@
-"""The file formats: three that pyarrow reads as Spark does, and CSV and JSON, which Spark itself reads."""
+"""The file formats: three that pyarrow reads as Spark does, CSV and JSON, which Spark itself reads, and the tables of
+lakes, whose files are of Parquet."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import pyarrow.dataset as ds
 from aion.errors import ConfigError, SchemaError
 
 _TEXT = ("csv", "json")
+_LAKES = ("delta", "iceberg")
 _MAKERS: dict[str, Callable[[], ds.FileFormat]] = {
     "parquet": lambda: ds.ParquetFileFormat(
         # Old times of 96 bits are nanoseconds for Arrow, which has none for years before 1678 and after 2262.
@@ -23,7 +25,7 @@ _MAKERS: dict[str, Callable[[], ds.FileFormat]] = {
     "arrow": ds.IpcFileFormat,
     "orc": ds.OrcFileFormat,
 }
-FORMATS = ("parquet", "arrow", "csv", "json", "orc")
+FORMATS = ("parquet", "arrow", "csv", "json", "orc", *_LAKES)
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,21 @@ class Format:
     @property
     def is_split(self) -> bool:
         """Whether several tasks can read parts of one file."""
-        return self.name == "parquet"
+        return self.name == "parquet" or self.is_lake
 
     @property
     def is_text(self) -> bool:
         """Whether files do not say which types their columns have. What their lines mean only Spark knows."""
         return self.name in _TEXT
 
+    @property
+    def is_lake(self) -> bool:
+        """Whether a table's log says which files there are."""
+        return self.name in _LAKES
+
     def make(self) -> ds.FileFormat:
         """pyarrow's format, unless files are text."""
-        return _MAKERS[self.name]()
+        return _MAKERS["parquet" if self.is_lake else self.name]()
 
 
 def row_group_middles(metadata: Any) -> list[int]:

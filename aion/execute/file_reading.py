@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +52,9 @@ class FileReader:
             if isinstance(error, SchemaError):
                 raise BadFile(f"{part.path}: {error}") from error.__cause__
             raise
-        except (FileNotFoundError, PermissionError) as error:
+        except FileNotFoundError as error:
+            raise StorageError(f"{part.path}: {error}{_of_version(part)}") from error
+        except PermissionError as error:
             raise StorageError(f"{part.path}: {error}") from error
         except (OSError, pa.ArrowException, ValueError) as error:
             _check_readable(part)
@@ -76,8 +79,8 @@ class FileReader:
 
     def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
         filesystem, path = place_of(part.path)
-        constants = self._constants(part.path)
         fragment = self.format.make().make_fragment(path, filesystem)
+        constants = self._constants(part, fragment.physical_schema.names)
         conforming = Conforming(
             fragment.physical_schema, self.schema, constants=constants, case_sensitive=self.case_sensitive
         )
@@ -122,14 +125,19 @@ class FileReader:
         )
         yield from scanner.to_batches()
 
-    def _constants(self, path: str) -> Mapping[str, pa.Scalar]:
-        values = folder_values(path, self.base)
+    def _constants(self, part: Part, found: Sequence[str]) -> Mapping[str, pa.Scalar]:
+        values = folder_values(part.path, self.base) if part.values is None else json.loads(part.values)
+        if self.format.name == "iceberg":
+            # A file mostly has the columns of its partition, and pyiceberg keeps values of double as float.
+            values = {name: value for name, value in values.items() if name not in found}
         if not self.case_sensitive:
             values = {name.lower(): value for name, value in values.items()}
         constants = {}
         for column in self.declared:
             name = column.name if self.case_sensitive else column.name.lower()
             if name in values:
+                if part.values is not None and pa.types.is_binary(column.type):
+                    raise SchemaError(f"the partition {column.name} is binary; leave the column out of the schema")
                 constants[column.name] = _typed(column, values[name], self.zone)
         return constants
 
@@ -146,7 +154,18 @@ def _typed(column: pa.Field, text: str | None, zone: str) -> pa.Scalar:
             return instants_of(values, column.type, zone)[0]
         return values.cast(column.type)[0]
     except pa.ArrowException as error:
-        raise SchemaError(f"the folder {column.name}={text} is not of the schema's type {column.type}") from error
+        raise SchemaError(
+            f"the folder or partition {column.name}={text} is not of the schema's type {column.type}"
+        ) from error
+
+
+def _of_version(part: Part) -> str:
+    if part.version is None:
+        return ""
+    return (
+        f"; version {part.version} of the table has this file. If it was vacuumed before it was read, begin with a new "
+        "checkpoint, and keep files longer"
+    )
 
 
 def _check_readable(part: Part) -> None:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import write_deltalake
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -189,6 +191,14 @@ def lines(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
         options={"header": True, "sep": ";"},
     )
     return run(aion.panes(aion.windowed(read, **WINDOWS, **COUNTS)), folder, "from-lines")
+
+
+def table(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
+    """Events in a table of Delta Lake."""
+    times = pa.array([5_000_000, 120_000_000], pa.timestamp("us", "UTC"))
+    write_deltalake(folder / "table", pa.table({"k": ["a", "b"], "ts": times, "v": [1.0, 2.0]}), mode="ignore")
+    read = aion.read_files(spark, folder / "table", format="delta", watermark=("ts", "0 seconds"))
+    return run(aion.panes(aion.windowed(read, **WINDOWS, **COUNTS)), folder, "from-table")
 
 
 def processors(spark: SparkSession, folder: Path) -> list[list[dict[str, Any]]]:

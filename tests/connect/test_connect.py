@@ -71,6 +71,12 @@ def test_the_panes_are_those_of_a_session_with_a_jvm(server: Server, tmp_path: P
 
 
 @pytest.mark.proof
+def test_a_table_is_a_stream_of_files(server: Server, tmp_path: Path) -> None:
+    (found,) = ask(server.url, "table", tmp_path)
+    assert (found["k"], found["n"], found["kind"]) == ("a", "1", "on_time")
+
+
+@pytest.mark.proof
 def test_a_join_of_panes(server: Server, tmp_path: Path) -> None:
     found = []
     for name, url in (("connect", server.url), ("classic", "local[2,3]")):

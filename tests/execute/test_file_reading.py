@@ -334,7 +334,7 @@ def test_values_in_the_names_of_folders(tmp_path: Path) -> None:
         {"day": AT.date(), "hour": AT.replace(hour=3, minute=0, microsecond=0), "v": 9, "k": "a"}
     ]
     assert got.num_rows == 4
-    with pytest.raises(BadFile, match=r"x\.parquet: the folder v=9 is not of the schema's type date"):
+    with pytest.raises(BadFile, match=r"x\.parquet: the folder or partition v=9 is not of the schema's type date"):
         read(folder / "x.parquet", schema=pa.schema([("v", pa.date32())]), base=f"file:{tmp_path}/")
 
 

@@ -62,6 +62,28 @@ class Lake:
 
         return load_catalog(None, **self._options)
 
+    @property
+    def options(self) -> dict[str, str]:
+        return self._options if self.kind == "iceberg" else {}
+
+    def put(self, rows: pa.Table, by: str | None = None, table: str = "minutes") -> None:
+        """Appends, also columns that the table does not have. Makes the table if there is none, in partitions."""
+        if self.kind == "delta":
+            from deltalake import write_deltalake
+
+            how: dict[str, Any] = {"partition_by": by} if by else {}
+            write_deltalake(self.name(table), rows, mode="append", schema_mode="merge", **how)
+            return
+        with self.catalog() as catalog:
+            catalog.create_namespace_if_not_exists("tests")
+            made = catalog.create_table_if_not_exists(self.name(table), rows.schema)
+            with made.update_schema() as update:
+                update.union_by_name(rows.schema)
+            if by and not made.spec().fields:
+                with made.update_spec() as spec:
+                    spec.add_identity(by)
+            made.append(rows)
+
     def append(self, rows: pa.Table) -> None:
         if self.kind == "delta":
             from deltalake import write_deltalake

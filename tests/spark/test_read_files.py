@@ -176,7 +176,11 @@ GOOD: dict[str, Any] = {"schema": EVENTS_DDL, "watermark": ("ts", "1 minute")}
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"format": "xml"}, errors.ConfigError, "format: 'xml' is not one of parquet, arrow, csv, json, orc"),
+        (
+            {"format": "xml"},
+            errors.ConfigError,
+            "format: 'xml' is not one of parquet, arrow, csv, json, orc, delta, iceberg",
+        ),
         ({"schema": "ts timestam"}, errors.SchemaError, "schema: 'ts timestam' is not a schema of Spark"),
         ({"schema": 7}, errors.SchemaError, "schema: 7 is not a schema"),
         (

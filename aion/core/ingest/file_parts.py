@@ -10,12 +10,18 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Part(NamedTuple):
-    """One of ``of`` equal stretches of a file of ``length`` bytes, counted from 0."""
+    """One of ``of`` equal stretches of a file of ``length`` bytes, counted from 0.
+
+    ``version``: that of the table which names the file, and ``values``: those of its partition, as a JSON object of
+    texts. None if the file is not of a lake.
+    """
 
     path: str
     length: int
     number: int = 0
     of: int = 1
+    version: int | None = None
+    values: str | None = None
 
     def units(self, middles: Sequence[int]) -> list[int]:
         """The units that this part has, by number: those whose middle byte it holds.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
 from inspect import signature
 from numbers import Integral
 from pathlib import Path
@@ -21,6 +24,8 @@ from aion.base.time import duration_us
 from aion.core.ingest.conforming import nullable
 from aion.errors import ConfigError, SchemaError
 from aion.execute.file_formats import Format
+from aion.execute.lakes import opened
+from aion.spark import numbers
 from aion.spark.session.sessions import is_remote, qualified
 from aion.spark.session.types import arrow_schema
 from aion.spark.tasks.file_child import Transform, transformed
@@ -32,6 +37,9 @@ _SOURCE_OPTIONS = (
 
 _TEXT_SOURCE_OPTIONS = ("ignoreCorruptFiles", "ignoreMissingFiles")
 """What Spark's readers do with files, besides lines."""
+
+_LAKES_FROM = (4, 2)
+"""The first version of Spark that asks a source in Python for the files of a batch, and says how many it wants."""
 
 _ARGUMENTS = {
     "maxfilespertrigger": "max_files_per_trigger",
@@ -143,6 +151,60 @@ def other_options(spark: SparkSession, options: Mapping[str, object] | None, for
     if format_.is_text:
         _check_values(spark, format_.name, result)
     return result
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a lake. ``name``: for Delta Lake its folder, as Spark writes it. ``limit``: files of a batch at most.
+
+    ``options``: those that say what is read, and those of its storage or catalog.
+    """
+
+    format: str
+    name: str
+    limit: int | None
+    options: Mapping[str, str] = field(repr=False)  # credentials may be among them
+
+    @classmethod
+    def of(
+        cls,
+        spark: SparkSession,
+        path: str,
+        format_: str,
+        max_files: int | None,
+        refused: Mapping[str, object],
+        options: Mapping[str, object] | None,
+    ) -> Table:
+        """Checks the arguments. Those that are ``refused`` make no sense for a table. Raises ConfigError."""
+        if numbers(spark.version) < _LAKES_FROM:
+            raise ConfigError(f"format: tables of {format_} need Spark 4.2, and this is Spark {spark.version}")
+        for argument, value in refused.items():
+            if value:
+                raise ConfigError(f"{argument}: the versions of a table are read in their order; leave it out")
+        check_count("max_files_per_trigger", max_files)
+        if options is not None and not isinstance(options, Mapping):
+            raise ConfigError(f"options: {options!r} is not a mapping; write e.g. options={{'startingVersion': 5}}")
+        texts = {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in (options or {}).items()}
+        for name in texts:
+            if (argument := _ARGUMENTS.get(name.lower(), "")) != "":
+                raise ConfigError(f"options: {name!r} is an argument; use {argument}=")
+        if format_ == "iceberg" and "." not in path:
+            raise ConfigError(f"path: {path!r} is no table of a catalog; write 'namespace.table'")
+        if format_ == "delta":
+            # Only deltalake reads a folder with a scheme of its own, and Spark may not have access to it.
+            path = path.rstrip("/") if "://" in path else qualified(spark, path)
+        return cls(format_, path, None if max_files is None else int(max_files), texts)
+
+    def columns(self) -> pa.Schema:
+        """Returns the columns that the table has now. Raises ConfigError, MissingExtra, StorageError."""
+        with closing(opened(self.format, self.name, self.options)) as lake:
+            return lake.columns()
+
+    def to_json(self) -> str:
+        """Returns the arguments of the source of its files."""
+        return json.dumps(
+            {"format": self.format, "table": self.name, "limit": self.limit, "options": dict(self.options)}
+        )
 
 
 def _check_values(spark: SparkSession, format_: str, options: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
+from weakref import WeakSet
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -22,6 +23,7 @@ from aion.errors import ConfigError, SchemaError
 from aion.execute.file_formats import Format
 from aion.execute.file_reading import FileReader
 from aion.spark.api.file_arguments import (
+    Table,
     base_of,
     check_count,
     columns_after,
@@ -36,7 +38,7 @@ from aion.spark.api.file_arguments import (
 )
 from aion.spark.session.sessions import is_session, parallelism, qualified
 from aion.spark.session.types import quoted
-from aion.spark.session.workers import in_arrow
+from aion.spark.session.workers import in_arrow, of_aion
 from aion.spark.start import listener
 from aion.spark.tasks.blocks import row_type
 from aion.spark.tasks.child import ChildWork
@@ -62,6 +64,8 @@ _LISTING = StructType(
         StructField("content", BinaryType()),
     ]
 )
+_registered: WeakSet[SparkSession] = WeakSet()
+"""The sessions that know the source of files of tables."""
 _COUNT_FIELDS = [StructField(column, LongType()) for column in COUNTS.values()]
 _SPLIT_BYTES = threshold(4 << 20, 256)
 """A part of a file has at least this size: to start a task for less takes longer than to read it."""
@@ -71,7 +75,7 @@ def read_files(
     spark: SparkSession,
     path: str | Path,
     *,
-    schema: str | StructType | pa.Schema,
+    schema: str | StructType | pa.Schema | None = None,
     watermark: tuple[str, str],
     format: str = "parquet",
     where: Any = None,
@@ -98,10 +102,14 @@ def read_files(
     ``path``: a folder or a glob, as for ``spark.readStream``. ``schema``: the columns of the files, in Spark's DDL or
     as a schema of Spark or Arrow; also those in the names of folders (``day=2024-01-31``). ``watermark``: the column of
     event times (a timestamp) and the delay, as for ``withWatermark``; it is the watermark of what ``where`` and
-    ``transform`` leave. ``format``: parquet, arrow, csv, json or orc. ``where``: an expression such as
+    ``transform`` leave. ``format``: parquet, arrow, csv, json, orc, delta or iceberg. ``where``: an expression such as
     ``pc.field("speed") > 0``; only events for which it is true are read. ``transform``: a function of a
     ``pyarrow.RecordBatch`` with all columns of ``schema``, which returns a RecordBatch. It is called once with an empty
     batch, to learn its columns.
+
+    With ``delta`` and ``iceberg`` the files are those that the versions of a table add. ``path`` is then the folder of
+    the table, or its name in a catalog, ``schema`` is by default that of the table, and ``options`` are those of its
+    storage or catalog. A version that deletes or changes rows fails the query.
 
     ``max_files_per_trigger``, ``latest_first``, ``max_file_age``: as Spark's options. ``options``: others by Spark's
     names, of the file source (``pathGlobFilter``, ``cleanSource``) and, for CSV and JSON, of Spark's reader
@@ -112,15 +120,23 @@ def read_files(
     fails with BadFile, which names the file. ``drop``: the file is left out and counted, also when the batch runs
     again. Then one task reads all of a file, and reads it twice: it decides before it uses an event.
 
-    Raises ConfigError, SchemaError, TransformError.
+    Raises ConfigError, MissingExtra, SchemaError, StorageError, TransformError.
     """
     place = path_of(path)
     if not is_session(spark):
         raise TypeError(f"read_files: a SparkSession is needed, not {type(spark).__name__}")
     case_sensitive = is_case_sensitive(spark)
     files = Format(format)
-    source = other_options(spark, options, files)
-    source |= source_options(max_files_per_trigger, latest_first, max_file_age)
+    table, source = None, {}
+    if files.is_lake:
+        refused = {"latest_first": latest_first, "max_file_age": max_file_age}
+        table = Table.of(spark, place, files.name, max_files_per_trigger, refused, options)
+        place, schema = table.name, table.columns() if schema is None else schema
+    else:
+        source = other_options(spark, options, files)
+        source |= source_options(max_files_per_trigger, latest_first, max_file_age)
+    if schema is None:
+        raise SchemaError(f"schema: it is needed for {files.name}; write e.g. schema='ts timestamp, speed double'")
     declared = declared_columns(schema, case_sensitive)
     files.check(declared)
     column, delay = watermark_of(watermark)
@@ -161,6 +177,7 @@ def read_files(
         _transform=transform,
         _skips=on_bad_file == "drop",
         _options=source,
+        _table=table,
         _tasks=int(tasks or parallelism(spark)),
     )
 
@@ -183,6 +200,7 @@ class Files:
     _transform: Transform | None
     _skips: bool
     _options: Mapping[str, str]
+    _table: Table | None
     _tasks: int
 
     def to_df(self, name: str = "files") -> DataFrame:
@@ -247,8 +265,9 @@ class Files:
         if self._format.is_text:
             return f"Spark reads the files of {self._path} as {self._format.name}, and of them the columns {columns}."
         how = "parts of files" if self._is_split else "whole files"
+        lists = "Spark lists" if self._table is None else "The log names"
         return (
-            f"Spark lists the files of {self._path}; {self._tasks} tasks read {how} with pyarrow, as "
+            f"{lists} the files of {self._path}; {self._tasks} tasks read {how} with pyarrow, as "
             f"{self._format.name}, and of them the columns {columns}."
         )
 
@@ -311,14 +330,15 @@ class Files:
             read,
             self._where,
             self._where_columns,
-            None if self._is_recursive else base_of(self.session, self._path),
-            zone=zone_of(self.session),
+            None if self._is_recursive or self._table else base_of(self.session, self._path),
+            zone="UTC" if self._table else zone_of(self.session),
             case_sensitive=is_case_sensitive(self.session),
         )
         skipping = None
         if self._skips:
             listener.watch(self.session)  # tasks must know the checkpoint
-            stream = hashlib.sha256(qualified(self.session, self._path).encode()).hexdigest()[:12]
+            path = self._path if self._table else qualified(self.session, self._path)
+            stream = hashlib.sha256(path.encode()).hexdigest()[:12]
             retained = int(self.session.conf.get("spark.sql.streaming.minBatchesToRetain"))
             skipping = Skipping(f"{operator}-{stream}", self._tasks, retained)
         return FileScan(PartsOfFiles(reader, skipping), self._transform, schema)
@@ -340,15 +360,31 @@ class Files:
         A large file has a part for each task. Which task gets the first is a matter of the file's name, so that small
         files are spread, too.
         """
-        reader = self.session.readStream.format("binaryFile").schema(_LISTING).options(**self._options)
+        if self._table is not None:
+            files, more = _files_of(self._table, self.session), ["version", "values"]
+        else:
+            more = []
+            reader = self.session.readStream.format("binaryFile").schema(_LISTING).options(**self._options)
+            files = reader.load(self._path)
         tasks = F.lit(self._tasks)
         of = F.lit(1)
         if self._is_split:
             of = F.least(tasks, F.greatest(F.lit(1), F.ceil(F.col("length") / _SPLIT_BYTES))).cast("int")
-        files = reader.load(self._path).select("path", "length", of.alias("of"))
-        parts = files.select("path", "length", F.explode(F.sequence(F.lit(0), F.col("of") - 1)).alias("number"), "of")
+        number = F.explode(F.sequence(F.lit(0), F.col("of") - 1)).alias("number")
+        parts = files.withColumn("of", of).select("path", "length", number, "of", *more)
         task = F.pmod(F.xxhash64("path") + F.col("number"), tasks).cast("int")
         return parts.withColumn("task", task).repartitionById(self._tasks, F.col("task"))
+
+
+def _files_of(table: Table, session: SparkSession) -> DataFrame:
+    """Returns the files that the versions of a table add, as a stream."""
+    from aion.spark.tasks.lake_source import OPTION, LakeSource  # Spark 4.1 has not what it needs
+
+    if session not in _registered:  # Spark warns if it is registered again
+        with of_aion(session):
+            session.dataSource.register(LakeSource)
+        _registered.add(session)
+    return session.readStream.format(LakeSource.name()).option(OPTION, table.to_json()).load()
 
 
 def _counted(rows: DataFrame, name: str) -> DataFrame:
