@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 from aion.base.time import format_instant
 from aion.config import Policy
+from aion.core.join.evolution import JoinChange, change_of, settled_join
+from aion.core.join.plan import SIDES, JoinPlan
+from aion.core.join.stored import evolved_join, past_of
 from aion.core.query.evolution import Change, Version, change, finished, reached_us, same, settled
 from aion.core.query.evolved import evolved
 from aion.core.query.history import EVOLUTION, Evolution
@@ -115,6 +118,21 @@ def windows_go_on(plan: Plan, policy: Policy, on_removed: str, kept: State, batc
     )
 
 
+def join_goes_on(plan: JoinPlan, kept: State, batch: int | None) -> GoesOn:
+    """The same for a join."""
+    last = -1 if batch is None else batch
+    found = settled_join(kept.found["definition"], last)
+    try:
+        now = change_of(found, plan, last)
+    except ForeignState as error:
+        raise _refused(kept, found, plan.definition, error) from None
+    past = past_of(found) if now is None else now.past
+    definition = evolved_join(plan, past).definition
+    if now is None:
+        return GoesOn(definition, past, [], [])
+    return GoesOn(definition, past, _said_of_join(now), [name for names in now.added for name in names])
+
+
 def _refused(kept: State, found: Mapping[str, Any], now: Mapping[str, Any], error: ForeignState) -> ForeignState:
     return ForeignState(
         f"operator {kept.operator!r} was started with another definition: {'; '.join(changes(found, now))}. It cannot "
@@ -135,6 +153,18 @@ def sentences(found: Change) -> list[str]:
         said.append(f"no windows of {_listed(found.removed)} begin any more, {ends}")
     if found.gone_columns:
         said.append(f"columns {_listed(found.gone_columns)} are gone")
+    return said or ["what is kept is read as it is asked for now"]
+
+
+def _said_of_join(found: JoinChange) -> list[str]:
+    said = []
+    for side, added, gone, wider in zip(SIDES, found.added, found.gone, found.wider, strict=True):
+        if added:
+            said.append(f"columns {_listed(added)} of the {side} side begin, and are null in rows that came before")
+        if gone:
+            said.append(f"columns {_listed(gone)} of the {side} side are gone")
+        if wider:
+            said.append(f"columns {_listed(wider)} of the {side} side have a wider type")
     return said or ["what is kept is read as it is asked for now"]
 
 
