@@ -92,26 +92,35 @@ class ArrowPages:
 
     def decode(self, values: Sequence[bytes]) -> tuple[pa.Table, Ints]:
         """Returns the rows of some values, and how many each has."""
-        batches = [self._batch(value) for value in values]
+        numbers = [_number_of(value) for value in values]
+        batches = [
+            pa.ipc.read_record_batch(pa.py_buffer(value), self._schemas[number])
+            for value, number in zip(values, numbers, strict=True)
+        ]
+        for number in {*numbers} - {len(self._schemas) - 1}:
+            at = [i for i, other in enumerate(numbers) if other == number]
+            for i, batch in zip(at, self._of_last([batches[i] for i in at], number), strict=True):
+                batches[i] = batch
         return pa.Table.from_batches(batches, self.schema), np.array([batch.num_rows for batch in batches], np.int64)
 
-    def _batch(self, value: bytes) -> pa.RecordBatch:
-        end = len(value) // _IPC_BYTES * _IPC_BYTES
-        number = int.from_bytes(value[end:], "little")
-        stored = self._schemas[number]
-        batch = pa.ipc.read_record_batch(pa.py_buffer(value).slice(0, end), stored)
-        if stored is self.schema:
-            return batch
+    def _of_last(self, batches: Sequence[pa.RecordBatch], number: int) -> list[pa.RecordBatch]:
+        """Returns batches of an earlier schema as those of the last one. They are converted together."""
+        rows = pa.Table.from_batches(batches)
         columns = [
-            batch.column(field.name).cast(field.type) if since <= number else pa.nulls(batch.num_rows, field.type)
+            pa.nulls(rows.num_rows, field.type) if since > number else rows.column(field.name).cast(field.type)
             for field, since in zip(self.schema, self._since, strict=True)
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return list(pa.table(columns, schema=self.schema).to_batches())
 
     def encode(self, rows: pa.RecordBatch, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
         """Returns values of some stretches of rows."""
         mark = self._mark
         return [rows.slice(a, b - a).serialize().to_pybytes() + mark for a, b in zip(begins, ends, strict=True)]
+
+
+def _number_of(value: bytes) -> int:
+    """Returns the number of the schema that a chunk was written with."""
+    return int.from_bytes(value[len(value) // _IPC_BYTES * _IPC_BYTES :], "little")
 
 
 def _since(schemas: Sequence[pa.Schema]) -> list[int]:
