@@ -27,6 +27,8 @@ Flags = npt.NDArray[np.bool_]
 _BIN, _ROWS = b"b", b"r"
 _HEAD = struct.Struct("<qq")
 _NO_LIMIT = 1 << 62
+_IPC_BYTES = 8  # messages of Arrow IPC are padded to multiples of this
+_MARK_BYTES = 2
 _DROPPED_AT_ONCE = threshold(1 << 14, 2)
 
 
@@ -75,19 +77,61 @@ class Part(NamedTuple):
 
 
 class ArrowPages:
-    """Chunks as record batches of Arrow IPC, without their schema."""
+    """Chunks as record batches of Arrow IPC, without their schema.
 
-    def __init__(self, schema: pa.Schema) -> None:
+    ``earlier``: the schemas that chunks were written with before, the oldest first. A chunk of the oldest schema is
+    only the batch, whose bytes are a multiple of 8. One of a later schema has the schema's number behind it, in two
+    bytes. Columns that rows have not had ever since are null.
+    """
+
+    def __init__(self, schema: pa.Schema, earlier: Sequence[pa.Schema] = ()) -> None:
         self.schema = schema
+        self._schemas = (*earlier, schema)
+        self._mark = len(earlier).to_bytes(_MARK_BYTES, "little") if earlier else b""
+        self._since = _since(self._schemas)
 
     def decode(self, values: Sequence[bytes]) -> tuple[pa.Table, Ints]:
         """Returns the rows of some values, and how many each has."""
-        batches = [pa.ipc.read_record_batch(pa.py_buffer(value), self.schema) for value in values]
+        numbers = [_number_of(value) for value in values]
+        batches = [
+            pa.ipc.read_record_batch(pa.py_buffer(value), self._schemas[number])
+            for value, number in zip(values, numbers, strict=True)
+        ]
+        for number in {*numbers} - {len(self._schemas) - 1}:
+            at = [i for i, other in enumerate(numbers) if other == number]
+            for i, batch in zip(at, self._of_last([batches[i] for i in at], number), strict=True):
+                batches[i] = batch
         return pa.Table.from_batches(batches, self.schema), np.array([batch.num_rows for batch in batches], np.int64)
+
+    def _of_last(self, batches: Sequence[pa.RecordBatch], number: int) -> list[pa.RecordBatch]:
+        """Returns batches of an earlier schema as those of the last one. They are converted together."""
+        rows = pa.Table.from_batches(batches)
+        columns = [
+            pa.nulls(rows.num_rows, field.type) if since > number else rows.column(field.name).cast(field.type)
+            for field, since in zip(self.schema, self._since, strict=True)
+        ]
+        return list(pa.table(columns, schema=self.schema).to_batches())
 
     def encode(self, rows: pa.RecordBatch, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
         """Returns values of some stretches of rows."""
-        return [rows.slice(a, b - a).serialize().to_pybytes() for a, b in zip(begins, ends, strict=True)]
+        mark = self._mark
+        return [rows.slice(a, b - a).serialize().to_pybytes() + mark for a, b in zip(begins, ends, strict=True)]
+
+
+def _number_of(value: bytes) -> int:
+    """Returns the number of the schema that a chunk was written with."""
+    return int.from_bytes(value[len(value) // _IPC_BYTES * _IPC_BYTES :], "little")
+
+
+def _since(schemas: Sequence[pa.Schema]) -> list[int]:
+    """Returns for each column of the last schema the number of the first one since which all have it."""
+    found = []
+    for name in schemas[-1].names:
+        number = len(schemas) - 1
+        while number and name in schemas[number - 1].names:
+            number -= 1
+        found.append(number)
+    return found
 
 
 class PagedRows:

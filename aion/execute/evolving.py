@@ -6,16 +6,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from aion.base.time import format_instant
-from aion.config import policy_from_text
+from aion.config import Policy
+from aion.core.join.evolution import JoinChange, change_of, settled_join
+from aion.core.join.plan import SIDES, JoinPlan
+from aion.core.join.stored import evolved_join, past_of
 from aion.core.query.evolution import Change, Version, change, finished, reached_us, same, settled
 from aion.core.query.evolved import evolved
 from aion.core.query.history import EVOLUTION, Evolution
 from aion.core.query.plan import Plan
 from aion.errors import ForeignState, StateError
 from aion.execute.assembly import longest_bound_us
+from state_backends.format.definitions import WORDS
 from state_backends.versions.audit import StateFolder
 from state_backends.versions.lineage import folder_of
 from state_backends.versions.manifest import changes
@@ -23,49 +27,17 @@ from state_backends.versions.manifest import changes
 log = logging.getLogger(__name__)
 
 
-class GoesOn:
-    """How the state of an operator goes on. ``found``: what ``operator.json`` says. ``batch``: the last one that ended.
+class GoesOn(NamedTuple):
+    """How the state of an operator goes on. ``definition``: that of the state from now on.
 
-    ``definition``: that of the state from now on. ``evolution``: None if the definition has never changed. ``change``:
-    None if it does not change now. Raises ForeignState, StateError, StorageError.
+    ``past``: the part of it that says what it has been before, which tasks need; None: it has never been another one.
+    ``said``: what changes now, as sentences; empty: nothing does. ``columns``: those that the result gets now.
     """
 
-    def __init__(self, kept: State, plan: Plan, bound_us: int, batch: int | None, on_removed: str) -> None:
-        self.found = settled(kept.found["definition"], batch)
-        self.change: Change | None = None
-        self.evolution = Evolution.of(self.found) if EVOLUTION in self.found else None
-        is_same = same(self.found, plan)
-        finishes = self.evolution is not None and any(
-            w.until_us is not None and not w.over for w in self.evolution.windows
-        )
-        if not is_same or finishes:
-            snapshots = kept.snapshots()
-            over = finished(snapshots, self.found, bound_us)
-            if not is_same or over:
-                reached = [us for s in snapshots if (us := reached_us(s)) is not None]
-                self.change = self._changed(kept, plan, max(reached, default=None), batch, over, on_removed)
-                self.evolution = self.change.evolution
-        self.definition = plan.definition if self.evolution is None else evolved(plan, self.evolution).definition
-
-    def _changed(
-        self, kept: State, plan: Plan, at_us: int | None, batch: int | None, over: set[int], on_removed: str
-    ) -> Change:
-        try:
-            return change(
-                self.found,
-                plan,
-                at_us=at_us,
-                batch=batch,
-                finished=over,
-                on_removed=on_removed,
-                oldest=kept.oldest(),
-            )
-        except ForeignState as error:
-            differ = "; ".join(changes(self.found, plan.definition))
-            raise ForeignState(
-                f"operator {kept.operator!r} was started with another definition: {differ}. It cannot go on with this "
-                f"one: {error}"
-            ) from None
+    definition: dict[str, Any]
+    past: dict[str, Any] | None
+    said: list[str]
+    columns: list[str]
 
 
 @dataclass(frozen=True)
@@ -109,9 +81,63 @@ class State:
         return found
 
 
-def bound_of(plan: Plan, policy: str) -> int:
-    """Returns how long a window is kept at most. ``policy``: as text."""
-    return longest_bound_us(plan, policy_from_text(policy))
+def windows_go_on(plan: Plan, policy: Policy, on_removed: str, kept: State, batch: int | None) -> GoesOn:
+    """Returns how windows go on with their state. ``batch``: the last one that has ended.
+
+    Raises ForeignState if they cannot, StateError, StorageError.
+    """
+    found = settled(kept.found["definition"], batch)
+    now: Change | None = None
+    evolution = Evolution.of(found) if EVOLUTION in found else None
+    is_same = same(found, plan)
+    finishes = evolution is not None and any(w.until_us is not None and not w.over for w in evolution.windows)
+    if not is_same or finishes:
+        snapshots = kept.snapshots()
+        over = finished(snapshots, found, longest_bound_us(plan, policy))
+        if not is_same or over:
+            reached = [us for s in snapshots if (us := reached_us(s)) is not None]
+            try:
+                now = change(
+                    found,
+                    plan,
+                    at_us=max(reached, default=None),
+                    batch=batch,
+                    finished=over,
+                    on_removed=on_removed,
+                    oldest=kept.oldest(),
+                )
+            except ForeignState as error:
+                raise _refused(kept, found, plan.definition, error) from None
+            evolution = now.evolution
+    had = {name for name, _ in found.get(WORDS, {}).get("aggregates", [])}
+    return GoesOn(
+        plan.definition if evolution is None else evolved(plan, evolution).definition,
+        None if evolution is None else evolution.definition,
+        [] if now is None else sentences(now),
+        [name for name in plan.outputs.names if name not in had],
+    )
+
+
+def join_goes_on(plan: JoinPlan, kept: State, batch: int | None) -> GoesOn:
+    """The same for a join."""
+    last = -1 if batch is None else batch
+    found = settled_join(kept.found["definition"], last)
+    try:
+        now = change_of(found, plan, last)
+    except ForeignState as error:
+        raise _refused(kept, found, plan.definition, error) from None
+    past = past_of(found) if now is None else now.past
+    definition = evolved_join(plan, past).definition
+    if now is None:
+        return GoesOn(definition, past, [], [])
+    return GoesOn(definition, past, _said_of_join(now), [name for names in now.added for name in names])
+
+
+def _refused(kept: State, found: Mapping[str, Any], now: Mapping[str, Any], error: ForeignState) -> ForeignState:
+    return ForeignState(
+        f"operator {kept.operator!r} was started with another definition: {'; '.join(changes(found, now))}. It cannot "
+        f"go on with this one: {error}"
+    )
 
 
 def sentences(found: Change) -> list[str]:
@@ -127,6 +153,18 @@ def sentences(found: Change) -> list[str]:
         said.append(f"no windows of {_listed(found.removed)} begin any more, {ends}")
     if found.gone_columns:
         said.append(f"columns {_listed(found.gone_columns)} are gone")
+    return said or ["what is kept is read as it is asked for now"]
+
+
+def _said_of_join(found: JoinChange) -> list[str]:
+    said = []
+    for side, added, gone, wider in zip(SIDES, found.added, found.gone, found.wider, strict=True):
+        if added:
+            said.append(f"columns {_listed(added)} of the {side} side begin, and are null in rows that came before")
+        if gone:
+            said.append(f"columns {_listed(gone)} of the {side} side are gone")
+        if wider:
+            said.append(f"columns {_listed(wider)} of the {side} side have a wider type")
     return said or ["what is kept is read as it is asked for now"]
 
 

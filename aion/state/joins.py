@@ -12,7 +12,7 @@ from aion.core.join.plan import SIDES, JoinPlan
 from aion.core.join.rows import GONE, MATCHED, Rows, SideRows
 from aion.core.lateness.bound import AdaptiveBound
 from aion.execute.joining import SECRET
-from aion.state.columns import conformed, of_join
+from aion.state.columns import conformed
 from aion.state.filters import Asked
 from state_backends.server.reading import VersionReader
 
@@ -23,7 +23,7 @@ def join_rows(plan: JoinPlan, reader: VersionReader, asked: Asked, schema: pa.Sc
     ``asked``: rows with a time in its stretch are wanted. ``schema``: of the answer.
     """
     snapshot = reader.manifest.snapshot
-    own = of_join(plan).names[-4:]
+    own = schema.names[-4:]  # another version may have a column of the user with such a name
     lines, at_us = snapshot["lines_us"], snapshot["watermark_us"]
     # How far each line is behind the watermark: that is the bound now, whoever decided it.
     bounds = [
@@ -42,7 +42,8 @@ def join_rows(plan: JoinPlan, reader: VersionReader, asked: Asked, schema: pa.Sc
         for batch in stored.pages.all(first, last, hashes):
             rows = Rows.stored(pa.Table.from_batches([batch]))
             wanted = (rows.time >= first_us) & (rows.time < asked.end_us) & ~rows.has(GONE)
-            wanted &= asked.among([rows.table.column(name).combine_chunks() for name in plan.key], len(rows))
+            keys = [rows.table.column(name).combine_chunks().cast(schema.field(name).type) for name in plan.key]
+            wanted &= asked.among(keys, len(rows))
             rows = rows.take(np.flatnonzero(wanted))
             if not len(rows):
                 continue

@@ -17,8 +17,7 @@ from aion.base.schema import parse_schema
 from aion.config import load_policy
 from aion.core.query.sink_notes import FOLDER, Note, lacking, notes_of
 from aion.errors import ConfigError, StorageError
-from aion.execute.assembly import longest_bound_us
-from aion.execute.evolving import GoesOn, State, sentences
+from aion.execute.evolving import State, windows_go_on
 from aion.local import normal_schema
 from aion.sinks.notes import columns_now
 from aion.spec import Spec
@@ -58,10 +57,10 @@ def diff(checkpoint: str, what: str, *, schema: str, state_dir: str) -> list[str
         plan = spec.plan(normal_schema(columns, spec.time_column))
         policy = load_policy("standard" if spec.policy is None else spec.policy, spec.policy_overrides)
         kept = State(state_dir, found.query, spec.name, found.location, stored)
-        goes_on = GoesOn(kept, plan, longest_bound_us(plan, policy), found.batch, spec.on_removed)
+        goes_on = windows_go_on(plan, policy, spec.on_removed, kept, found.batch)
         lines.append(f"{spec.name}:")
-        said = ["nothing changes"] if goes_on.change is None else sentences(goes_on.change)
-        said += lacking(found.notes, spec.name, plan.outputs.names, stored["definition"], columns_now)
+        said = goes_on.said or ["nothing changes"]
+        said += lacking(found.notes, spec.name, goes_on.columns, columns_now)
         lines += [f"  {line}" for line in said]
     return lines
 

@@ -114,8 +114,10 @@ def home_of(location: Location, identity: Identity, cache: Path, requests: Reque
     if later.storage.owner() is None:
         if found is None:
             return base
-        check_operator(found, identity, f"the state of operator {identity.operator!r} of the original checkpoint")
-        later.storage.claim(dump_operator(replace(identity, definition=found["definition"])), first=True)
+        # The original may have another definition since it was copied. Each version is compared when it is taken.
+        state = f"the state of operator {identity.operator!r} of the original checkpoint"
+        check_operator({**found, "definition": identity.definition}, identity, state)
+        later.storage.claim(dump_operator(identity), first=True)
     return later
 
 

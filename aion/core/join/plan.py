@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ class Side(NamedTuple):
     that identify a row, together with the key and the time. ``unique``: whether a row that has come before counts once.
     ``bound_us``: how late its rows may be; None: it is learnt. ``before``: the ``emit`` of the operator whose results
     the rows are; None: they are events. ``delay_us``: how long after its time a row comes that is on time.
+    ``earlier``: the columns that its rows had before, the oldest first, if a start of the query has changed them.
     """
 
     schema: pa.Schema
@@ -47,6 +48,7 @@ class Side(NamedTuple):
     bound_us: int | None
     before: str | None = None
     delay_us: int = 0
+    earlier: tuple[pa.Schema, ...] = ()
 
     @property
     def is_result(self) -> bool:
@@ -73,7 +75,9 @@ class JoinPlan:
 
     ``how``: one of ``HOW``. ``condition``: what else must hold for a pair; None: nothing. ``emit``: ``ALL``,
     ``FINAL`` or ``CHANGES``. ``early``: whether rows without a partner come out in the batch in which they come.
-    ``on``: the condition as text, if it was one. Raises SchemaError or ConfigError for what does not fit together.
+    ``on``: the condition as text, if it was one. ``past``: the part of the stored definition that says what it has been
+    before (:mod:`aion.core.join.evolution`); None: it has never been another one. Raises SchemaError or ConfigError for
+    what does not fit together.
     """
 
     left: Side
@@ -86,6 +90,7 @@ class JoinPlan:
     emit: str = ALL
     early: bool = False
     on: str | None = None
+    past: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.how not in HOW:
@@ -221,6 +226,16 @@ class JoinPlan:
     def definition(self) -> dict[str, Any]:
         """What versions of the operator have in common."""
         within = f"{format_duration(self.first_us)} to {format_duration(self.last_us)}"
+        sides = [
+            {
+                "schema": [[field.name, str(field.type)] for field in side.schema],
+                "time": side.time,
+                "identity": list(side.identity),
+                "unique": side.unique,
+                **({"before": side.before} if side.is_result else {}),
+            }
+            for side in self.sides
+        ]
         return {
             "kind": "join",
             "how": self.how,
@@ -228,16 +243,7 @@ class JoinPlan:
             **({"early": True} if self.early else {}),
             **({} if self.on is None else {"on": self.on}),
             "within_us": [self.first_us, self.last_us],
-            "sides": [
-                {
-                    "schema": [[field.name, str(field.type)] for field in side.schema],
-                    "time": side.time,
-                    "identity": list(side.identity),
-                    "unique": side.unique,
-                    **({"before": side.before} if side.is_result else {}),
-                }
-                for side in self.sides
-            ],
+            "sides": sides,
             "key": list(self.key),
             "words": {
                 "operator": [("a join", "")],
@@ -247,14 +253,7 @@ class JoinPlan:
                 **({"early": [("rows without a partner", "")]} if self.early else {}),
                 **({} if self.on is None else {"on": [(self.on, "")]}),
                 "key": [(name, str(self.left.schema.field(name).type)) for name in self.key],
-                **{
-                    f"{name} side": [(field.name, str(field.type)) for field in side.schema]
-                    for name, side in zip(SIDES, self.sides, strict=True)
-                },
-                **{
-                    f"{name} side: what identifies a row": [(n, "") for n in (*side.identity, side.time)]
-                    for name, side in zip(SIDES, self.sides, strict=True)
-                },
+                **words_of(sides),
                 **{
                     f"{name} side: repeated rows": [("count once" if side.unique else "all count", "")]
                     for name, side in zip(SIDES, self.sides, strict=True)
@@ -265,7 +264,20 @@ class JoinPlan:
                     if side.is_result
                 },
             },
+            **(self.past or {}),
         }
+
+
+def words_of(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, str]]]:
+    """Says in words what columns both sides have, and which identify their rows. ``sides``: of a definition."""
+    named = list(zip(SIDES, sides, strict=True))
+    return {
+        **{f"{name} side": [(column, type_) for column, type_ in side["schema"]] for name, side in named},
+        **{
+            f"{name} side: what identifies a row": [(column, "") for column in (*side["identity"], side["time"])]
+            for name, side in named
+        },
+    }
 
 
 def identity_of(schema: pa.Schema, asked: Sequence[str] | None) -> tuple[str, ...]:

@@ -146,15 +146,15 @@ class SideRows:
 
     def __init__(self, plan: JoinPlan, side: int, values: OrderedMap) -> None:
         self._values, self._side = values, side
-        schema = plan.sides[side].schema
-        numbers = [pa.field(_own(name), pa.int64()) for name in _NUMBERS]
-        self.schema = pa.schema([*numbers, pa.field(_own(_FLAGS), pa.uint8()), *schema])
+        said = plan.sides[side]
+        own = [*(pa.field(_own(name), pa.int64()) for name in _NUMBERS), pa.field(_own(_FLAGS), pa.uint8())]
+        *earlier, self.schema = (pa.schema([*own, *schema]) for schema in (*said.earlier, said.schema))
         space = b"j" + bytes([side])
         self.pages = PagedRows(
             values,
             space,
             _own("hash"),
-            ArrowPages(self.schema),
+            ArrowPages(self.schema, earlier),
             page_rows=_PAGE_ROWS,
             chunk_rows=_CHUNK_ROWS,
         )

@@ -70,18 +70,16 @@ def written(note: Note) -> Sequence[str]:
 def lacking(
     notes: Iterable[Note],
     operator: str,
-    new: Sequence[str],
-    stored: Mapping[str, Any],
+    columns: Sequence[str],
     columns_of: Callable[[Note], Sequence[str]] = written,
 ) -> list[str]:
-    """Says which tables lack columns that an operator will write. ``new``: its result columns. ``stored``: the
-    definition of its state; a query may leave out on purpose what that has. ``columns_of``: what a table has.
+    """Says which tables lack columns that an operator will write. ``columns``: those that its result gets now; a query
+    may leave out others on purpose. ``columns_of``: what a table has.
     """
-    before = {name for name, _ in stored.get("words", {}).get("aggregates", [])}
     said = []
     for note in notes:
         there = columns_of(note)
-        missing = [name for name in new if name not in there and name not in before]
+        missing = [name for name in columns if name not in there]
         if note.operator not in (None, operator) or not missing:
             continue
         said.append(

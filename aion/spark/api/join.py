@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -39,6 +40,7 @@ from aion.core.life.actions import PaneKind
 from aion.core.query.columns import DROPPED_COLUMNS, OLD, PANE_SEQ, Columns, key_names, unique_names
 from aion.core.query.pane_parts import END, KIND, NAME, PART, SEQ, START, PanesSaid, is_key
 from aion.errors import ConfigError, SchemaError, WatermarkError
+from aion.execute.evolving import join_goes_on
 from aion.spark.api.group_by import stock_method
 from aion.spark.api.results import Results, are_results
 from aion.spark.api.watermarks import HELPER, WATERMARK
@@ -151,7 +153,8 @@ def join(
     result = stock_method(packed[0].union(packed[1]).groupBy(SHARD), "transformWithStateInPandas")(
         Root(JoinDefinition(config)), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
-    checks.remember(result, Operator(config, plan.definition, resolved.state.shards == "auto"))
+    follows, goes_on = resolved.state.shards == "auto", partial(join_goes_on, plan)
+    checks.remember(result, Operator(config, plan.definition, follows, goes_on))
     return _described(_observed(result, name), plan, name, _longest_us(plan, resolved))
 
 

@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +25,7 @@ from aion.core.query.plan import Plan
 from aion.core.topology import MergingDecision, Tree, levels_for, merging_strategies
 from aion.errors import SchemaError
 from aion.execute.assembly import block_settings, check_overlap, hand_over_bytes
+from aion.execute.evolving import windows_go_on
 from aion.execute.trace import recordable, trace_folder
 from aion.installation import require_extra
 from aion.spark.api.chained import described, source_of
@@ -102,7 +104,6 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
         retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
         watermark_delay_us=source.delay_us(spec.time_column),
         rows_first=source.rows_first,
-        on_removed=spec.on_removed,
         task_failures=task_failures(spark),
         trace_folder=None if resolved.trace.folder is None else trace_folder(resolved.trace.folder, spec.name),
     )
@@ -116,7 +117,8 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     result = stock_method(blocks.groupBy("shard"), "transformWithStateInPandas")(
         Root(WindowsDefinition(config)), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
-    checks.remember(result, Operator(config, plan.definition, resolved.state.shards == "auto"))
+    goes_on = partial(windows_go_on, plan, resolved, spec.on_removed)
+    checks.remember(result, Operator(config, plan.definition, resolved.state.shards == "auto", goes_on))
     return described(observed(result, spec.name), plan, resolved, spec.name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import orjson
 
 from aion.core.query.sink_notes import Note, lacking
 from aion.errors import ConfigError
-from aion.execute.evolving import GoesOn, State, bound_of, sentences
+from aion.execute.evolving import GoesOn, State
 from aion.spark.session.query_settings import PAST, STORED
 from aion.spark.tasks.root_config import RootConfig, TaskConfig
 from state_backends.files.location import Location, RemoteLocation, locate
@@ -29,11 +29,13 @@ class Operator(NamedTuple):
     """An operator that a query may have. ``definition``: what its versions have in common.
 
     ``follows``: whether it takes the number of shards that its state has. Otherwise that must be the session's.
+    ``goes_on``: says how its state and the last batch that has ended go on with another definition; None: they do not.
     """
 
     config: TaskConfig
     definition: dict[str, Any]
     follows: bool
+    goes_on: Callable[[State, int | None], GoesOn] | None = None
 
 
 class Seen(NamedTuple):
@@ -104,7 +106,10 @@ class Look:
 
     def _seen(self, location: Location, query: str, found: dict[str, Any]) -> Seen:
         config, operator = self.operator.config, self.operator
-        definition, past = self._definition(query, found)
+        definition, past, compared = operator.definition, None, found
+        if operator.goes_on is not None:
+            definition, past = self._definition(operator.goes_on, query, found)
+            compared = {**found, "definition": definition}
         stored = list(found.get("ids") or config.ids)
         identity = Identity(
             query=query,
@@ -116,10 +121,9 @@ class Look:
             key_types=config.key_types,
             checkpoint=self.checkpoint,
         )
-        is_windows = isinstance(config, RootConfig)
-        compared = {**found, "definition": definition} if is_windows else found
         check_operator(compared, identity, f"the state of operator {config.name!r}")
-        if is_windows and found["checkpoint"] == self.checkpoint and digest(definition) != digest(found["definition"]):
+        is_other = compared is not found and digest(definition) != digest(found["definition"])
+        if is_other and found["checkpoint"] == self.checkpoint:
             owner = storage_of(location, query, config.name, self.checkpoint)
             owner.claim(dump_operator(replace(identity, ids=tuple(stored))), first=False)
         return Seen(len(stored) if len(stored) != len(config.ids) else None, past)
@@ -142,16 +146,14 @@ class Look:
                     "Aion does not look. Start the query with a new checkpoint, or go on with the older Aion"
                 )
 
-    def _definition(self, query: str, found: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    def _definition(
+        self, goes_on: Callable[[State, int | None], GoesOn], query: str, found: dict[str, Any]
+    ) -> tuple[dict[str, Any], str | None]:
         """Returns the definition of the state from now on, and what it was before, for tasks."""
         config = self.operator.config
-        if not isinstance(config, RootConfig):
-            return self.operator.definition, None
-        kept = State(config.state_dir, query, config.name, self.checkpoint, found)
-        goes_on = GoesOn(kept, config.plan, bound_of(config.plan, config.policy), self.batch, config.on_removed)
-        if goes_on.change is not None:
-            log.info("%s goes on with another definition: %s", config.name, "; ".join(sentences(goes_on.change)))
-            for line in lacking(self.notes, config.name, config.plan.outputs.names, found["definition"]):
+        now = goes_on(State(config.state_dir, query, config.name, self.checkpoint, found), self.batch)
+        if now.said:
+            log.info("%s goes on with another definition: %s", config.name, "; ".join(now.said))
+            for line in lacking(self.notes, config.name, now.columns):
                 log.warning("%s: when the query last wrote to it, %s", config.name, line)
-        past = None if goes_on.evolution is None else orjson.dumps(goes_on.evolution.definition).decode()
-        return goes_on.definition, past
+        return now.definition, None if now.past is None else orjson.dumps(now.past).decode()

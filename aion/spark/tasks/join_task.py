@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -9,9 +10,11 @@ import pandas as pd
 import pyarrow as pa
 
 from aion.config import Policy
+from aion.core.join.stored import evolved_join
 from aion.execute.joining import Joined
 from aion.spark.tasks.frames import frames_of
 from aion.spark.tasks.join_child import SIDE, JoinConfig, packed_in
+from aion.spark.tasks.shards import past_here
 from aion.spark.tasks.tenants import Batch, Tenants
 from state_backends.server.client import RemoteAttempt
 
@@ -20,8 +23,10 @@ class JoinTenants(Tenants):
     """See :class:`aion.spark.tasks.tenants.Tenants`."""
 
     def __init__(self, config: JoinConfig, policy: Policy) -> None:
-        self._plan, self._policy = config.plan, policy
-        self.definition = config.plan.definition
+        past = past_here(config.name)
+        self._plan = evolved_join(config.plan, None if past is None else json.loads(past))
+        self._policy = policy
+        self.definition = self._plan.definition
         self.store, self.asks = {}, {}
         self.rows_first = any(side.is_result for side in config.plan.sides)
 

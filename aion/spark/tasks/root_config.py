@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aion.core.query.plan import FINISH, Plan
+from aion.core.query.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,5 @@ class RootConfig(TaskConfig):
     """The delay given to withWatermark. None if the watermark is on another column than the event time."""
     rows_first: bool = False
     """Whether the rows of a batch come before its watermark moves."""
-    on_removed: str = FINISH
-    """What becomes of the windows of a definition that the query does not have any more: they finish, or go."""
     trace_folder: str | None = None
     """The folder for a trace of the input. None: no trace."""

@@ -13,7 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DecimalType, FractionalType, IntegralType
 
-from aion.spark.session.query_settings import STORED
+from aion.spark.session.query_settings import PAST, STORED
 
 _MASK = 0xFFFFFFFF
 
@@ -39,6 +39,14 @@ def ids_here(operator: str, ids: tuple[int, ...]) -> tuple[int, ...]:
     context = TaskContext.get()
     stored = None if context is None else context.getLocalProperty(STORED + operator)
     return ids if stored is None else _ids(int(stored))
+
+
+def past_here(operator: str) -> str | None:
+    """Returns what the definition of an operator has been before, as JSON, in a task of the query. None: it has never
+    been another one.
+    """
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(PAST + operator)
 
 
 @lru_cache(maxsize=16)

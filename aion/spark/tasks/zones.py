@@ -16,8 +16,8 @@ from pyspark import TaskContext
 from aion.core.query.evolved import evolved, of_shard
 from aion.core.query.history import Evolution
 from aion.core.query.plan import Plan
-from aion.spark.session.query_settings import PAST
 from aion.spark.tasks.running import Running, lasting_checkpoint_of
+from aion.spark.tasks.shards import past_here
 
 if TYPE_CHECKING:
     from aion.execute.zone_files import ZoneFiles
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 def plan_here(plan: Plan, name: str) -> Plan:
     """Returns the plan with the windows that finish. ``name``: of the operator."""
-    context = TaskContext.get()
-    past = None if context is None else context.getLocalProperty(PAST + name)
+    past = past_here(name)
     return plan if past is None else evolved(plan, _evolution(past))
 
 
