@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from aion.aggregates.values import combined
 from aion.base.identity import Identities, identify
-from aion.core.life.actions import Forget, PaneKind
+from aion.core.life.actions import Forget, PaneKind, dropped_of
 from aion.core.paged_rows import ArrowPages, PagedRows, Pages, Part
-from aion.core.query.columns import OLD, PANE_SEQ, dropped_of
+from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.query.evolution import widens_or_is
 from aion.core.query.plan import Plan
 from aion.execute.rows import ENTERED

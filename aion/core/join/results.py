@@ -13,10 +13,10 @@ from aion.base.identity import identify
 from aion.core.join.matching import Sorted
 from aion.core.join.plan import CHANGES, DROPPED_BEFORE, LEFT, PAIR, PAIR_TIME, SIDE, SIDES, JoinPlan, holds
 from aion.core.join.rows import NO_KEY, Hashes, Rows, SideRows, together
-from aion.core.life.actions import PaneKind
+from aion.core.life.actions import PaneKind, dropped_of
 from aion.core.life.arrival import UNTIMED
 from aion.core.life.lifecycle import Counters
-from aion.core.query.columns import OLD, PANE_SEQ, dropped_of
+from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.slicing.grid import DROPPED_SLICE
 
 Ints = npt.NDArray[np.int64]

@@ -6,13 +6,15 @@ orders.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from aion.base.numbers import NEVER
 from aion.core.compaction import BlockFact, Compact, CompactionDone
@@ -256,3 +258,13 @@ class ForgetFilled:
 
 Filling: TypeAlias = KeepFilled | FillGaps | ForgetFilled
 Action = Filling | Forget | Append | EmitUntimed | EmitDropped | Execute | Prestage | Destage | Purge | Compact
+
+
+def dropped_of(rows: Iterable[pa.RecordBatch], keep: Callable[[pa.RecordBatch], None]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of dropped events, and gives the others to ``keep``."""
+    for batch in rows:
+        is_dropped = pc.equal(batch.column("kind"), PaneKind.DROPPED.value)
+        if is_dropped.true_count:
+            yield batch.filter(is_dropped)
+        if is_dropped.true_count < batch.num_rows:
+            keep(batch.filter(pc.invert(is_dropped)))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from aion.base.identity import can_identify
 from aion.base.schema import instead_of_nested
-from aion.core.life.actions import PaneKind
 from aion.core.windows import Calendar, Definition
 from aion.errors import SchemaError
 
@@ -194,13 +192,3 @@ def check_zone(time: pa.Field, definitions: Mapping[str, Definition]) -> None:
                 "timestamp with a zone: 'timestamp' instead of 'timestamp_ntz' in Spark, pa.timestamp('us', 'UTC') in "
                 "Arrow"
             )
-
-
-def dropped_of(rows: Iterable[pa.RecordBatch], keep: Callable[[pa.RecordBatch], None]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of dropped events, and gives the others to ``keep``."""
-    for batch in rows:
-        is_dropped = pc.equal(batch.column("kind"), PaneKind.DROPPED.value)
-        if is_dropped.true_count:
-            yield batch.filter(is_dropped)
-        if is_dropped.true_count < batch.num_rows:
-            keep(batch.filter(pc.invert(is_dropped)))
