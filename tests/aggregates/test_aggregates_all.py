@@ -157,6 +157,7 @@ def of_values(function: Callable[[list[Any]], Any]) -> o.Function:
     return lambda rows: function([row["v"] for row in rows])
 
 
+@pytest.mark.slow
 @given(tables(WHOLE), st.data())
 def test_counts_and_extremes(data: tuple[pa.Schema, list[Row]], draw: st.DataObject) -> None:
     cases: list[Case] = [

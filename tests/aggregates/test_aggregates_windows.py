@@ -199,6 +199,7 @@ def carried_out(
     return [row for batch in executor.end_batch() for row in batch.to_pylist()]
 
 
+@pytest.mark.slow
 @pytest.mark.usual_sizes
 def test_windows_larger_than_the_limit_go_by_way_of_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(11)

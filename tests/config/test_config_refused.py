@@ -136,6 +136,7 @@ def test_a_wrong_file_is_refused_with_the_line_the_value_and_what_is_right(
     assert "\n" not in message
 
 
+@pytest.mark.slow
 def test_what_to_write_instead_is_what_the_reference_says() -> None:
     for doc in describe():
         message = refused("standard", {doc.key: [5]})

@@ -21,6 +21,7 @@ a_batch = st.tuples(
 )
 
 
+@pytest.mark.slow
 @few
 @pytest.mark.parametrize(
     "name", ["events", "partials", *(pytest.param(n, marks=pytest.mark.proof) for n in ("without a key", "two keys"))]
@@ -55,6 +56,7 @@ each_at_20 = [([(20, k, n) for k in "abcd"], 2, ["fails"] * (n % 4 == 1)) for n 
 each_at_40 = [([(40, k, n) for k in "abcd"], 8, ["crashes"] * (n % 4 == 1)) for n in range(9)]
 
 
+@pytest.mark.slow
 @settings(few, phases=[Phase.explicit, Phase.generate])
 @pytest.mark.parametrize(
     "name", ["events", "partials", "numbers", pytest.param("without a key", marks=pytest.mark.proof)]

@@ -51,6 +51,7 @@ def test_a_window_that_many_batches_feed_takes_at_most_twice_its_compacted_size(
         rig.close()
 
 
+@pytest.mark.slow
 def test_a_slice_that_a_session_spans_without_an_event_in_it_is_emptied() -> None:
     """The long session covers slices that hold only events of others. Late events may still come to these slices."""
     windows = {"short": aion.Session(us(20 * SECOND)), "long": aion.Session(us(130 * SECOND))}
@@ -83,6 +84,7 @@ def compacted_bytes(plan: Plan, blocks: Sequence[Block]) -> int:
     return sum(block.size_bytes for _, block in compactor.compact(compactions, decoded))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "beside",
     [pytest.param({}, marks=pytest.mark.proof), {"hours": aion.Tumbling("1 hour")}],
@@ -112,6 +114,7 @@ def test_sessions_that_hundreds_of_batches_feed_take_at_most_twice_their_compact
     assert stats.blocks < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["numbers", "events"])
 def test_a_session_that_never_ends_keeps_no_rows_of_others(name: str) -> None:
     """One session lasts for hours, others are short. The state keeps only rows of the long one, even after crashes."""
@@ -147,6 +150,7 @@ def test_a_session_that_never_ends_keeps_no_rows_of_others(name: str) -> None:
         rig.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["events", "partials"])
 def test_a_late_event_costs_what_its_key_costs_and_not_what_its_window_holds(name: str) -> None:
     costs = {}

@@ -388,6 +388,7 @@ def test_what_goes_wrong_once_does_not_make_a_bad_file(tmp_path: Path) -> None:
     assert shaky.trouble(whole(path)) is None and len(tries) == 2
 
 
+@pytest.mark.slow
 def test_files_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as port:
         bucket = ObjectStore(port)

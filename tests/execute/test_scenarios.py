@@ -215,6 +215,7 @@ def test_in_order(path: Path, backend: str) -> None:
         assert unmatched(step.expected, rows) == ([], []), f"{path.name}, expect number {number}"
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize("path", [p for p in FILES if Scenario(p).commutes], ids=lambda path: path.stem)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.proof) for seed in (1, 2))])
 def test_shuffled_and_rebundled(path: Path, seed: int) -> None:

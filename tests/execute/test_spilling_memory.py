@@ -44,6 +44,7 @@ class Peak:
         self.bytes = max(self.bytes, self._now() - self._before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("threads", "hot"),
     [
@@ -131,6 +132,7 @@ def test_a_keyed_window_that_was_handed_over_is_mapped_within_the_limit(tmp_path
     assert 0 < most < limit + MIB, "the limit, and one block"
 
 
+@pytest.mark.slow
 def test_results_cut_out_of_the_events_do_not_keep_them_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

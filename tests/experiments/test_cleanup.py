@@ -110,6 +110,7 @@ def test_streams_have_the_lateness_they_claim(kind: str) -> None:
     assert (synthetic(kind, 4, 40, seed=2).on_time != stream.on_time).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["log-normal", pytest.param("regime change", marks=pytest.mark.proof)])
 def test_a_run_compares_what_was_learnt_with_oracle_and_fixed_bounds(kind: str) -> None:
     days = 2.0 if kind == "regime change" else 0.8

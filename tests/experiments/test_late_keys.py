@@ -16,6 +16,7 @@ from experiments.late_keys.runs import late_event, many_batches
 pytestmark = pytest.mark.usual_sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["partials", "events"])
 def test_late_events_are_read_with_their_key_or_with_their_window(quick_folder: Path, kind: str) -> None:
     found = {
@@ -38,6 +39,7 @@ def test_a_window_of_many_batches_takes_more_where_nothing_is_compacted(quick_fo
     assert as_it_came["written_again"] == 0 < compacted["written_again"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_what_it_found(tmp_path: Path) -> None:
     options = ["--keys", "10,1000", "--event-keys", "", "--runs", "1", "--batches", "5", "--batch-events", "20"]
     done = CliRunner().invoke(cli.app, ["experiment", "late-keys", *options, "--out", str(tmp_path)])

@@ -231,6 +231,7 @@ def write_report(out: Path, **changed: Any) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.slow
 def test_the_report_is_one_file_that_needs_no_other(tmp_path: Path) -> None:
     record = write_report(tmp_path)
     page = (tmp_path / "report.html").read_text()

@@ -105,6 +105,7 @@ def test_a_tree_that_is_too_narrow_for_its_levels_is_refused() -> None:
     check_levels(replace(SETTINGS, levels=(1, 2)))
 
 
+@pytest.mark.slow
 def test_the_report_prints_tables_and_writes_json_and_a_figure(tmp_path: Path) -> None:
     counted = [
         r for a in AGGREGATES for r in (*both(a, 2_000, 900, 1), *both(a, 2_000, 100, 5), run("stock", a, [300]))

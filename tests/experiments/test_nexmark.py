@@ -60,6 +60,7 @@ def test_an_event_comes_up_to_two_seconds_after_its_time(events: pa.Table) -> No
     assert 0 < behind.max() <= DISORDER_US
 
 
+@pytest.mark.slow
 def test_the_truth_of_each_query_has_results(events: pa.Table) -> None:
     assert {name for name, query in QUERIES.items() if not query.truth(events)} == set()
 

@@ -112,6 +112,7 @@ def test_a_server_serves_as_it_was_told(how: str, application: str, executor: Ex
         check(tmp_path / "state", other, settings)
 
 
+@pytest.mark.slow
 def test_a_server_that_died_is_told(application: str, executor: Executor, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ended too early"):  # noqa: SIM117
         with state_server(application, executor.pid, "nothing", tmp_path / "log") as server:

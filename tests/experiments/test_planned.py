@@ -39,6 +39,7 @@ def test_the_stream_is_in_time_or_late_as_it_says() -> None:
     assert np.median(lateness) / 1e6 == pytest.approx(60, rel=0.25)
 
 
+@pytest.mark.slow
 def test_modes_yield_the_same_panes_and_find_different_things_in_memory() -> None:
     found = {mode: run(mode, TINY) for mode in MODES}
     assert len({f["panes"] for f in found.values()}) == 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from experiments.ingest import stages
 from experiments.shared.generate import EventPlan, write_batches
 
 
+@pytest.mark.slow
 def test_handed_over_bytes_are_written_once_and_moved_never(tmp_path: Path) -> None:
     (path,) = write_batches(EventPlan(2_000, payload_bytes=2_304), 1, tmp_path / "data")
     found = stages.of_carriers(path, tmp_path)

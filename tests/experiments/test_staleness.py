@@ -43,6 +43,7 @@ def verdicts(results: dict[str, Any]) -> dict[str, bool]:
     return {claim.paper: claim.holds for claim in claims(results)}
 
 
+@pytest.mark.slow
 def test_the_papers_claims_of_the_lognormal(found: dict[str, Any]) -> None:
     held = verdicts(found)
     for words in ("31 % of the executions of deltat", "27 % of the executions of deltaev"):
@@ -154,6 +155,7 @@ def test_everything_is_optimal_and_planned_in_time() -> None:
     assert set(measured["plan_ms"]) == {f"{bound:g}" for bound in BOUNDS}
 
 
+@pytest.mark.slow
 def test_every_stream_is_replayed() -> None:
     rows = replays(TINY)
     assert {row["distribution"] for row in rows} == set(DISTRIBUTIONS)

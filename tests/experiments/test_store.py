@@ -98,6 +98,7 @@ def test_a_bound_itself_still_holds(sense: Any, measured: float, holds: bool) ->
     assert check.holds is holds
 
 
+@pytest.mark.slow
 def test_tables_json_and_figures(tmp_path: Path) -> None:
     found = results(DEFAULTS.budget_bytes)
     for _, title, unit, values in store_report.figures(found):
@@ -228,6 +229,7 @@ def test_blob_files_are_compared_without_a_target() -> None:
     assert [(check.measured, check.words) for check in found] == [(pytest.approx(0.85), "no target")] * 4
 
 
+@pytest.mark.slow
 def test_ingest_in_a_process_of_its_own(tmp_path: Path) -> None:
     found = run_leg("ingest", "tiered", TINY, tmp_path)
     assert found["state_bytes"] >= TINY.state_bytes
@@ -236,6 +238,7 @@ def test_ingest_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert found["files_bytes"] > found["state_bytes"], "all of it was committed"
 
 
+@pytest.mark.slow
 def test_a_leg_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"ingest of nosuch failed:(.|\n)*KeyError"):
         run_leg("ingest", "nosuch", TINY, tmp_path)

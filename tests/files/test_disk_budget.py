@@ -132,6 +132,7 @@ def test_what_is_due_stays_and_the_oldest_slices_go_first(bucket: ObjectStore, h
         assert watched.count()["range"] >= 1
 
 
+@pytest.mark.slow
 def test_an_opening_fetches_only_as_much_as_there_is_room_for(bucket: ObjectStore, hosts: Any) -> None:
     token = fill(hosts(), 12)
     other = hosts(disk=limited())
@@ -193,6 +194,7 @@ def test_keyed_values_are_found_scanned_and_merged(bucket: ObjectStore, hosts: A
     assert host.shard.rebuilds == 1
 
 
+@pytest.mark.slow
 def test_a_kept_copy_never_has_holes(bucket: ObjectStore, hosts: Any, tmp_path: Path) -> None:
     """Another state server of this host may have taken it, and takes it for whole."""
     kept = KeptCopies(tmp_path, 1 << 30)

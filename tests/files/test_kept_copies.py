@@ -61,6 +61,7 @@ def test_without_a_budget_nothing_is_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.slow
 def test_copies_go_when_their_query_is_opened_on_a_host_that_keeps_none(
     bucket: ObjectStore, hosts: Any, tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_shard_that_is_opened_again_asks_for_no_file(bucket: ObjectStore, host
     closed(again)
 
 
+@pytest.mark.slow
 def test_what_was_fetched_is_kept_when_it_is_whole(bucket: ObjectStore, host: Any, hosts: Any) -> None:
     token = fill(hosts(budget=32 << 20), 3, 20)
     one, other = host(), host()
@@ -166,7 +168,7 @@ def test_what_was_fetched_is_kept_when_it_is_whole(bucket: ObjectStore, host: An
         assert not any(path.endswith(".sst") for path in watched.read)
 
 
-@pytest.mark.slow(but_first=True)
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["a block", "the index", "the end", "small"])
 def test_a_damaged_copy_is_fetched_again(
     bucket: ObjectStore, host: Any, caplog: pytest.LogCaptureFixture, where: str

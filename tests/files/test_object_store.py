@@ -31,6 +31,7 @@ from tests.object_store import ObjectStore
 from tests.stores.rig import make_block
 
 
+@pytest.mark.slow
 def test_another_host_goes_on_where_one_stopped(bucket: ObjectStore, hosts: Any) -> None:
     one = hosts()
     first = one.commit(None, "1", (0, 0), (1, 10))

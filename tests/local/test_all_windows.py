@@ -104,6 +104,7 @@ def test_a_sink_that_follows_the_panes_ends_with_the_truth(windows: list[Definit
     assert {at: pane[5:] for at, pane in sink.items()} == {pane[:4]: pane[5:] for pane in truth}
 
 
+@pytest.mark.slow
 @pytest.mark.usual_sizes
 @pytest.mark.parametrize(
     "key", [pytest.param(key, id=name, marks=[pytest.mark.proof] * (key is None)) for name, key in KEYS.items()]

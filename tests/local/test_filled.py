@@ -351,6 +351,7 @@ def test_days_have_rows_also_where_the_clocks_change() -> None:
     assert hours == [24, 23, 24, 24], "3 days are 72 hours"
 
 
+@pytest.mark.slow
 def test_a_row_without_events_says_nothing_of_how_complete_it_is() -> None:
     """And nothing is learned from it: all events of the others come in time, so their rows are complete."""
     window = aion.Tumbling(us(10), fill="zero", fill_for=us(10_000))

@@ -87,6 +87,7 @@ def test_slices_go_when_no_window_needs_them(windows: list[Definition]) -> None:
     assert max(most[20:]) <= max(most[:20]), "no more than in the beginning"
 
 
+@pytest.mark.slow
 def test_a_session_that_never_ends_comes_whole_when_it_does() -> None:
     with Player([Tumbling(us(10)), Session(us(30))]) as player:
         panes = []

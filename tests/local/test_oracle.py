@@ -43,6 +43,7 @@ from tests.local.scenarios import (
 from tests.oracle import Definition, Dropped, Event
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["standard", "tiny"])
 @given(scenario=scenarios())
 def test_aggregates_are_what_the_oracle_says(name: str, scenario: Scenario) -> None:
@@ -53,6 +54,7 @@ def test_aggregates_are_what_the_oracle_says(name: str, scenario: Scenario) -> N
     assert_counted(counters, scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["standard", "tiny"])
 @given(scenario=scenarios())
 def test_functions_see_what_the_oracle_says(name: str, scenario: Scenario) -> None:
@@ -183,6 +185,7 @@ def run_large(policy: Policy, batches: Sequence[pa.Table]) -> tuple[list[str], i
     return sorted(map(repr, rows)), memory, disk
 
 
+@pytest.mark.slow
 def test_state_far_larger_than_memory_gives_the_same_panes() -> None:
     batches = payload_events(10_000)
     wanted, _, disk = run_large(policy("memory_only", 5_000), batches)

@@ -129,6 +129,7 @@ def test_the_whole_year_is_plausible(year: Flights) -> None:
     assert year.table.select(["dest", "carrier", "scheduled"]).to_pandas().notna().all().all()
 
 
+@pytest.mark.slow
 def test_choose(year: Flights) -> None:
     chosen = year.choose()
     assert chosen.table.num_rows == CHOSEN_FLIGHTS >= 100_000

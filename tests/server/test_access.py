@@ -19,6 +19,7 @@ from state_backends.server.server_folder import SOCKET
 from tests.server.conftest import Victim, act, altered, listening, opening, server_of
 
 
+@pytest.mark.slow
 def test_only_its_user_can_reach_it(victim: Victim) -> None:
     folder = runtime_dir(victim.application)
     for place in (folder, folder.parent):

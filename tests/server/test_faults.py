@@ -51,6 +51,7 @@ FATES = pytest.mark.parametrize(
 Fate = Callable[[str], Process]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fate", "moments"),
     [

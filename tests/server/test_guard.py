@@ -163,7 +163,7 @@ class Broken:
 """
 
 
-@pytest.mark.slow(but_first=True)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["raise", "hang", "spin", "exit"])
 def test_in_a_server_nothing_is_lost_by_a_policy_that(
     how: str, application: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -195,6 +195,7 @@ def test_in_a_server_nothing_is_lost_by_a_policy_that(
     assert server_of(application) == server
 
 
+@pytest.mark.slow
 def test_a_class_that_cannot_be_used_is_refused_by_name(
     connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +208,7 @@ def test_a_class_that_cannot_be_used_is_refused_by_name(
     open_shard(client, tmp_path, None, "t1").append([(0, False, block(1))])  # and the server is as good as before
 
 
+@pytest.mark.slow
 def test_a_policy_counts_even_if_an_operator_without_a_disk_came_first(connect: Connect, tmp_path: Path) -> None:
     client = connect()
     in_memory = StoreConfig(backend="memory", prestages=False)

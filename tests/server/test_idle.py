@@ -71,6 +71,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     made.host.close()
 
 
+@pytest.mark.slow
 def test_what_a_stopped_query_held_is_let_go_of(served: Served) -> None:
     for number in range(3):
         served.now = 10.0 * number

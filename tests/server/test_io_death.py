@@ -23,6 +23,7 @@ class Destage:
 '''
 
 
+@pytest.mark.slow
 def test_a_server_whose_io_thread_died_is_replaced_and_the_task_goes_on(
     application: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def everything(attempt: RemoteAttempt) -> dict[bytes, bytes]:
     return dict(attempt.scan(b"", None))
 
 
+@pytest.mark.slow
 def test_values_go_from_attempt_to_attempt(connect: Connect, tmp_path: Path) -> None:
     client = connect()
     first = open_shard(client, tmp_path, None, "t1")
@@ -57,6 +58,7 @@ def test_values_go_from_attempt_to_attempt(connect: Connect, tmp_path: Path) -> 
     assert stats["value_hits"] > 0 and stats["cached_bytes"] == stats["value_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_large_answers_come_in_pages(connect: Connect, tmp_path: Path) -> None:
     """More than a message, more than the budget; and values larger than a message."""
     client = connect()
@@ -72,6 +74,7 @@ def test_large_answers_come_in_pages(connect: Connect, tmp_path: Path) -> None:
     assert client.stats()["cached_bytes"] <= 1 << 20
 
 
+@pytest.mark.slow
 def test_what_is_expected_is_in_memory_before_the_attempt_begins(connect: Connect, tmp_path: Path) -> None:
     client = connect()
     store = StoreConfig(backend="tiered", budget_bytes=1 << 20, bucket_limit_bytes=1 << 18)
@@ -111,7 +114,7 @@ def test_what_is_expected_is_in_memory_before_the_attempt_begins(connect: Connec
     fourth.abort()
 
 
-@pytest.mark.slow(but_first=True)
+@pytest.mark.slow
 @pytest.mark.parametrize("lost_before", ["put", "get", "scan", "commit"])
 def test_an_attempt_goes_on_when_its_server_is_lost(
     application: str, connect: Connect, tmp_path: Path, lost_before: str
@@ -188,6 +191,7 @@ def test_what_was_put_is_kept_to_be_sent_again_up_to_a_limit(
     assert client.replay.left_bytes == 2000 and remote_attempt.REPLAY_BYTES > 2000
 
 
+@pytest.mark.slow
 def test_requests_that_are_none(application: str, connect: Connect, tmp_path: Path) -> None:
     client = connect()
     attempt = open_shard(client, tmp_path, None, "t1")

@@ -51,6 +51,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_a_worker_whose_daemon_has_ended_is_its_own_executor() -> None:
     """Its parent is then the system's first process, and a server that waits for that one stays for good."""
     with subprocess.Popen(
@@ -64,6 +65,7 @@ def test_a_worker_whose_daemon_has_ended_is_its_own_executor() -> None:
         assert daemon.stdout.readline() == "0\n"
 
 
+@pytest.mark.slow
 def test_of_many_that_start_one_it_is_the_same_one(application: str, executor: Executor) -> None:
     script = (
         "import sys; from state_backends.server.client import StateClient\n"
@@ -81,6 +83,7 @@ def test_of_many_that_start_one_it_is_the_same_one(application: str, executor: E
     assert set(pids) == {str(server_of(application).pid)}
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_executor_and_leaves_nothing(
     application: str, executor: Executor, connect: Connect, tmp_path: Path
 ) -> None:
@@ -97,6 +100,7 @@ def test_it_ends_with_its_executor_and_leaves_nothing(
     assert not (tmp_path / ".live").exists()
 
 
+@pytest.mark.slow
 def test_it_lives_as_long_as_any_of_its_executors(application: str, executor: Executor, connect: Connect) -> None:
     client = connect()
     server = server_of(application)
@@ -157,6 +161,7 @@ def test_it_ends_with_the_daemon_of_its_executor(application: str, executor: Exe
     assert executor.poll() is None
 
 
+@pytest.mark.slow
 def test_who_only_looks_neither_keeps_it_alive_nor_starts_one(
     application: str, executor: Executor, connect: Connect, tmp_path: Path
 ) -> None:
@@ -185,6 +190,7 @@ def test_one_that_is_told_to_end_does_so_cleanly(application: str, connect: Conn
     assert not (tmp_path / ".live").exists()
 
 
+@pytest.mark.slow
 def test_one_that_was_killed_is_replaced_and_its_shards_come_back(
     application: str, connect: Connect, tmp_path: Path
 ) -> None:
@@ -231,6 +237,7 @@ main.run(Path(sys.argv[1]), int(sys.argv[2]), main.Host())
 """
 
 
+@pytest.mark.slow
 def test_one_that_hangs_ends_after_its_executor_and_says_where(executor: Executor, tmp_path: Path) -> None:
     folder = tmp_path / "s"
     folder.mkdir(mode=0o700)
@@ -279,6 +286,7 @@ def test_one_that_nobody_can_find_any_more_ends_and_is_replaced(
     assert values(open_shard(second, tmp_path, "t1", "t2"), 0) == [1]
 
 
+@pytest.mark.slow
 def test_one_that_ends_late_leaves_its_successor_alone(application: str, executor: Executor, connect: Connect) -> None:
     folder = runtime_dir(application)
     with server_folder.elected(folder):
@@ -303,6 +311,7 @@ def test_a_folder_that_a_dead_application_left_is_swept_by_the_next_server(conne
     assert not (dead.parent / f"{dead.name}.lock").exists()
 
 
+@pytest.mark.slow
 def test_a_stale_lock_and_folder_do_not_keep_a_server_from_starting(
     application: str, executor: Executor, connect: Connect
 ) -> None:
@@ -363,6 +372,7 @@ def test_a_folder_whose_path_is_too_long_for_a_socket_is_refused(
         StateClient.connect(f"test-{uuid.uuid4()}", watch_pid=executor.pid)
 
 
+@pytest.mark.slow
 def test_an_attempt_that_is_superseded_is_told(connect: Connect, tmp_path: Path) -> None:
     client = connect()
     zombie = open_shard(client, tmp_path, None, "t1")
@@ -390,6 +400,7 @@ def test_an_attempt_that_comes_back_after_many_others_is_told_too(connect: Conne
     winner.commit(snapshot(41))
 
 
+@pytest.mark.slow
 def test_blocks_larger_than_a_message_come_back_whole(connect: Connect, tmp_path: Path) -> None:
     client = connect()
     attempt = open_shard(client, tmp_path, None, "t1")
@@ -412,6 +423,7 @@ def test_giving_up_says_nothing_of_its_own(connect: Connect, tmp_path: Path) -> 
             raise
 
 
+@pytest.mark.slow
 def test_an_operator_that_is_twice_in_a_query_is_refused(connect: Connect, tmp_path: Path) -> None:
     """Its copies would write the same state. A task that runs again is in the same partition of its stage."""
     client = connect()

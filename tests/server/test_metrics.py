@@ -65,6 +65,7 @@ def commit(client: StateClient, state: Path, token: str | None, name: str, said:
     attempt.commit({**said, "next_seq": at + 1})
 
 
+@pytest.mark.slow
 def test_a_server_listens_on_no_port_unless_asked(application: str, connect: Connect, tmp_path: Path) -> None:
     client = connect()
     attempt = open_shard(client, tmp_path, None, "t1")
@@ -74,6 +75,7 @@ def test_a_server_listens_on_no_port_unless_asked(application: str, connect: Con
     assert client.stats()["metrics_port"] is None
 
 
+@pytest.mark.slow
 def test_a_scrape_tells_what_was_done_and_nobody_else_can_ask(
     application: str, connect: Connect, tmp_path: Path
 ) -> None:
@@ -113,6 +115,7 @@ def test_a_scrape_tells_what_was_done_and_nobody_else_can_ask(
     assert told(samples, "aion_lateness_seconds_sum", **OF) == pytest.approx(3 * (40 - 10e-6))
 
 
+@pytest.mark.slow
 def test_bounds_are_judged_by_what_came_within_them(application: str, connect: Connect, tmp_path: Path) -> None:
     """Windows are kept for 50 s. Of the late events of one, three quarters come within that, and the rest after it."""
     client, operator = connect(), make(bound=50_000_000, coverage=0.99)
@@ -140,6 +143,7 @@ def test_bounds_are_judged_by_what_came_within_them(application: str, connect: C
     assert isinstance(console.file, io.StringIO) and " 75.00% " in console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_another_server_counts_what_it_committed_itself(application: str, connect: Connect, tmp_path: Path) -> None:
     client = connect()
     first = {"counters": {"events": 100, "executions": {"late": 3}}}
@@ -163,6 +167,7 @@ def test_another_server_counts_what_it_committed_itself(application: str, connec
     assert client.stats()["operators"]["windowed"]["events"] == 130, "of the query, over all servers"
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_logged_once_and_work_goes_on(
     application: str, connect: Connect, tmp_path: Path
 ) -> None:
@@ -207,6 +212,7 @@ def test_a_port_is_tried_again_after_a_while() -> None:
     assert endpoint.port is None, "closed is closed"
 
 
+@pytest.mark.slow
 def test_everything_that_is_scraped_is_in_the_table(application: str, connect: Connect, tmp_path: Path) -> None:
     client = connect()
     operator = make(bound=50, coverage=0.9)
@@ -252,6 +258,7 @@ def test_histograms_of_old_snapshots_begin_now() -> None:
     assert sum(again.snapshot()["lateness"]["histogram"]["events"].values()) == 4
 
 
+@pytest.mark.slow
 def test_the_server_takes_no_rubbish_for_a_histogram(connect: Connect, tmp_path: Path) -> None:
     attempt = open_shard(connect(), tmp_path, None, "t1")
     said = {**snapshot(1), "lateness": {"learnt_bound": {}, "lateness": {}, "histogram": {"events": {"1": "many"}}}}

@@ -43,6 +43,7 @@ def run(soft: int, hard: int, shards: int, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("begins", "shards"), [(128, 50), pytest.param(256, 200, marks=pytest.mark.proof)])
 def test_a_server_takes_as_many_as_the_system_lets_it(tmp_path: Path, begins: int, shards: int) -> None:
     """Two hundred shards are as many as Spark makes unless the user says otherwise. Processes begin with 256 files."""
@@ -59,6 +60,7 @@ def test_too_few_are_said_to_be_so(tmp_path: Path) -> None:
     assert made >= 10
 
 
+@pytest.mark.slow
 def test_a_shard_of_many_files_has_few_of_them_open(tmp_path: Path) -> None:
     script = """
 import os, resource, sys

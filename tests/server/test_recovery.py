@@ -35,6 +35,7 @@ def test_the_working_folder_is_removed_while_a_task_works(connect: Connect, tmp_
     attempt.abort()
 
 
+@pytest.mark.slow
 def test_a_version_that_is_damaged_itself_is_named(connect: Connect, tmp_path: Path) -> None:
     client = connect()
     attempt = open_shard(client, tmp_path, None, "a0", store=ON_DISK)
@@ -52,6 +53,7 @@ def test_a_version_that_is_damaged_itself_is_named(connect: Connect, tmp_path: P
     attempt.abort()
 
 
+@pytest.mark.slow
 def test_a_shard_whose_token_is_lost_does_not_begin_again(connect: Connect, tmp_path: Path) -> None:
     """Spark has kept a token of it once, since a second version was made from a first one."""
     client = connect()
@@ -70,6 +72,7 @@ def test_a_shard_whose_token_is_lost_does_not_begin_again(connect: Connect, tmp_
     open_shard(client, tmp_path, None, "d2", shard=0, committed=1, state_dir=str(tmp_path / "other")).abort()
 
 
+@pytest.mark.slow
 def test_one_version_is_enough_if_nothing_else_can_have_left_it(connect: Connect, tmp_path: Path) -> None:
     client = connect()
     first = open_shard(client, tmp_path, None, "a1", committed=0, asked=True)

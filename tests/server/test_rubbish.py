@@ -18,6 +18,7 @@ from state_backends.server.verbs import VERBS, Way, request_of
 from tests.server.conftest import Victim, act, altered, block, opening, snapshot
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [b"", b"\xff\x00", b"null", b"[]", b"{", b'{"attempt": 1}', b"[" * 100_000, b'{"attempt": "a", "attempt2": "b"}'],

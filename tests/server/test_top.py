@@ -29,6 +29,7 @@ def row(lines: list[str], first: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_one_frame(application: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     client, operator = connect(), make(bound=50_000_000)

@@ -110,6 +110,7 @@ def test_a_bad_key_is_named_replaced_or_left_out(table: Table) -> None:
     assert table.rows("k", "n", table="mended") == [("a", "1")]
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_window_in_the_year_40000_is_no_window_of_another_year(table: Table) -> None:
     """Somebody has taken seconds for milliseconds. The row goes, because it cannot be found under another time."""
     rows = panes([{"k": "a", "n": 1}, {"k": "b", "n": 2, "minute": YEAR_40000_US // MINUTE}])

@@ -348,6 +348,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow(but_first=True)
 @pytest.mark.parametrize(
     ("table", "said"), [("iceberg" if "version" in said else "delta", said) for said in REFUSED], indirect=["table"]
 )

@@ -235,6 +235,7 @@ def test_the_key_can_be_named(database: Place) -> None:
         aion.sinks.upsert(database.uri, "two").write(plain, at(0))
 
 
+@pytest.mark.slow(but_first=True)
 def test_the_key_is_the_columns_that_say_so(database: Place) -> None:
     """Wherever they are, whatever stands before them, and under any name."""
     table = panes([{"k": "a", "n": 1}, {"k": "b", "n": 2}])
@@ -279,6 +280,7 @@ def test_the_newest_pane_counts_wherever_it_stands(database: Place) -> None:
         assert database.rows(table, *COLUMNS) == [("a", "3")]
 
 
+@pytest.mark.slow(but_first=True)
 def test_a_pane_replaces_all_rows_of_its_key_and_window(database: Place) -> None:
     """A function may return several rows: the three best, and later two."""
 
@@ -316,6 +318,7 @@ def test_changes_of_panes_with_several_rows(database: Place) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow(but_first=True)
 def test_old_values_are_not_written(database: Place) -> None:
     """They would be stale from the next batch on."""
     with aion.LocalOperator(
@@ -475,6 +478,7 @@ def test_a_missing_driver_is_named_at_once(module: str, call: Any, monkeypatch: 
         call()
 
 
+@pytest.mark.slow
 def test_a_sink_waits_for_another_process_that_has_the_file(tmp_path: Path) -> None:
     """DuckDB lets either one process write or several read; SQLite's own wait is like that."""
     uri = f"duckdb:///{tmp_path / 'db'}"

@@ -66,6 +66,7 @@ def until(batches: list[list[Any]], watermark: int) -> dict[Any, Any]:
     return {key: value for key, value in expected(batches).items() if key[1] + 300 <= watermark}
 
 
+@pytest.mark.slow
 def test_panes_of_panes_are_those_of_a_batch(stream: FileStream, sink: Sink) -> None:
     """Over a restart. Late events change panes inside, and these replace the earlier ones outside."""
     seen: list[list[Any]] = []

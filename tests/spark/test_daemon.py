@@ -90,6 +90,7 @@ def hoarding(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 left_over: list[object] = []
 
 
+@pytest.mark.slow
 def test_a_worker_gives_memory_back_after_a_task(spark: SparkSession) -> None:
     (row,) = spark.range(1, numPartitions=1).mapInArrow(hoarding, "pid bigint, largest bigint").collect()
     worker = psutil.Process(row["pid"])

@@ -17,6 +17,7 @@ def brief(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted((r["window"], r["kind"], r["pane"], r["k"], r["n"]) for r in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("emit", ["all", pytest.param("final", marks=pytest.mark.proof)])
 def test_early_and_final_panes_over_a_restart(stream: FileStream, sink: Sink, emit: Any) -> None:
     early = {"early": "10 seconds"} if emit == "all" else {}

@@ -175,6 +175,7 @@ def test_windows_that_are_dropped_go_at_once(stream: FileStream, sink: Sink) -> 
     assert not [key for key in rows if key[0] == "minute" and rows[key] != (1,)]
 
 
+@pytest.mark.slow
 def test_diff_says_beforehand_what_a_start_would_do(
     stream: FileStream, sink: Sink, tmp_path: Path, place: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

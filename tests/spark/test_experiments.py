@@ -18,6 +18,7 @@ from experiments.windows.streams import check_equal, measure
 SOURCES = Sources(children=4, events_per_child=1_000, batches=2, keys=5, span_s=5, seed=1)
 
 
+@pytest.mark.slow
 def test_ingest_reads_all_events_and_says_how_fast(spark: SparkSession, tmp_path: Path) -> None:
     files = write_batches(EventPlan(events_per_batch=500), 3, tmp_path / "data")
     stream = file_stream(spark, files, SCHEMA, WINDOW)

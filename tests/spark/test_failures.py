@@ -43,6 +43,7 @@ def test_the_error_of_a_users_function_comes_first_and_once_with_his_lines(progr
     assert any("runId = " in line for line in more)
 
 
+@pytest.mark.slow
 def test_state_that_is_not_there_is_not_called_damage_but_looked_for(program: Program) -> None:
     assert "begun" not in program.said
     first, *more = program.said["state deleted"].splitlines()

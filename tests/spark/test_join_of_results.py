@@ -63,6 +63,7 @@ def roads(spark: SparkSession, tmp_path: Path) -> Roads:
     return Roads(spark, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_late_event_changes_its_pane_and_then_the_pairs(roads: Roads) -> None:
     """Minutes with the toll that was set within five minutes before their end."""
 

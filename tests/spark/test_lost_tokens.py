@@ -50,6 +50,7 @@ def manifests(state: Path) -> dict[str, list[Path]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", [windows, pytest.param(processor, marks=pytest.mark.proof)])
 def test_a_token_that_is_lost_after_the_first_version_is_missed(
     spark: SparkSession, stream: FileStream, sink: Sink, state: Path, query: Callable[[FileStream], DataFrame]

@@ -101,6 +101,7 @@ def panes_of(stream: FileStream, folder: Path, setting: str, **definition: Any) 
     return plain(sink.run(panes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "windows",
     [
@@ -238,6 +239,7 @@ def test_a_definition_that_changes(off: SparkSession, stream: FileStream, sink: 
     assert {key: n for key, n in found.items() if key[0] == "w7"} == {("w7", 0): 3, ("w7", 7): 2, ("w7", 14): 2}
 
 
+@pytest.mark.slow
 def test_a_sum_that_does_not_fit(off: SparkSession, tmp_path: Path) -> None:
     stream = FileStream(
         off, tmp_path / "input", pa.schema([("k", pa.string()), ("ts", EVENTS.field("ts").type), ("n", pa.int64())])
@@ -249,6 +251,7 @@ def test_a_sum_that_does_not_fit(off: SparkSession, tmp_path: Path) -> None:
         panes.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
 
 
+@pytest.mark.slow
 def test_strategies_of_the_user_stay(off: SparkSession, stream: FileStream) -> None:
     methods = off._jsparkSession.experimental()
     before = methods.extraStrategies()

@@ -61,6 +61,7 @@ def run(panes: DataFrame, folder: Path) -> StreamingQuery:
     return query
 
 
+@pytest.mark.slow
 def test_the_numbers_are_in_the_progress(stream: FileStream, spark: SparkSession, tmp_path: Path) -> None:
     stream.put([("a", 10, 1.0), ("a", 12, 1.0)])
     stream.put([("a", 100, 1.0)])

@@ -95,6 +95,7 @@ def test_the_same_panes_and_watermarks_as_of_sparks_reader(spark: SparkSession, 
     ]
 
 
+@pytest.mark.slow
 def test_a_bad_file_is_skipped_again_when_its_batch_runs_again(
     spark: SparkSession, stream: FileStream, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def settled(rows: list[dict[str, Any]]) -> list[str]:
     return plain([{k: v for k, v in row.items() if k not in ("reason", "event")} for row in rows])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [4, pytest.param(16, marks=pytest.mark.proof)])
 def test_from_two_to_more_to_one(
     spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path, most: int

@@ -227,6 +227,7 @@ def test_a_copy_goes_on_beside_the_original(
         fork(spark, str(copy.checkpoint), str(copy.checkpoint), state_dir=new)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_copied_is_said(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
     place, query = spark.conf.get("spark.aion.state.dir"), Query(stream, tmp_path / "checkpoint")
     query.run(0)

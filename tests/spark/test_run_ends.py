@@ -33,6 +33,7 @@ def put(stream: FileStream) -> None:
     stream.put([("a", 4, 1.0)] * 10)
 
 
+@pytest.mark.slow
 def test_late_events_of_the_last_batch_are_in_the_table(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
     put(stream)
     assert first(sink.run(windows(stream))) == [("on_time", 3), ("late", 13)]
@@ -46,6 +47,7 @@ def test_a_window_that_is_shown_once_is_not_shown_earlier(spark: SparkSession, s
     assert first(sink.run(windows(stream, emit="final"))) == [("final", 13)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [0, pytest.param(1, marks=pytest.mark.proof)])
 def test_late_events_of_shards_that_have_no_events_at_last(
     spark: SparkSession, stream: FileStream, sink: Sink, levels: int
@@ -60,6 +62,7 @@ def test_late_events_of_shards_that_have_no_events_at_last(
     assert [first([row for row in rows if row["k"] == key]) for key in keys] == [[("on_time", 1), ("late", 2)]] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [True, pytest.param(False, marks=pytest.mark.proof)])
 def test_a_batch_that_runs_again_decides_the_same(
     spark: SparkSession, stream: FileStream, sink: Sink, ends: bool

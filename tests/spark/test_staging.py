@@ -78,6 +78,7 @@ def between(before: StateMetrics, after: StateMetrics) -> dict[str, float]:
     return {name: after.staging[name] - before.staging[name] for name in after.staging}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", [False, pytest.param(True, marks=pytest.mark.proof)])
 def test_late_executions_find_in_memory_what_was_planned_for_them(
     spark: SparkSession, tmp_path: Path, new_server: None, blocking: bool

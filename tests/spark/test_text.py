@@ -210,6 +210,7 @@ def test_a_line_that_fails_spark_fails_the_query(
         streamed(spark, folder, format_, columns, options, tmp_path / "checkpoint")
 
 
+@pytest.mark.slow
 def test_windows_of_lines_with_a_filter_and_a_transform(spark: SparkSession, tmp_path: Path) -> None:
     """They come from folders that hold values, and from columns whose names need quotes. A number is text for a key."""
     lines = [f'{{"at": "2026-01-01T00:{i // 60:02d}:{i % 60:02d}Z", "my.key": {i % 3}, "v": {i}}}' for i in range(61)]

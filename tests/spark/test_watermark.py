@@ -43,6 +43,7 @@ CONTENTS: dict[str, dict[str, Any]] = {
 WINDOWS = {"tumbling": aion.Tumbling("1 minute"), "mixed": [aion.Tumbling("1 minute"), aion.PerRecord("30 seconds")]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "windows"),
     [
@@ -140,6 +141,7 @@ def test_a_time_without_a_zone_is_of_the_sessions_zone(spark: SparkSession, stre
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
+@pytest.mark.slow
 def test_what_may_come_behind(stream: FileStream, spark: SparkSession) -> None:
     df = aion.watermark(stream.read(EVENTS_DDL), "ts", "1 second", idle_after="1 minute")
     df.withColumn("v", F.col("v") + 1).createOrReplaceTempView("silent")

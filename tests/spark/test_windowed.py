@@ -63,6 +63,7 @@ def naive(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v.replace(tzinfo=None) if isinstance(v, dt.datetime) else v for k, v in row.items()} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "definition",
     [
@@ -333,6 +334,7 @@ def test_two_operators_of_one_query_need_names(stream: FileStream, sink: Sink) -
         sink.run(twice.filter("kind <> 'dropped'").union(twice.filter("kind = 'dropped'")))
 
 
+@pytest.mark.slow
 def test_values_of_every_type_reach_the_function_and_come_back(spark: SparkSession, tmp_path: Path) -> None:
     schema = pa.schema(
         [

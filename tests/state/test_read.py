@@ -123,7 +123,7 @@ def sessions_of(events: list[Event], gap: int, at: int, bound: int) -> dict[Any,
     return found
 
 
-@pytest.mark.slow(but_first=True)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_open_sessions_hold_what_their_events_say(tmp_path: Path, seed: int) -> None:
     query = RunningWindows(tmp_path, str(tmp_path / "state"), spec(aion.Session("3 seconds")), SCHEMA)
@@ -272,6 +272,7 @@ def test_functions_are_given_again(tmp_path: Path) -> None:
             read(query.place, aggregates={"mine": A.max("v")})
 
 
+@pytest.mark.slow
 @pytest.mark.usual_sizes
 def test_a_large_state_comes_in_batches(tmp_path: Path) -> None:
     asked = spec(aion.Tumbling("10 seconds"))
@@ -293,6 +294,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
         yield ObjectStore(port)
 
 
+@pytest.mark.slow
 def test_a_place_may_be_an_object_store(tmp_path: Path, store: ObjectStore) -> None:
     asked = spec(aion.Tumbling("10 seconds"), aion.Session("3 seconds"))
     with running(RunningWindows(tmp_path, store.uri("state"), asked, SCHEMA)) as query:
@@ -342,6 +344,7 @@ def test_open_rows_of_a_join_are_those_that_may_still_match(tmp_path: Path) -> N
             )
 
 
+@pytest.mark.slow
 def test_the_page_about_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("duckdb")
     schema = pa.schema([("segment", pa.int64()), ("ts", TS)])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import (
@@ -120,6 +121,7 @@ def test_rows_of_arrow_have_the_keys_that_spark_takes_for_equal() -> None:
     assert not list(group_table(table.slice(0, 0), keys_of(DoubleType()), [0], ["d", "v"]))
 
 
+@pytest.mark.slow
 def test_keys_with_many_rows_and_many_keys() -> None:
     """Rows are made for several keys at once, and sorted 16 bits at a time."""
     random = np.random.default_rng(1)

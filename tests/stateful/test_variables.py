@@ -109,6 +109,7 @@ def test_a_variable_that_was_deleted_starts_empty() -> None:
     assert len(KeyRecord(KEY, next(iter(store.values.values())), store)._packed) == 1, "the old content is gone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 65_534, 65_535, 65_536, 1 << 33])
 def test_a_variable_that_each_init_deletes_and_defines_goes_on_for_ever(number: int) -> None:
     """Each batch takes another number. Its pages are its own, and those that went are deleted."""

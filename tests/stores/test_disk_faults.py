@@ -399,6 +399,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "how", "code", "step"),
     [*((*way, 11) for *way, _ in WAYS), *(pytest.param(*way, marks=pytest.mark.proof) for way in WAYS)],

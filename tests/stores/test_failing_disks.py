@@ -183,6 +183,7 @@ def test_another_file_under_the_name_is_noticed(make: Callable[..., Rig]) -> Non
     assert rig.read(0) == [1]
 
 
+@pytest.mark.slow
 def test_a_damaged_file_never_gives_a_wrong_block(make: Callable[..., Rig]) -> None:
     rig = make("rocksdb")
     rig.append(*((seq, 0) for seq in range(12)), size=5 * KIB)

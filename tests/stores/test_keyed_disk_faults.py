@@ -84,6 +84,7 @@ class Story:
 WAYS = [("instead", errno.ENOSPC), ("after", errno.EIO), ("on", errno.EROFS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code", "step"),
     [*((*way, 13) for way in WAYS), *(pytest.param(*way, 1, marks=pytest.mark.proof) for way in WAYS)],

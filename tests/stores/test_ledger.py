@@ -141,7 +141,7 @@ class LedgerMachine(RuleBasedStateMachine):
 TestLedger = LedgerMachine.TestCase
 
 
-@pytest.mark.slow(but_first=True)
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks_of_a_slice", [1, 4, 32])
 def test_the_ledger_takes_no_more_memory_than_it_says(blocks_of_a_slice: int) -> None:
     """Of a block that was written, let go, staged and let go again: its story does not grow."""

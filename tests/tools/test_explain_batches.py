@@ -133,6 +133,7 @@ def test_shards_are_counted_although_their_ids_are_not_in_a_row(tmp_path: Path) 
     assert called("shard-00007", ()) == "7"
 
 
+@pytest.mark.slow
 def test_fewer_batches_and_a_query_by_its_id_or_operator(state: Path) -> None:
     whole = run(str(state))
     for name in ("5f1d-query", "5f1d", "tolls"):

@@ -117,6 +117,7 @@ def test_nothing_that_inspect_shows_is_cut_off(
     assert ("tolls    │     0 │        3 │  0 to 2" in run.output) == (columns is None), run.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("switch", [[], ["--lineages"]])
 def test_a_folder_that_is_no_state_folder(tmp_path: Path, switch: list[str]) -> None:
     (tmp_path / "file").touch()
@@ -190,6 +191,7 @@ def test_a_secret_in_a_uri_is_refused_and_not_repeated(command: list[str], uri: 
     assert "hidden-secret" not in run.output
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_reached_is_named() -> None:
     uri = "gs://anonymous@bucket/state?scheme=http&endpoint_override=127.0.0.1:1&retry_limit_seconds=1"
     run = CliRunner().invoke(app, ["inspect", uri])

@@ -164,6 +164,7 @@ def test_values_lists_maps_ttl_and_timers_of_a_key(tmp_path: Path, inspect: Insp
     assert '{"n": 12, ' in plain(inspect({"user": "u12"}))
 
 
+@pytest.mark.slow
 @pytest.mark.usual_sizes
 def test_a_large_list_is_cut(tmp_path: Path, inspect: Inspect) -> None:
     write(tmp_path / "state", tmp_path / "live", schema(user=StringType()), [(("big",), 60_000), (("small",), 30)])

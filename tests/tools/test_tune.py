@@ -169,7 +169,7 @@ def test_events_without_a_time_are_not_late(tmp_path: Path, windows: Any) -> Non
     assert (outcome.dropped, outcome.coverage) == (0, 1.0)
 
 
-@pytest.mark.slow(but_first=True)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "keys"),
     [
@@ -192,6 +192,7 @@ def test_a_search_may_begin_with_any_policy(tmp_path: Path, base: str, keys: dic
     assert len({one.keys["trigger.bound"] for one in found.tried}) > 1
 
 
+@pytest.mark.slow
 def test_a_staleness_of_nearly_one_can_be_asked_for(trace: Trace) -> None:
     assert search(trace, Goal(2 << 20, 0.999, 0.99), SLOW, evaluations=8, seed=1).kept
 

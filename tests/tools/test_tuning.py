@@ -132,6 +132,7 @@ def test_a_replay_executes_exactly_what_was_executed(
     assert found.staleness == pytest.approx(kept["total"] / kept["windows"] if kept["windows"] else 0.0)
 
 
+@pytest.mark.slow
 def test_early_executions_cost_the_same_whoever_asks_for_them(tmp_path: Path) -> None:
     policy, slow = load_policy(POLICY, {"memory.budget": "64KiB"}), Machine(1e6, 1e-3, 1e6, 1e-2, 1e9)
     recorded(tmp_path, "kept", WINDOWS["early"], policy, batches(2, 8, 200))
@@ -199,6 +200,7 @@ def test_speeds_are_those_of_the_machine_that_recorded(tmp_path: Path) -> None:
     assert as_recorded(FAST, Trace(definition, recorder.table())) == FAST
 
 
+@pytest.mark.slow
 def test_prestages_are_in_the_trace(tmp_path: Path) -> None:
     recorded(tmp_path / "t", "kept", WINDOWS["tumbling"], POLICY, batches(1, 12, 200))
     told = read_trace(tmp_path / "t")

@@ -78,6 +78,7 @@ def quantile_of_clumps(share: float) -> float:
     return high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "model"),
     [
@@ -133,6 +134,7 @@ def changed_of(lateness: Lateness, at_us: int) -> str | None:
     return change(cohorts, known)
 
 
+@pytest.mark.slow
 def test_what_stays_the_same_is_no_change() -> None:
     found = [changed_of(*drawn(lognormal(60), windows=1500, seed=seed)) for seed in range(30)]
     found += [changed_of(*drawn(clumps(seed), windows=1500, seed=seed)) for seed in range(30)]

@@ -64,6 +64,7 @@ def reborn(bound: AdaptiveBound) -> AdaptiveBound:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["auto", pytest.param("empirical", marks=pytest.mark.proof)])
 def test_a_restart_does_not_change_what_is_decided(model: str) -> None:
     asked = Cleanup(30 * MINUTE, coverage=0.95, max_state_bytes=100_000)
@@ -102,6 +103,7 @@ def test_it_begins_conservatively_learns_and_begins_again_when_lateness_changes(
     assert decisions[-1].bound_us / SECOND == pytest.approx(400 * math.exp(1.645), rel=0.3)
 
 
+@pytest.mark.slow
 def test_a_bound_longer_than_the_initial_one_is_not_given_up_when_lateness_changes() -> None:
     bound = AdaptiveBound(Cleanup(MINUTE, coverage=0.95), half_life_us=DAY, model="empirical")
     coming: list[tuple[int, int, int]] = []
@@ -128,6 +130,7 @@ def test_a_change_is_not_looked_for_again_until_history_is_twice_as_long() -> No
     assert bound.decision.reason is Reason.LEARNT
 
 
+@pytest.mark.slow
 def test_a_storm_beyond_max_bound_is_said_as_such() -> None:
     asked = Cleanup(10 * MINUTE, coverage=0.95, max_bound_us=15 * MINUTE)
     bound = AdaptiveBound(asked, half_life_us=DAY, model="empirical")
@@ -171,6 +174,7 @@ def test_max_state_holds_what_lies_ahead_of_the_watermark(restart: bool) -> None
     assert bound.decision.bound_us == pytest.approx(7 * MINUTE, rel=0.1)
 
 
+@pytest.mark.slow
 def test_settings_that_changed_are_asked_again() -> None:
     bound, _ = live(AdaptiveBound(Cleanup(HOUR, coverage=0.95), model="empirical"), exponential(60), windows=300)
     snapshot = bound.to_json()
@@ -211,6 +215,7 @@ def test_nothing_known_is_forecast_as_even() -> None:
     assert AdaptiveBound(Cleanup(HOUR)).still_to_come(HOUR) is None
 
 
+@pytest.mark.slow
 def test_a_forecast_follows_the_lateness_that_was_learnt() -> None:
     bound, _ = live(AdaptiveBound(Cleanup(HOUR, coverage=0.95), model="empirical"), exponential(300), windows=800)
     forecast = Expected(bound)
@@ -228,6 +233,7 @@ def test_a_forecast_follows_the_lateness_that_was_learnt() -> None:
     assert bound.still_to_come(10 * MINUTE, 20 * MINUTE) == 0
 
 
+@pytest.mark.slow
 def test_a_forecast_has_a_new_version_when_lateness_has_moved() -> None:
     bound = AdaptiveBound(Cleanup(HOUR, coverage=0.95), half_life_us=DAY, model="empirical")
     coming: list[tuple[int, int, int]] = []

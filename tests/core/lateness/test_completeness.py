@@ -104,6 +104,7 @@ def first_storm(rng: np.random.Generator, windows: int, keys: int) -> Floats:
     return np.broadcast_to(np.where(np.arange(windows) < 200, 0.2, 1.0)[:, None], (windows, keys))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "delays",
     [

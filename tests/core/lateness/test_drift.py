@@ -73,6 +73,7 @@ def test_without_a_drift_the_bound_stays_about_what_was_learnt() -> None:
     assert np.median(off) < 0.05 and np.quantile(off, 0.95) < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [4.0, 0.25])
 def test_another_lateness_is_followed_within_a_few_bounds(times: float) -> None:
     soon, settled = [], []

@@ -179,6 +179,7 @@ def test_an_epoch_counts_once_all_of_its_windows_have_ended() -> None:
         assert len(ages) == sum((i + 1) * width - 1 <= now for i in lateness.epochs)
 
 
+@pytest.mark.slow
 def test_lateness_does_not_depend_on_what_the_bound_kept() -> None:
     """An operator that forgets windows at once learns the same as one that keeps them all."""
     rng = np.random.default_rng(5)

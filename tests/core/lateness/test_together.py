@@ -278,6 +278,7 @@ class Query:
 
 
 # Two shards evaluated beside each other, with different losses.
+@pytest.mark.slow
 @example(
     [[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 1, 1, 0, 1, 2, 2, 2]], set(), 6, exponential(90)
 )

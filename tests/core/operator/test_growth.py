@@ -145,6 +145,7 @@ CASES: dict[str, dict[str, Any]] = {
 QUICK = {"dense, late, learnt", "sessions"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [pytest.param(of, id=name, marks=[pytest.mark.proof] * (name not in QUICK)) for name, of in CASES.items()]
 )

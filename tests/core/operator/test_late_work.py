@@ -115,6 +115,7 @@ def test_events_that_come_while_a_final_execution_waits_are_too_late() -> None:
     assert len(operator.windows) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [aion.Tumbling(us(10)), aion.Session(us(5))], ids=str)
 def test_panes_are_the_same_in_the_end(window: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no share at all, only when late panes come differs. Early, late and final work of all windows waits."""

@@ -156,6 +156,7 @@ def events(*times: int, size: int = 1000) -> pa.Table:
     return pa.table({"t": pa.array(times, pa.timestamp("us")), "k": [t % 2 for t in times], "payload": payload})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["k", pytest.param(None, marks=pytest.mark.proof)])
 def test_panes_are_the_same_in_the_end(key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """With patience late panes are fewer and come later, and the last one of each window is the same."""

@@ -117,6 +117,7 @@ def test_nulls_are_values_and_untimed_events_stay() -> None:
     assert Unique(["id"], "ts", SECRET).of(batch, values).num_rows == 2
 
 
+@pytest.mark.slow
 def test_state_goes_with_the_windows() -> None:
     policy = {"lateness": {"initial_bound": "20 seconds", "coverage": None}}
     with aion.LocalOperator(

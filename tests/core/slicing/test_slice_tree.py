@@ -162,6 +162,7 @@ def overlap_600(aggregation: str, keys: int = 8) -> tuple[list[str], list[str]]:
     return exactly(on_time.to_pylist()), exactly(late.to_pylist())
 
 
+@pytest.mark.slow
 def test_windows_that_overlap_600_times_are_eager_of_itself(heights: list[int]) -> None:
     lazy = overlap_600("lazy")
     assert not heights

@@ -73,6 +73,7 @@ class Count(StatefulProcessor):
         yield pd.DataFrame({"n": [n]})
 
 
+@pytest.mark.slow
 def test_windows_that_ran_as_a_processor_of_the_hook_are_refused(
     stream: FileStream, sink: Sink, session: Callable[[str], None]
 ) -> None:

@@ -44,6 +44,7 @@ def enabled(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
     spark.conf.set("spark.aion.state.dir", before)
 
 
+@pytest.mark.slow
 def test_group_by_of_spark_runs_on_aion_until_it_is_undone(
     spark: SparkSession, tmp_path: Path, enabled: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -41,6 +41,7 @@ class Frames(Rows):
         yield pd.DataFrame([self._counted(key, more)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pandas", [True, False])
 def test_a_null_key_does_not_change_the_others(
     spark: SparkSession, stream: FileStream, sink: Sink, pandas: bool
