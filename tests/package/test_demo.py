@@ -144,6 +144,7 @@ def test_choose(year: Flights) -> None:
 # -- the stream ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_are_the_flights_and_a_heartbeat(year: Flights, tmp_path: Path) -> None:
     table = year.choose(3_000).table
     count = write_stream(table, tmp_path)

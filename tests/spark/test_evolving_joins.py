@@ -106,6 +106,7 @@ def test_columns_come_and_go(
     assert "columns 'note' of the left side are gone" in caplog.text
 
 
+@pytest.mark.slow
 def test_state_from_before_a_change_has_its_columns_again(
     spark: SparkSession, two: Two, sink: Sink, tmp_path: Path, place: Callable[[str], None]
 ) -> None:
@@ -132,6 +133,7 @@ def test_state_from_before_a_change_has_its_columns_again(
     assert last(rows, "note") == {key: (f"of {key}",) for key in "abc"}
 
 
+@pytest.mark.slow
 def test_panes_with_one_more_aggregate_are_a_side_with_one_more_column(two: Two, sink: Sink) -> None:
     def joined(**more: Any) -> DataFrame:
         counts = aion.windowed(

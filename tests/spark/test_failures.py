@@ -55,6 +55,7 @@ def test_state_that_is_not_there_is_not_called_damage_but_looked_for(program: Pr
     assert len(more) <= 20
 
 
+@pytest.mark.slow
 def test_the_log_has_the_error_without_the_calls_inside_spark(program: Program) -> None:
     assert any("ApplyError: apply for key (" in line for line in program.log)
     assert any("in looks_up" in line for line in program.log)
@@ -62,6 +63,7 @@ def test_the_log_has_the_error_without_the_calls_inside_spark(program: Program) 
     assert len(program.log) < 150  # of two queries that fail
 
 
+@pytest.mark.slow
 def test_the_errors_of_stock_spark_stay_as_they_are(program: Program) -> None:
     text = program.said["stock"]
     assert text.startswith("[STREAM_FAILED]")
@@ -70,6 +72,7 @@ def test_the_errors_of_stock_spark_stay_as_they_are(program: Program) -> None:
     assert any(line.startswith("\tat org.apache.spark") for line in program.stock_log)
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_after_an_error_does_not_fail_again(program: Program) -> None:
     assert [line for line in program.stock_log if "ListenerBus" in line] == []
 

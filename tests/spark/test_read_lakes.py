@@ -32,6 +32,7 @@ def threads() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("threads")
 def test_the_same_panes_and_watermarks_as_of_the_files(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
     """With the table's own schema, which has a column that older files do not have."""

@@ -395,6 +395,7 @@ def test_punctuated_watermarks(spark: SparkSession, tmp_path: Path) -> None:
     assert sorted((r["k"], r["kind"], r["total"]) for r in got) == [("a", "late", 4.0), ("a", "on_time", 1.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["rows", pytest.param("files", marks=pytest.mark.proof)])
 def test_columns_and_windows_may_have_any_names(spark: SparkSession, tmp_path: Path, source: str) -> None:
     """Dots, spaces and backticks mean something in Spark's expressions."""

@@ -168,6 +168,7 @@ def test_the_state_goes_to_an_object_store(
     twins.go_on()
 
 
+@pytest.mark.slow
 def test_what_is_no_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"empty: not the checkpoint of a streaming query"):
