@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.spark.program import Program
+
+pytestmark = pytest.mark.slow
 
 
 def test_spark_says_nothing_of_its_workers(program: Program) -> None:
