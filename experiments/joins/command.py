@@ -82,7 +82,11 @@ def _with_open_rows(numbers: list[int], budget_mib: int, out: Path) -> None:
         table.add_column(column, justify="right")
     found = []
     for number in numbers:
-        with tempfile.TemporaryDirectory(prefix="work-", dir=out.absolute()) as work:
+        with tempfile.TemporaryDirectory(
+            prefix="work-",
+            dir=out.absolute(),
+            ignore_cleanup_errors=True,  # the server may still write there
+        ) as work:
             shard = OpenRows(number, budget_mib, Path(work))
             done = [shard.batch(SMALL_ROWS) for _ in range(SMALL_BATCHES)][2:]
             shard.close()
