@@ -42,16 +42,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """What takes long comes first, Spark before all: with several workers (``-n 2``) none waits for the last.
 
     With tiny thresholds, tests of what the usual ones lead to are left out. The first case of a test that is slow
-    ``but_first`` is not slow.
+    ``but_first`` is not slow, and one that is slow ``if_tiny`` is slow with tiny thresholds only.
     """
     met = set()
     for item in items:
         slow = item.get_closest_marker("slow")
-        if slow is not None and slow.kwargs.get("but_first"):
-            test = item.nodeid.partition("[")[0]
-            if test not in met:
-                item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "slow"]
-            met.add(test)
+        if slow is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        is_first = slow.kwargs.get("but_first") and test not in met
+        if is_first or (slow.kwargs.get("if_tiny") and not thresholds.TINY):
+            item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "slow"]
+        met.add(test)
     if thresholds.TINY:
         usual = [item for item in items if item.get_closest_marker("usual_sizes")]
         config.hook.pytest_deselected(items=usual)

@@ -382,6 +382,7 @@ def test_a_key_that_is_silent_for_long_is_not_kept() -> None:
         assert 0 < kept_bytes() < before / 10
 
 
+@pytest.mark.slow(if_tiny=True)
 def test_a_batch_reads_and_writes_the_pages_of_its_keys() -> None:
     """Keys that do not come cost nothing until a window ends."""
     keys = [(f"key {n}", 1, 1) for n in range(20_000)]

@@ -203,6 +203,7 @@ def test_what_is_not_asked_for_is_not_read(tmp_path: Path, monkeypatch: pytest.M
             read(query.place, key={"segment": 7})
 
 
+@pytest.mark.slow(if_tiny=True)
 def test_of_sessions_only_the_pages_of_a_key_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = spec(aion.Session("3 seconds"))
     with running(RunningWindows(tmp_path, str(tmp_path / "state"), asked, SCHEMA, shards=1)) as query:

@@ -200,6 +200,7 @@ def test_sums_over_pages_are_those_of_their_rows(definition: Any, script: list[A
         assert shard.windows.kept.rest.to_json() == sums
 
 
+@pytest.mark.slow(if_tiny=True)
 def test_pages_follow_the_rows() -> None:
     """They are split as keys come, and put together as keys go. Nothing is left of what is gone."""
     shard = Shard(aion.Session(us(5)), 0)
