@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -70,7 +70,7 @@ class LakeStream:
         """From now on there are no new versions."""
         self._last, self._is_bounded = self._lake.newest(), True
 
-    def advanced(self, offset: Mapping[str, object], limit: int | None) -> Mapping[str, object]:
+    def advanced(self, offset: Mapping[str, Any], limit: int | None) -> Mapping[str, Any]:
         """Returns the offset after at most ``limit`` more files. Raises ConfigError, StorageError."""
         newest = self._last if self._is_bounded else self._lake.newest()
         if newest is None:
@@ -87,7 +87,7 @@ class LakeStream:
                     break
         return place._asdict()
 
-    def files(self, start: Mapping[str, object], end: Mapping[str, object]) -> Iterator[tuple[int, Added]]:
+    def files(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Iterator[tuple[int, Added]]:
         """Yields the versions and the files between two offsets. Raises ConfigError, StorageError."""
         last = self._place(end)
         if last is None:
@@ -97,15 +97,15 @@ class LakeStream:
             stop = last.files if version == last.version and last.files != ALL else len(files)
             yield from ((version, file) for file in files[done:stop])
 
-    def forget_before(self, offset: Mapping[str, object]) -> None:
+    def forget_before(self, offset: Mapping[str, Any]) -> None:
         """Forgets the files of versions that nobody asks for again."""
         place = self._place(offset)
         self._known = {v: files for v, files in self._known.items() if place is not None and v == place.version}
 
-    def _place(self, offset: Mapping[str, object]) -> Place | None:
+    def _place(self, offset: Mapping[str, Any]) -> Place | None:
         if not offset:
             return None
-        place = Place(**offset)  # type: ignore[arg-type]
+        place = Place(**offset)
         if place.table != self._lake.id:
             raise ConfigError(
                 f"the checkpoint is of a table with the id {place.table}, and this table has the id {self._lake.id}; "

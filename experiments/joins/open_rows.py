@@ -8,6 +8,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from state_backends.thresholds import threshold
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from state_backends.server.client import StateClient
 
 HOUR_US = 3_600_000_000
-FILLED_AT_ONCE = 500_000
+FILLED_AT_ONCE = threshold(500_000, 200)
 
 
 class OpenRows:

@@ -130,7 +130,7 @@ def test_what_is_read_last_makes_room_for_what_is_planned_before_it(batches: Bat
     batches.commit(batches.open(), next_=[390, 380, *SLICES[:20]])
     stats = batches.stats()["staging"]
     assert stats["vain_bytes"] // SLICE_BYTES <= 3, (
-        "only so many slices left memory unread as made room for the new plan"
+        "no more slices left memory unread than the new plan needed room for"
     )
     kept = [*SLICES[: staged - 3]]
     assert not batches.misses(batches.open(), [390, 380, *kept])

@@ -55,7 +55,7 @@ def settled_join(found: Mapping[str, Any], batch: int) -> dict[str, Any]:
 
 
 def change_of(found: Mapping[str, Any], plan: JoinPlan, batch: int) -> JoinChange | None:
-    """Returns how a stored definition becomes what the plan asks for. None: it is that already.
+    """Returns how a stored definition becomes what the plan asks for, or None if it is that already.
 
     ``found``: of :func:`settled_join`. ``batch``: the last batch that has ended. Raises ForeignState if the state
     cannot go on.

@@ -47,7 +47,7 @@ def stored_schema(side: Mapping[str, Any]) -> pa.Schema:
 
 
 def past_of(definition: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the part of a stored definition that says what it has been before. None: its columns never changed."""
+    """Returns the part of a stored definition that says what it has been before, or None if it has never changed."""
     return {name: definition[name] for name in (EVOLUTION, FOLLOWS)} if EVOLUTION in definition else None
 
 

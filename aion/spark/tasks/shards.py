@@ -42,8 +42,8 @@ def ids_here(operator: str, ids: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def past_here(operator: str) -> str | None:
-    """Returns what the definition of an operator has been before, as JSON, in a task of the query. None: it has never
-    been another one.
+    """Returns what the definition of an operator has been before, as JSON, in a task of the query. It returns None if
+    the definition has never been another one.
     """
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(PAST + operator)
