@@ -17,9 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aion.aggregates.groups import Groups
-from aion.aggregates.lists import one_zero
 from aion.aggregates.partial import Done, Partial, Rows, States
-from aion.aggregates.values import Ints
+from aion.aggregates.values import Ints, one_zero
 from aion.base.hashing import hash_rows
 from aion.errors import needs_extra
 from state_backends.thresholds import threshold

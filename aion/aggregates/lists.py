@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from aion.aggregates.groups import Groups, Part, encode, pack
 from aion.aggregates.partial import Done, Partial, Rows, States
-from aion.aggregates.values import Ints, canonical, combined, orderable, to_doubles
+from aion.aggregates.values import Ints, combined, one_zero, orderable
 
 
 def lists_of(groups: Groups, values: pa.Array) -> pa.ListArray:
@@ -124,13 +124,6 @@ def distinct(groups: Groups, columns: list[pa.Array]) -> States:
     _, (ids, *codes) = pack([Part(groups.ids, max(groups.count, 1)), *(part for part, _ in encoded)])
     found = Groups(ids, groups.count)
     return [lists_of(found, decode(c)) for (_, decode), c in zip(encoded, codes, strict=True)]
-
-
-def one_zero(values: pa.Array) -> pa.Array:
-    """Doubles with -0.0 replaced by 0.0 and all NaNs by the same one. Other types are returned unchanged."""
-    if not pa.types.is_floating(values.type):
-        return values
-    return pa.array(canonical(to_doubles(values)), from_pandas=False).cast(values.type)
 
 
 # -- the k best -------------------------------------------------------------------------------------------

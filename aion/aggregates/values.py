@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -103,6 +104,23 @@ def canonical(values: Doubles) -> Doubles:
     values = values + 0.0
     nan = np.isnan(values)
     return np.where(nan, np.nan, values) if nan.any() else values
+
+
+def one_zero(column: pa.Array) -> pa.Array:
+    """Returns a column in which equal floats have equal bits: see :func:`canonical`. Other types are unchanged."""
+    if not pa.types.is_floating(column.type):
+        return column
+    is_null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+    found = canonical(to_doubles(column if is_null is None else column.fill_null(0)))
+    return pa.array(found, mask=is_null, from_pandas=False).cast(column.type)
+
+
+def with_one_zero(batch: pa.RecordBatch, names: Iterable[str]) -> pa.RecordBatch:
+    """Returns a batch in which these columns are as :func:`one_zero` makes them, because Spark groups by them."""
+    for name in names:
+        if pa.types.is_floating(batch.schema.field(name).type):
+            batch = batch.set_column(batch.schema.get_field_index(name), name, one_zero(batch.column(name)))
+    return batch
 
 
 def spread(values: npt.NDArray[Any], valid: Mask | None) -> pa.Array:

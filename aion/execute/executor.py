@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from secrets import token_bytes
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,7 @@ from aion.core.life.actions import (
     Forget,
     ForgetFilled,
     KeepFilled,
+    PaneKind,
     Prestage,
     Purge,
     SliceFacts,
@@ -56,6 +57,7 @@ from aion.execute.combining import windows_at_once
 from aion.execute.contents import Contents, RowContents
 from aion.execute.filling import Filler, Shown
 from aion.execute.recorder import Recorder
+from aion.execute.waiting import WaitingOrders
 from policies.sizing import Execution
 from state_backends.format.block import Block, numbered
 from state_backends.store.attempt import ShardAttempt
@@ -111,7 +113,7 @@ class Executor:
         watermark_us = within(watermark_us)
         if self.recorder is not None:
             self.recorder.advanced(watermark_us)
-        yield from self._carry_out(self.operator.handle(WatermarkAdvanced(watermark_us)), ())
+        yield from self._carry_out(self.operator.actions(WatermarkAdvanced(watermark_us)), ())
         self._dealt()
 
     def fresh(self, events: pa.RecordBatch) -> pa.RecordBatch:
@@ -125,7 +127,7 @@ class Executor:
             self.recorder.arrived(blocks, slices)
         facts = [_fact(b) for b in blocks]
         arrived = Arrived(facts, [keyed.arrivals(blocks) for keyed in self._keyed], slices)
-        yield from self._carry_out(self.operator.handle(arrived), blocks)
+        yield from self._carry_out(self.operator.actions(arrived), blocks)
         self._dealt()
 
     def _slices(self, blocks: Sequence[Block]) -> SliceFacts | None:
@@ -136,7 +138,7 @@ class Executor:
 
         ``follows``: see :class:`aion.core.life.actions.BatchEnded`.
         """
-        yield from self._carry_out(self.operator.handle(BatchEnded(last, follows)), ())
+        yield from self._carry_out(self.operator.actions(BatchEnded(last, follows)), ())
 
     def save(self) -> None:
         """At the end of a batch: writes what the operator keeps in the attempt's map."""
@@ -162,7 +164,7 @@ class Executor:
         if self.recorder is not None:
             self.recorder.dealt()
 
-    def _carry_out(self, actions: Sequence[Action | Order], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+    def _carry_out(self, actions: Iterable[Action | Order], blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
         """Carries out the actions in the operator's order. Neighbours of one kind go together where that saves work."""
         arrived: list[StoredBlock] = []
         for kind, neighbours in groupby(actions, _kind):
@@ -171,6 +173,8 @@ class Executor:
                 stored = [(a.seq, a.late, numbered(blocks[a.index], a.seq)) for a in appends]
                 arrived += [StoredBlock(seq, block) for seq, _, block in stored]
                 self.attempt.append(stored)
+            elif isinstance(kind, _OfKeys):
+                yield from self._of_keys(kind.definition, neighbours)
             elif kind is EmitUntimed:
                 yield from self._contents.untimed(_all(EmitUntimed, neighbours), blocks)
             elif kind is KeepFilled:
@@ -189,8 +193,6 @@ class Executor:
                     match action:
                         case Execute():
                             yield from self._numbered(self._execute(action))
-                        case ExecuteKeyed() | Retract():
-                            yield from self._numbered(self._keyed_of[action.definition].execute(action))
                         case EmitDropped():
                             yield from self._contents.dropped(action, blocks)
                         case EmitDroppedRows():
@@ -203,9 +205,31 @@ class Executor:
                             assert self._filler is not None
                             self._filler.forget(action)
                         case Forget():
-                            self.forgotten.append(action)
+                            self._forget(action)
                         case Prestage():
                             self._prestage(action.slices, arrived)
+
+    def _of_keys(self, definition: int, orders: Iterable[object]) -> Iterator[pa.RecordBatch]:
+        """Carries out the orders for windows of keys of a definition: those of one kind together."""
+        keyed = self._keyed_of[definition]
+        decided: dict[PaneKind, WaitingOrders] = {}
+        for order in orders:
+            match order:
+                case Forget():
+                    self._forget(order)
+                case Retract():
+                    # A pane comes after those that it replaces are taken back.
+                    yield from self._numbered(iter([keyed.retract(order)]))
+                case ExecuteKeyed():
+                    if order.kind not in decided:
+                        decided[order.kind] = keyed.orders()
+                    decided[order.kind].add(order)
+        for kind in [kind for kind in PaneKind if kind in decided]:
+            yield from self._numbered(keyed.execute(decided.pop(kind)))
+
+    def _forget(self, order: Forget) -> None:
+        if self.plan.changes:
+            self.forgotten.append(order)
 
     # -- executions ---------------------------------------------------------------------------------------
 
@@ -309,8 +333,16 @@ class Executor:
             carry_out(compactions, operator, self.attempt, self._contents, owners)
 
 
+class _OfKeys(NamedTuple):
+    """Orders for windows of keys of one definition."""
+
+    definition: int
+
+
 def _kind(action: object) -> object:
     """What actions of one kind have in common. Memory and disk let go of slices in one request."""
+    if isinstance(action, ExecuteKeyed | Retract) or (isinstance(action, Forget) and action.keys is not None):
+        return _OfKeys(action.definition)
     return _Release if isinstance(action, _Release) else type(action)
 
 

@@ -5,21 +5,17 @@ Rows of a batch wait for its end, in a temporary file if they are many.
 
 from __future__ import annotations
 
-import tempfile
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from aion.base.stretches import at_once
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.key_ranges import Keys, row_hashes
 from aion.core.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract, gap_name
-from aion.core.keyed.table import Table, stacked
+from aion.core.keyed.table import Table
 from aion.core.life.actions import PaneKind
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import is_timed
@@ -29,112 +25,16 @@ from aion.execute.held_rows import HeldRows
 from aion.execute.keyed_panes import panes, placed, retractions
 from aion.execute.rows import TOO_LATE, WindowColumns, pane_rows
 from aion.execute.spilling import parts_by_key
+from aion.execute.waiting import SpilledRows, WaitingOrders
 from state_backends.format.block import Block
 from state_backends.store.protocol import Only, StoredBlock
-from state_backends.thresholds import threshold
 
 if TYPE_CHECKING:
     from aion.execute.applying import Seen
     from state_backends.store.attempt import ShardAttempt
     from state_backends.store.codec_pool import CodecPool
 
-BINS = threshold(64, 2)
-"""Into how many pieces rows in a file are split. A power of two: the lowest bits of a key's hash say which."""
-
-
-class SpilledRows:
-    """See :class:`aion.core.keyed.waiting.WaitingRows`. A column ``hash`` has the hash of each row's key.
-
-    It holds up to ``limit_bytes``, and about as many again while it writes them to the file in ``folder`` (None: the
-    platform's temporary folder). The file has no name, so that even a killed process leaves none behind. Raises OSError
-    if it cannot be written or read.
-    """
-
-    def __init__(self, limit_bytes: int, folder: str | None) -> None:
-        self._limit_bytes, self._folder = limit_bytes, folder
-        self._begin()
-
-    def _begin(self) -> None:
-        self._rows = self._size_bytes = 0
-        self._tables: list[Table] = []
-        self._file: _File | None = None
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def add(self, rows: Table) -> None:
-        self._tables.append(rows)
-        self._rows += len(rows)
-        self._size_bytes += sum(column.nbytes for column in (*rows.keys, *rows.columns.values()))
-        if self._size_bytes > self._limit_bytes:
-            self._spill()
-
-    def take(self) -> Iterator[Table]:
-        if self._file is not None:
-            self._spill()
-        tables, file = self._tables, self._file
-        self._begin()
-        if file is not None:
-            yield from file.drain(self._limit_bytes)
-        elif tables:
-            yield stacked(tables)
-
-    def _spill(self) -> None:
-        tables, self._tables, self._size_bytes = self._tables, [], 0
-        if tables:
-            self._file = self._file or _File(self._folder)
-            self._file.write(stacked(tables))
-
-
-class _File:
-    """Rows in a temporary file, by bin."""
-
-    def __init__(self, folder: str | None) -> None:
-        self._file = tempfile.TemporaryFile(prefix="aion-spill-", dir=folder)  # noqa: SIM115
-        weakref.finalize(self, self._file.close)  # nobody takes the rows of a batch that failed
-        self._places: list[list[tuple[int, int]]] = [[] for _ in range(BINS)]
-        self._schema: pa.Schema | None = None
-
-    def write(self, rows: Table) -> None:
-        bins = rows["hash"] & (BINS - 1)
-        edges = np.concatenate(([0], np.cumsum(np.bincount(bins, minlength=BINS)))).tolist()
-        batch = _batch(rows.take(np.argsort(bins, kind="stable")))
-        self._schema = batch.schema
-        for places, (begin, end) in zip(self._places, pairwise(edges), strict=True):
-            if begin < end:
-                data = batch.slice(begin, end - begin).serialize()
-                places.append((self._file.tell(), data.size))
-                self._file.write(data)
-
-    def drain(self, piece_bytes: int) -> Iterator[Table]:
-        """Yields the rows of some bins at a time, each in the order in which they were written. Deletes the file then.
-
-        A piece has about ``piece_bytes``, or is one bin.
-        """
-        sizes = [sum(size for _, size in places) for places in self._places]
-        with self._file:
-            for some in at_once(sizes, piece_bytes):
-                parts = [self._read(*place) for places in self._places[some] for place in places]
-                if parts:
-                    yield stacked(parts)
-
-    def _read(self, at: int, size: int) -> Table:
-        self._file.seek(at)
-        return _table(pa.ipc.read_record_batch(pa.py_buffer(self._file.read(size)), self._schema))
-
-
-def _batch(rows: Table) -> pa.RecordBatch:
-    names = [*(f"key {number}" for number in range(len(rows.keys))), *rows.columns]
-    return pa.RecordBatch.from_arrays([*rows.keys, *map(pa.array, rows.columns.values())], names)
-
-
-def _table(batch: pa.RecordBatch) -> Table:
-    keys = sum(name.startswith("key ") for name in batch.schema.names)
-    columns = zip(batch.schema.names[keys:], batch.columns[keys:], strict=True)
-    return Table(batch.columns[:keys], {name: column.to_numpy() for name, column in columns})
-
-
-_WAITING_SHARE = 8  # rows that wait for the end of their batch may take this part of the memory
+_WAITING_SHARE = 8  # what waits for the end of its batch may take this part of the memory
 
 
 class KeyedExecutor:
@@ -164,11 +64,18 @@ class KeyedExecutor:
         self._timed = timed
         self._seeks = seeks and bool(plan.key) and not plan.by_event
 
-    # -- arrivals -----------------------------------------------------------------------------------------
-
     def waiting(self) -> SpilledRows:
         """Where the rows of one definition wait for the end of a batch."""
         return SpilledRows(self._limit // _WAITING_SHARE, self._folder)
+
+    def orders(self, *orders: ExecuteKeyed) -> WaitingOrders:
+        """These orders, which are carried out together, and a place for more of their kind and definition."""
+        waiting = WaitingOrders(self._limit // _WAITING_SHARE, self._folder)
+        for order in orders:
+            waiting.add(order)
+        return waiting
+
+    # -- arrivals -----------------------------------------------------------------------------------------
 
     def arrivals(self, blocks: Sequence[Block]) -> Arrivals | None:
         """The rows that windows of single keys depend on. None if there are no such windows or no such rows."""
@@ -225,25 +132,29 @@ class KeyedExecutor:
 
     # -- executions ---------------------------------------------------------------------------------------
 
-    def execute(self, order: ExecuteKeyed | Retract) -> Iterator[pa.RecordBatch]:
-        if isinstance(order, Retract):
-            yield retractions(self._plan, order)
-            return
-        keys = self._keys_of(order.windows) if self._seeks else None
+    def retract(self, order: Retract) -> pa.RecordBatch:
+        return retractions(self._plan, order)
+
+    def execute(self, orders: WaitingOrders) -> Iterator[pa.RecordBatch]:
+        order = orders.in_memory
+        keys = self._keys_of(order.windows) if self._seeks and order is not None else None
         only = None if keys is None else Only(keys=keys.ranges)
         with self._timed() as seen:
-            blocks = seen(self._attempt.read(order.slices, blocking=self._plan.blocking, only=only))
-            yield from self._over(order, blocks, keys)
+            blocks = seen(self._attempt.read(orders.slices, blocking=self._plan.blocking, only=only))
+            yield from self._over(orders, blocks, keys)
 
-    def _over(self, order: ExecuteKeyed, blocks: Iterator[StoredBlock], keys: Keys | None) -> Iterator[pa.RecordBatch]:
+    def _over(
+        self, orders: WaitingOrders, blocks: Iterator[StoredBlock], keys: Keys | None
+    ) -> Iterator[pa.RecordBatch]:
         fits = nullcontext() if self._plan.layout is None else self._plan.layout.fits()
+        compute = apply_keyed if self._plan.layout is None else panes
+        names, split = self._plan.block_keys, orders.in_memory is None
         with fits, closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
             pieces = (Piece(placed(d.batch, d.seq), True, False, d.mapped) for d in decoded)
-            with closing(parts_by_key(self._plan.block_keys, pieces, self._limit, self._folder)) as parts:
+            with closing(parts_by_key(names, pieces, self._limit, self._folder, split=split)) as parts:
                 for part in parts:
-                    if part.batches:
-                        compute = apply_keyed if self._plan.layout is None else panes
-                        yield from compute(self._plan, order, HeldRows(*part), self._limit)
+                    if part.batches and len(order := orders.of(part.files)):
+                        yield from compute(self._plan, order, HeldRows(part.batches, part.forget), self._limit)
 
     def _keys_of(self, windows: Table) -> Keys:
         keys = pa.Table.from_arrays(windows.keys, self._plan.block_keys)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Callable, Collection, Generator, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Generator, Iterator, MutableSequence, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from aion.aggregates.values import Ints
 from aion.base.hashing import Hashes, hash_rows
 from aion.core.query.functions import Key
 from aion.execute.grouping import Group, Piece, group_in_memory, key_codes, keys_of
@@ -37,11 +38,13 @@ _T = TypeVar("_T")
 class Part(NamedTuple):
     """Batches that are computed together. ``forget``: call it now and then, between reads.
 
-    It frees the memory of what has been read from a mapped file. That is read again if it is needed.
+    It frees the memory of what has been read from a mapped file. That is read again if it is needed. ``files``: which
+    file of each split the rows were in, by :func:`file_of`. There is none if the rows were not split.
     """
 
     batches: list[pa.RecordBatch]
     forget: Callable[[], None] = lambda: None
+    files: tuple[int, ...] = ()
 
 
 def group_by_key(
@@ -114,8 +117,12 @@ def parts_by_key(
     pieces: Iterator[Piece],
     limit_bytes: int = MEMORY_LIMIT_BYTES,
     folder: str | None = None,
+    *,
+    split: bool = False,
 ) -> Generator[Part, None, None]:
     """Splits pieces into parts. All rows of a key are in the same part, in their order. One part if all fit in memory.
+
+    ``split``: they go through files even if they fit, because something that belongs to their keys does not.
 
     Memory and files are as in :func:`group_by_key`. A single key is one part even if it is larger than the limit, and
     without key columns everything is one part. The batches of a part that went through a file lie in that file, which
@@ -126,7 +133,7 @@ def parts_by_key(
     for piece in pieces:
         held.append(piece)
         size += piece.memory_bytes
-        if size > limit_bytes:
+        if size > limit_bytes or split:
             del piece
             yield from _split_parts(names, chain(drained(held), pieces), limit_bytes, folder)
             return
@@ -134,20 +141,25 @@ def parts_by_key(
 
 
 def _split_parts(
-    names: Sequence[str], pieces: Iterator[Piece], limit_bytes: int, folder: str | None, splits: int = 0
+    names: Sequence[str],
+    pieces: Iterator[Piece],
+    limit_bytes: int,
+    folder: str | None,
+    before: tuple[int, ...] = (),
 ) -> Generator[Part, None, None]:
+    """``before``: the files that the pieces went through."""
     with ExitStack() as stack:
 
         def new_file() -> _File:
             file = _File(names, folder, max(limit_bytes // (4 * FILES), _LEAST_BUFFER_BYTES))
             return stack.enter_context(closing(file))
 
-        for file in _fill(names, pieces, splits, new_file):
+        for number, file in _fill(names, pieces, len(before), new_file):
             with closing(file):
-                if file.size_bytes <= limit_bytes or file.key is not None or splits == MAX_SPLITS:
-                    yield file.mapped()
+                if file.size_bytes <= limit_bytes or file.key is not None or len(before) == MAX_SPLITS:
+                    yield file.mapped()._replace(files=(*before, number))
                 else:
-                    yield from _split_parts(names, file.drain(), limit_bytes, folder, splits + 1)
+                    yield from _split_parts(names, file.drain(), limit_bytes, folder, (*before, number))
 
 
 def drained(held: MutableSequence[_T]) -> Iterator[_T]:
@@ -167,7 +179,7 @@ def _split(
             file = _File(names, folder, max(limit_bytes // (4 * FILES), _LEAST_BUFFER_BYTES))
             return stack.enter_context(closing(file))
 
-        for file in _fill(names, pieces, splits, new_file):
+        for _, file in _fill(names, pieces, splits, new_file):
             with closing(file):
                 if not file.changed:
                     continue
@@ -179,15 +191,28 @@ def _split(
                     yield from _split(names, file.drain(), limit_bytes, folder, splits + 1)
 
 
-def _fill(names: Sequence[str], pieces: Iterator[Piece], seed: int, new_file: Callable[[], _File]) -> Collection[_File]:
-    """Writes the pieces to new files. All events of a key go to the same file, in their order."""
+def file_of(keys: Sequence[pa.Array], rows: int, splits: int) -> Ints:
+    """Which of the ``FILES`` files of a split each row is in, by its key. ``splits``: how often it was split before."""
+    return (_hashes(keys, rows, splits) % np.uint64(FILES)).astype(np.int64)
+
+
+def _hashes(keys: Sequence[pa.Array], rows: int, seed: int) -> Hashes:
+    return hash_rows(keys, seed) if keys else np.zeros(rows, np.uint64)
+
+
+def _fill(
+    names: Sequence[str], pieces: Iterator[Piece], seed: int, new_file: Callable[[], _File]
+) -> list[tuple[int, _File]]:
+    """Writes the pieces to new files. All events of a key go to the same file, in their order.
+
+    Returns the files, each with what :func:`file_of` says of its rows.
+    """
     files: dict[int, _File] = {}
     largest: np.uint64 | None = None
     for piece in pieces:
         if not piece.batch.num_rows:
             continue
-        rows = piece.batch.num_rows
-        hashes = hash_rows([piece.batch.column(name) for name in names], seed) if names else np.zeros(rows, np.uint64)
+        hashes = _hashes([piece.batch.column(name) for name in names], piece.batch.num_rows, seed)
         if largest is None:  # guess the largest key from the first piece: in its own file, it is not split again
             values, counts = np.unique(hashes, return_counts=True)
             largest = values[counts.argmax()]
@@ -197,7 +222,8 @@ def _fill(names: Sequence[str], pieces: Iterator[Piece], seed: int, new_file: Ca
             files[number].add(piece._replace(batch=rows))
     for file in files.values():
         file.flush()
-    return files.values()
+    own = 0 if largest is None else int(largest % np.uint64(FILES))
+    return [(own if number == FILES else number, file) for number, file in files.items()]
 
 
 def _parts(batch: pa.RecordBatch, hashes: Hashes, largest: np.uint64) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -272,9 +272,7 @@ def _keyed_panes(reading: _Reading, part: Plan, order: ExecuteKeyed) -> Iterator
         seeks=True,
         timed=_untimed,
     )
-    yield from executor.execute(
-        ExecuteKeyed(order.definition, order.kind, windows, order.members, tuple(slices.tolist()))
-    )
+    yield from executor.execute(executor.orders(replace(order, windows=windows, slices=tuple(slices.tolist()))))
 
 
 @contextmanager

@@ -56,11 +56,15 @@ def panes_of(
     """The panes of the first stage. ``policy``: Aion's, which overrides the session's and names the store."""
     if is_aion(backend):
         return workload.with_aion(streams, shape, probe, policy)
+    if backend == "spark-window":
+        return workload.with_window(streams, shape)
+    from experiments.workloads.collected import collected
+    from experiments.workloads.kept import kept
+
+    w, branches = workload, workload.branches(streams, shape)
     if backend == SPARK_STATE:
-        return workload.with_state(streams, shape, probe)
-    if backend == "spark-list":
-        return workload.with_lists(streams, shape, probe)
-    return workload.with_window(streams, shape)
+        return kept(branches, w.key, w.function, w.schema, probe, shape, w.held)
+    return collected(branches, w.key, w.function, w.schema, probe, w.held)
 
 
 def start(

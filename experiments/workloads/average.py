@@ -59,18 +59,6 @@ def with_aion(
     return aion.panes(panes).withColumnRenamed("window", "stage")
 
 
-def with_lists(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
-    from experiments.workloads.collected import collected
-
-    return collected(_branches(streams, shape), (), mean, SCHEMA, probe)
-
-
-def with_state(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
-    from experiments.workloads.kept import kept
-
-    return kept(_branches(streams, shape), (), mean, SCHEMA, probe, shape)
-
-
 def _branches(streams: Mapping[str, DataFrame], shape: Shape) -> list[Any]:
     from experiments.workloads.collected import Branch
 
@@ -104,8 +92,9 @@ WORKLOAD = Workload(
     spec=Spec(rate=10_000, window_s=20, payload_bytes=2_304),
     streams={"numbers": numbers},
     with_aion=with_aion,
-    with_lists=with_lists,
-    with_state=with_state,
+    branches=_branches,
+    function=mean,
+    schema=SCHEMA,
     with_window=with_window,
     keys={"mean": ()},
     finals=finals,

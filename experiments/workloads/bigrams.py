@@ -84,18 +84,6 @@ def with_aion(
     return aion.panes(panes).withColumnRenamed("window", "stage")
 
 
-def with_lists(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
-    from experiments.workloads.collected import collected
-
-    return collected(_branches(streams, shape), (), count_pairs, SCHEMA, probe)
-
-
-def with_state(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
-    from experiments.workloads.kept import kept
-
-    return kept(_branches(streams, shape), (), count_pairs, SCHEMA, probe, shape)
-
-
 def _branches(streams: Mapping[str, DataFrame], shape: Shape) -> list[Any]:
     from experiments.workloads.collected import Branch
 
@@ -141,8 +129,9 @@ WORKLOAD = Workload(
     spec=Spec(rate=5_000, window_s=30, payload_bytes=3_584),
     streams={"texts": texts},
     with_aion=with_aion,
-    with_lists=with_lists,
-    with_state=with_state,
+    branches=_branches,
+    function=count_pairs,
+    schema=SCHEMA,
     with_window=with_window,
     keys={"bigrams": ()},
     window_keys={"bigrams": ("first", "second")},

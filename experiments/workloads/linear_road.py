@@ -145,20 +145,6 @@ def _branches(streams: Mapping[str, DataFrame], shape: Shape) -> list[Any]:
     ]
 
 
-def with_lists(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
-    from experiments.workloads.collected import collected
-
-    names = ("ts", "car", "lane", "speed", "position", "pad")
-    return collected(_branches(streams, shape), SEGMENT, of_segment, SCHEMA, probe, names)
-
-
-def with_state(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
-    from experiments.workloads.kept import kept
-
-    names = ("ts", "car", "lane", "speed", "position", "pad")
-    return kept(_branches(streams, shape), SEGMENT, of_segment, SCHEMA, probe, shape, names)
-
-
 def with_window(streams: Mapping[str, DataFrame], shape: Shape) -> DataFrame:
     """The stages with built-in aggregates; for standing cars, with lists of positions."""
     from pyspark.sql import functions as F
@@ -244,8 +230,11 @@ WORKLOAD = Workload(
     spec=Spec(rate=10_000, window_s=60, payload_bytes=1_536),
     streams={"reports": reports},
     with_aion=with_aion,
-    with_lists=with_lists,
-    with_state=with_state,
+    branches=_branches,
+    function=of_segment,
+    schema=SCHEMA,
+    key=SEGMENT,
+    held=("ts", "car", "lane", "speed", "position", "pad"),
     with_window=with_window,
     keys={"minute": SEGMENT, "standing": SEGMENT},
     finals=finals,

@@ -167,9 +167,10 @@ class Workload:
     """A workload as functions.
 
     ``streams``: by name, a function that makes the events of a batch (with a column ``ts``), and how many windows
-    late each is. ``with_aion``, ``with_lists``, ``with_state``, ``with_window``: from the streams with watermarks
-    to the panes of the first stage, with the columns ``stage``, ``window_start``, ``window_end``, ``events`` and,
-    with Aion and ``with_state``, ``pane`` and ``kind``. ``keys``: the key columns of each stage. ``window_keys``:
+    late each is. ``with_aion``, ``with_window``: from the streams with watermarks to the panes of the first stage, with
+    the columns ``stage``, ``window_start``, ``window_end``, ``events`` and, with Aion, ``pane`` and ``kind``.
+    ``branches``, ``function``, ``schema``, ``key``, ``held``: what stock Spark needs for the same over kept events (see
+    :func:`experiments.workloads.collected.collected`). ``keys``: the key columns of each stage. ``window_keys``:
     the same for ``with_window`` if they differ. ``finals``: the later stages, from the last panes, for the windows
     that changed. ``truth``: the same results from a batch computation.
     """
@@ -178,12 +179,15 @@ class Workload:
     spec: Spec
     streams: Mapping[str, Callable[[Shape, int], tuple[pa.Table, Int64s]]]
     with_aion: Callable[[Mapping[str, DataFrame], Shape, Probe, Mapping[str, Any] | None], DataFrame]
-    with_lists: Callable[[Mapping[str, DataFrame], Shape, Probe], DataFrame]
-    with_state: Callable[[Mapping[str, DataFrame], Shape, Probe], DataFrame]
+    branches: Callable[[Mapping[str, DataFrame], Shape], list[Any]]
+    function: Callable[..., Any]
+    schema: str
     with_window: Callable[[Mapping[str, DataFrame], Shape], DataFrame]
     keys: Mapping[str, tuple[str, ...]]
     finals: Callable[[LastPanes, set[tuple[str, int]], Shape], dict[tuple[str, int], pd.DataFrame]]
     truth: Callable[[Mapping[str, pa.Table], Shape], dict[str, pd.DataFrame]]
+    key: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
     window_keys: Mapping[str, tuple[str, ...]] | None = None
 
     def keys_of(self, backend: str) -> Mapping[str, tuple[str, ...]]:

@@ -134,6 +134,9 @@ def _branches(streams: Mapping[str, DataFrame], shape: Shape) -> list[Any]:
     ]
 
 
+KEPT_SCHEMA = f"lowest double, highest double, mean double, {SCHEMA}, mentions bigint"
+
+
 def by_stage(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, Any]:
     """The three first stages over kept events. In one query, stock Spark can only do it this way."""
     if window.name == "warnings":
@@ -143,22 +146,6 @@ def by_stage(key: tuple[Any, ...], window: Any, events: Iterator[pa.RecordBatch]
         return {"mentions": sum(batch.num_rows for batch in batches)}
     prices = np.concatenate([batch["price"].to_numpy() for batch in batches])
     return {"lowest": prices.min(), "highest": prices.max(), "mean": prices.mean()}
-
-
-def with_lists(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
-    from experiments.workloads.collected import collected
-
-    schema = f"lowest double, highest double, mean double, {SCHEMA}, mentions bigint"
-    names = ("ts", "id", "price", "pad")
-    return collected(_branches(streams, shape), ["symbol"], by_stage, schema, probe, names)
-
-
-def with_state(streams: Mapping[str, DataFrame], shape: Shape, probe: Probe) -> DataFrame:
-    from experiments.workloads.kept import kept
-
-    schema = f"lowest double, highest double, mean double, {SCHEMA}, mentions bigint"
-    names = ("ts", "id", "price", "pad")
-    return kept(_branches(streams, shape), ["symbol"], by_stage, schema, probe, shape, names)
 
 
 def with_window(streams: Mapping[str, DataFrame], shape: Shape) -> DataFrame:
@@ -267,8 +254,11 @@ WORKLOAD = Workload(
     spec=Spec(rate=10_000, window_s=30, payload_bytes=1_664, parts=6),
     streams={"quotes": quotes, "mentions": mentions},
     with_aion=with_aion,
-    with_lists=with_lists,
-    with_state=with_state,
+    branches=_branches,
+    function=by_stage,
+    schema=KEPT_SCHEMA,
+    key=("symbol",),
+    held=("ts", "id", "price", "pad"),
     with_window=with_window,
     keys={"rolling": ("symbol",), "warnings": ("symbol",), "mentions": ("symbol",)},
     finals=finals,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +162,8 @@ class Orders:
     def __init__(self, executions: Sequence[Execution], slices: Sequence[int]) -> None:
         self._order = Execute.of(executions, tuple(slices))
 
-    def handle(self, event: Any) -> Sequence[Execute]:
-        return [self._order]
+    def actions(self, event: Any) -> Iterator[Execute]:
+        yield self._order
 
     def number_panes(self) -> int:
         return 0

@@ -35,10 +35,13 @@ class Given:
     next_seq = 10
 
     def __init__(self, actions: Sequence[Any]) -> None:
-        self.actions = actions
+        self._actions = actions
+
+    def actions(self, event: Any) -> Iterator[Any]:
+        yield from self._actions if type(event).__name__ == "Arrived" else ()
 
     def handle(self, event: Any) -> Sequence[Any]:
-        return self.actions if type(event).__name__ == "Arrived" else ()
+        return ()
 
     def number(self, blocks: int) -> int:
         return self.next_seq

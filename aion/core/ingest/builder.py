@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.aggregates.groups import Coded, number
-from aion.aggregates.values import as_batch, combined
+from aion.aggregates.values import as_batch, combined, with_one_zero
 from aion.base.hashing import ShardOfKeys
 from aion.base.numbers import EARLIEST_US, LATEST_US, sum_of
 from aion.core.ingest.encoding import BlockSettings, decode, encode_rows, is_quick, settled
@@ -160,7 +160,8 @@ class BlockBuilder:
         assert self.plan.layout is not None
         names = [_SLICE, *(field.name for field in (*self.plan.key_fields, *self.plan.layout.fields))]
         self._is_mixed = True
-        yield from self._collect(self._in_cells(pa.table([slices, *self._one_zero(keys).columns, *states], names)))
+        keys = with_one_zero(keys, self.plan.key)
+        yield from self._collect(self._in_cells(pa.table([slices, *keys.columns, *states], names)))
 
     def _add(
         self, batch: pa.RecordBatch, shards: pa.Array | None, flagged: tuple[Flagged, ...]
@@ -185,7 +186,7 @@ class BlockBuilder:
             else:
                 of_them = None if shards is None else shards.filter(timed)
                 yield from self._event_rows._add(batch.filter(timed), of_them, ())
-        batch = self.plan.computed(self._one_zero(batch))
+        batch = self.plan.computed(with_one_zero(batch, self.plan.key))
         times = batch.column(self.plan.time)
         if self.plan.layout is None:
             slices = coded(self.plan.grid.edges, times, *flagged)
@@ -246,17 +247,6 @@ class BlockBuilder:
             self._compact()
         if self._pending_bytes >= self.buffer_bytes:
             yield from self._encoded(self._flush_partials(final=False))
-
-    def _one_zero(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Makes float keys equal that Spark groups together: 0.0 and -0.0, and all NaNs."""
-        for name in self.plan.key:
-            column = batch.column(name)
-            if pa.types.is_floating(column.type):
-                values = column.fill_null(0).to_numpy(zero_copy_only=False) + column.type.to_pandas_dtype()(0)
-                values = np.where(np.isnan(values), column.type.to_pandas_dtype()("nan"), values)
-                plain = pa.array(values, column.type, mask=column.is_null().to_numpy(zero_copy_only=False))
-                batch = batch.set_column(batch.schema.get_field_index(name), name, plain)
-        return batch
 
     def finish(self) -> Iterator[ShardBlock]:
         if self._event_rows is not None:

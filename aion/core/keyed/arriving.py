@@ -7,7 +7,6 @@ time. First there are as many pages as these rows will need, because a page that
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import pyarrow as pa
 from aion.base.numbers import sum_of, sums_by
 from aion.core.keyed.assigners import INDEX, Assigner, Flags, Sessions
 from aion.core.keyed.closing import BEFORE_ALL
-from aion.core.keyed.in_memory import Orders, WindowsInMemory
+from aion.core.keyed.in_memory import WindowsInMemory
 from aion.core.keyed.orders import Arrivals, EmitDroppedRows
 from aion.core.keyed.page_store import Bins
 from aion.core.keyed.table import Ints, Table, hashes_of
@@ -172,7 +171,9 @@ class ArrivingWindows(WindowsInMemory):
                 if not self._joined:
                     self._make_pages(piece, rows)
                 parts = self.kept.parts(self.kept.of(piece["hash"]))
-            self._in_parts(parts, partial(self._join, piece, now_us, late))
+            for some in self._in_parts(parts):
+                rows_of = piece if len(some) == len(piece) else piece.take(some)
+                late += [self._join(rows_of, now_us)] if len(some) else []
             if len(piece) < rows:
                 self._let_pages_go(self.kept.pages)
         ends, events = (np.concatenate(column) for column in zip(*late, strict=True))
@@ -196,17 +197,14 @@ class ArrivingWindows(WindowsInMemory):
             most = max(there, keys * all_rows // len(rows))
         self._resize(max(self.kept.wanted(most), self.kept.pages))
 
-    def _join(self, piece: Table, now_us: int | None, late: list[tuple[Ints, Ints]], some: Ints) -> Orders:
-        """Some rows join the windows in memory. ``late``: gets the ends of their windows, and how many came late."""
-        if len(some):
-            rows = piece if len(some) == len(piece) else piece.take(some)
-            self._joined.append(self.kept.each_of(rows["hash"]))
-            self.reach_us = max(self.reach_us, self.assigner.reaches(rows))
-            added = self.assigner.add(self.index, rows, now_us)
-            self.index, self._known = added.grown, None
-            ends, end_of = np.unique(added.late_ends_us, return_inverse=True)
-            late.append((ends, sums_by(end_of, added.late_events, len(ends))))
-        return []
+    def _join(self, rows: Table, now_us: int | None) -> tuple[Ints, Ints]:
+        """Some rows join the windows in memory. Returns the ends of windows, and how many events came late for them."""
+        self._joined.append(self.kept.each_of(rows["hash"]))
+        self.reach_us = max(self.reach_us, self.assigner.reaches(rows))
+        added = self.assigner.add(self.index, rows, now_us)
+        self.index, self._known = added.grown, None
+        ends, end_of = np.unique(added.late_ends_us, return_inverse=True)
+        return ends, sums_by(end_of, added.late_events, len(ends))
 
     def _elsewhere(self) -> Ints:
         """The pages that rows of the batch are in and that are not in memory any more."""

@@ -15,7 +15,7 @@ from aion.base.numbers import NEVER, sums_by
 from aion.core.keyed.assigners import INDEX, Assigner, Flags, total
 from aion.core.keyed.closing import BEFORE_ALL, Closing
 from aion.core.keyed.indexed_windows import IndexedWindows, indexed_windows, orphans
-from aion.core.keyed.orders import ExecuteKeyed, Members, Retract, joined
+from aion.core.keyed.orders import ExecuteKeyed, Members, Retract
 from aion.core.keyed.page_store import (
     CLOSED,
     EARLY,
@@ -30,6 +30,7 @@ from aion.core.keyed.page_store import (
 from aion.core.keyed.pages import PageFormat
 from aion.core.keyed.table import Ints, Table, stacked
 from aion.core.lateness.observe import NewBounds
+from aion.core.life.actions import Forget
 from aion.core.life.window_table import WindowTable
 
 
@@ -83,7 +84,8 @@ YIELDED = ("start", "end", "number", "pane", "seq", "early", "hash")
 ``number`` distinguishes windows with the same key and interval. ``hash``: of the key.
 """
 
-Orders: TypeAlias = list[ExecuteKeyed | Retract]
+Orders: TypeAlias = Iterator[ExecuteKeyed | Retract | Forget]
+"""They are decided one after the other, some pages at a time: what is decided changes as they are asked for."""
 
 
 class WindowsInMemory:
@@ -195,20 +197,20 @@ class WindowsInMemory:
         passed = {OPEN: at_us, CLOSED: self.closed_us, KEPT: self.closed_us, EARLY: BEFORE_ALL}
         return Facts(windows.begins, there, now.at >= 0, open_, early, events, np.concatenate(entries), rows, passed)
 
-    def _in_parts(self, parts: Sequence[Part], act: Callable[[Ints], Orders]) -> Orders:
-        """What ``act`` orders for the items of each part, with its pages in memory. They stay if it is the only one."""
-        orders: list[Orders] = []
+    def _in_parts(self, parts: Sequence[Part]) -> Iterator[Ints]:
+        """Yields the items of each part while its pages are in memory. They stay there if it is the only part."""
         for part in parts:
             self._read(part.pages)
-            orders.append(act(part.items))
+            yield part.items
             if len(parts) > 1:
                 self._let_pages_go(self.kept.pages)  # with other pages, the numbers of pages would mean nothing
                 self._went_through = True
-        return joined(orders) if len(parts) > 1 else orders[0]
 
-    def _due(self, pages: Ints, act: Callable[[], Orders]) -> Orders:
-        """What ``act`` orders for the windows in memory and those of these pages: in one go, or some at a time."""
-        return self._in_parts(self.kept.parts(pages), lambda _: act() if len(self.index) or len(self.yielded) else [])
+    def _due(self, pages: Ints) -> Iterator[None]:
+        """Yields while some of the windows in memory and of those in these pages are in memory, until all were."""
+        for _ in self._in_parts(self.kept.parts(pages)):
+            if len(self.index) or len(self.yielded):
+                yield
 
     def _now(self) -> IndexedWindows:
         if self._known is None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from aion.core.keyed.table import Ints, Table, hashes_of, stacked
 from aion.core.life.actions import PaneKind
+from aion.core.life.definition import Flags
 
 
 def gap_name(definition: int) -> str:
@@ -77,6 +78,19 @@ class ExecuteKeyed:
     def __len__(self) -> int:
         return len(self.windows)
 
+    def some(self, which: Flags) -> ExecuteKeyed:
+        """The same order for some of the windows. ``which``: a mask of them."""
+        members = self.members
+        if members is not None:
+            begins, lengths = members.begins[which], members.lengths[which]
+            edges = np.zeros(len(members.seqs) + 1, np.int64)
+            np.add.at(edges, begins, 1)
+            np.add.at(edges, begins + lengths, -1)
+            needed = np.cumsum(edges[:-1]) > 0
+            places = np.cumsum(needed) - 1
+            members = Members(places[begins], lengths, members.seqs[needed], members.rows[needed])
+        return replace(self, windows=self.windows.take(which), members=members)
+
     @property
     def stretch_us(self) -> tuple[int, int]:
         """The stretch that holds all rows, ``[start, end)``."""
@@ -112,34 +126,17 @@ class EmitDroppedRows:
 Order: TypeAlias = ExecuteKeyed | Retract | EmitDroppedRows
 
 
-def joined(parts: Sequence[Sequence[ExecuteKeyed | Retract]]) -> list[ExecuteKeyed | Retract]:
-    """The orders for several parts of the keys of one definition, as if they had been decided together.
-
-    Orders of one kind become one, so that blocks are read once. The orders of a part keep their order, because a pane
-    comes after the retraction of those that it replaces. Keys of different parts have nothing to do with each other.
-    """
-    found: dict[tuple[int, bool], list[ExecuteKeyed | Retract]] = {}
-    for orders in parts:
-        for at, order in enumerate(orders):
-            following = orders[at + 1] if at + 1 < len(orders) else None
-            of = order if isinstance(order, ExecuteKeyed) else following
-            kind = of.kind if isinstance(of, ExecuteKeyed) else _LAST
-            found.setdefault((_RANKS[kind], isinstance(order, ExecuteKeyed)), []).append(order)
-    return [_one(found[place]) for place in sorted(found)]
-
-
-_LAST = "retract only"
-_RANKS = {kind: rank for rank, kind in enumerate([*PaneKind, _LAST])}
-
-
-def _one(orders: Sequence[Any]) -> ExecuteKeyed | Retract:
-    """Orders of one kind as one."""
+def together(orders: Sequence[ExecuteKeyed]) -> ExecuteKeyed:
+    """Orders of one kind for windows of one definition as one, so that blocks are read once."""
+    if len(orders) == 1:
+        return orders[0]
     windows = stacked([order.windows for order in orders])
-    first: ExecuteKeyed | Retract = orders[0]
-    if not isinstance(first, ExecuteKeyed) or first.members is None:
-        return replace(first, windows=windows)
-    members = [order.members for order in orders]
+    slices = tuple(sorted({name for order in orders for name in order.slices}))
+    members = [order.members for order in orders if order.members is not None]
+    if not members:
+        return replace(orders[0], windows=windows, slices=slices)
     offsets = np.cumsum([0, *(len(m.seqs) for m in members)])
     begins = [m.begins + offset for m, offset in zip(members, offsets.tolist(), strict=False)]
     rest = (np.concatenate([getattr(m, name) for m in members]) for name in ("lengths", "seqs", "rows"))
-    return replace(first, windows=windows, members=Members(np.concatenate(begins), *rest))
+    all_of = Members(np.concatenate(begins), *rest)
+    return replace(orders[0], windows=windows, members=all_of, slices=slices)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aion.aggregates.groups import number
-from aion.aggregates.values import combined
+from aion.aggregates.values import combined, one_zero
 from aion.base.hashing import hash_rows
 from state_backends.thresholds import threshold
 
@@ -82,15 +82,7 @@ def hashes_of(table: Table) -> Ints:
     """A hash of each row's key, at least 0. State is stored by it, so it must never change."""
     if not table.keys:
         return np.zeros(len(table), np.int64)
-    keys = [_one_zero(key) if pa.types.is_floating(key.type) else key for key in table.keys]
-    return (hash_rows(keys, _SEED) >> np.uint64(1)).astype(np.int64)
-
-
-def _one_zero(values: pa.Array) -> pa.Array:
-    """Floating-point numbers with one zero and one NaN, as keys are compared."""
-    found = values.to_numpy(zero_copy_only=False) + np.zeros(1, values.type.to_pandas_dtype())
-    found[np.isnan(found)] = np.nan
-    return pa.array(found, values.type, mask=values.is_null().to_numpy(zero_copy_only=False))
+    return (hash_rows([*map(one_zero, table.keys)], _SEED) >> np.uint64(1)).astype(np.int64)
 
 
 _SEED = 0x70616765  # differs from the seeds that split windows into files, and sort compacted blocks

@@ -81,7 +81,6 @@ class KeyedWindows(ArrivingWindows):
         self.open_from_us = -NEVER
         self._left: tuple[int, int] | None = None
         self._frees = False
-        self._forgotten: list[Table] = []  # windows that were shown, and let go since the last orders
         # The first and last events of the rows removed up to the last watermark, and of those removed since then.
         self._gone: tuple[Ints, Ints] = _NOTHING
         self._gone_since: tuple[Ints, Ints] = _NOTHING
@@ -90,7 +89,7 @@ class KeyedWindows(ArrivingWindows):
 
     # -- executions ---------------------------------------------------------------------------------------
 
-    def advance(self, turn: Turn) -> list[Any]:
+    def advance(self, turn: Turn) -> Orders:
         """Orders on-time executions, and final ones of windows that are closed now. Removes the closed windows.
 
         Final executions never wait: a closed session that is kept would take events that come too late.
@@ -104,18 +103,13 @@ class KeyedWindows(ArrivingWindows):
             self.kept.due(kind, upto)
             for kind, upto in ((OPEN, to_us), (CLOSED, self.closed_us), (KEPT, self.closed_us))
         ]
-        pages = np.unique(np.concatenate(due))
-        orders = self._due(pages, lambda: self._ended(before_us, to_us, was_closed_us, late_work))
+        for _ in self._due(np.unique(np.concatenate(due))):
+            yield from self._ended(before_us, to_us, was_closed_us, late_work)
         self._forget_cells()
         self._gone, self._gone_since = self._gone_since, _NOTHING
         open_from_us = self.active_from_us(to_us)
         self._left = (self.open_from_us if self._left is None else self._left[0], open_from_us)
         self.open_from_us, self._frees = open_from_us, True
-        return [*orders, *self._forget()]
-
-    def close(self, turn: Turn) -> list[Any]:
-        """Nothing waits: see :meth:`advance`."""
-        return []
 
     def _ended(self, before_us: int | None, to_us: int, was_closed_us: int, late_work: LateWork) -> Orders:
         now = self._now()
@@ -130,7 +124,8 @@ class KeyedWindows(ArrivingWindows):
                 self._bound.observe_on_time(end_us, events)
         on_time = passed & ((now.at < 0) | now.early) & (not self._final_only)
         late_work.on_time(sizes[on_time])
-        return self._execute(on_time, PaneKind.ON_TIME) + self._close(was_closed_us, late_work)
+        yield from self._execute(on_time, PaneKind.ON_TIME)
+        yield from self._close(was_closed_us, late_work)
 
     def _close(self, was_closed_us: int, late_work: LateWork) -> Orders:
         """Orders final executions of the closed windows that have news, and removes them.
@@ -146,11 +141,11 @@ class KeyedWindows(ArrivingWindows):
             late_work.on_time(sizes)
         else:
             late_work.spend(sizes)
-        orders = self._execute(final, PaneKind.FINAL) + self._retract_closed()
-        self._let_go(closed)
-        return orders
+        yield from self._execute(final, PaneKind.FINAL)
+        yield from self._retract_closed()
+        yield from self._let_go(closed)
 
-    def end_batch(self, turn: Turn, *, last: bool = False, follows: bool = False) -> list[Any]:
+    def end_batch(self, turn: Turn, *, last: bool = False, follows: bool = False) -> Orders:
         """Orders the late executions that the trigger asks for, and early ones, as far as ``late_work`` allows.
 
         Before that, orders final executions of windows whose last events arrived after they had been closed.
@@ -158,23 +153,19 @@ class KeyedWindows(ArrivingWindows):
         pane has shown since their newest event. Those that ended before their first pane do not wait for the trigger,
         either.
         """
-        return [*self._at_end(turn, last=last), *self._forget()]
-
-    def _at_end(self, turn: Turn, *, last: bool) -> Orders:
-        now_us, late_work = turn.at_us, turn.late_work
-        orders: Orders = []
-        self._at_us = now_us
+        self._at_us = now_us = turn.at_us
         left = self._elsewhere()
         if now_us is not None and self.assigner.arrives_closed:
-            orders = self._close_arrived(
-                now_us, self.kept.due(CLOSED, self.closed_us) if len(left) else left, late_work
-            )
+            pages = self.kept.due(CLOSED, self.closed_us) if len(left) else left
+            yield from self._close_arrived(now_us, pages, turn.late_work)
         if self._final_only:
             self._early_owed = 0
-            return orders
+            return
         if self._on_arrival:
-            orders += self._due(left, lambda: self._arrived(now_us))
-        return orders if now_us is None else orders + self._late(now_us, turn.step_us, late_work, last=last)
+            for _ in self._due(left):
+                yield from self._arrived(now_us)
+        if now_us is not None:
+            yield from self._late(now_us, turn.step_us, turn.late_work, last=last)
 
     def _close_arrived(self, now_us: int, pages: Ints, late_work: LateWork) -> Orders:
         """Orders final executions of the windows in memory, and in these pages, that were closed when they arrived.
@@ -182,28 +173,24 @@ class KeyedWindows(ArrivingWindows):
         If they waited for the next watermark, they could change after the instant that their panes promise.
         """
         cells = [_NOTHING[0]]
-
-        def close() -> Orders:
+        for _ in self._due(pages):
             over = self._now().windows.over_us
             closed = over[over <= self.closed_us]
-            if not len(closed):
-                return []
-            cells.append(self._cells.of(closed))
-            return self._close(self.closed_us, late_work)
-
-        orders = self._due(pages, close)
+            if len(closed):
+                cells.append(self._cells.of(closed))
+                yield from self._close(self.closed_us, late_work)
         if len(cells) > 1:
             self._cells.table.executed(self._cells.rows(np.unique(np.concatenate(cells))), now_us, 0)
-        return orders
 
     def _arrived(self, now_us: int | None) -> Orders:
         now = self._now()
         over = now.windows.over_us
         new = now.news & self._there(over, self.closed_us)
         ended = np.zeros(len(new), np.bool_) if now_us is None else over <= now_us
-        orders = self._execute(new & ~ended, PaneKind.ON_TIME)
+        first = new & ended & (now.at < 0)
+        yield from self._execute(new & ~ended, PaneKind.ON_TIME)
         # The numbers of windows stay the same: an execution changes what was yielded, but no event.
-        return orders + self._execute(new & ended & (now.at < 0), PaneKind.LATE)
+        yield from self._execute(first, PaneKind.LATE)
 
     def _late(self, now_us: int, step_us: int, late_work: LateWork, *, last: bool) -> Orders:
         cells, events = self._waiting(now_us)
@@ -222,19 +209,19 @@ class KeyedWindows(ArrivingWindows):
         self._cells.table["owed"][rows[due & ~runs]] += 1
         self._cells.table.executed(rows[runs], now_us, 0)
         self._cells.table.look(rows[~runs], now_us)
-        orders: Orders = []
         if runs.any():
-            orders += self._due(self.kept.waiting(cells[runs]), lambda: self._execute_late(now_us, cells[runs]))
+            for _ in self._due(self.kept.waiting(cells[runs])):
+                yield from self._execute_late(now_us, cells[runs])
         if self._early is not None and self._early.is_due:
             self._early_owed = max(self._early_owed, 1)
         if self._early_owed:
             size = np.array([plus(self.kept.rest.sums["early_events"], sum_of(self._open_news(now_us)[1]))])
             if late_work.take(size, np.array([self._early_owed]), all_=at_once)[0]:
-                orders += self._due(self.kept.early(), lambda: self._execute_early(now_us))
+                for _ in self._due(self.kept.early()):
+                    yield from self._execute(self._open_news(now_us)[0], PaneKind.EARLY)
                 self._early_owed = 0
             else:
                 self._early_owed += 1
-        return orders
 
     def _waiting(self, now_us: int) -> tuple[Ints, Ints]:
         """The cells with windows that wait for the trigger, and the events of these windows."""
@@ -262,9 +249,6 @@ class KeyedWindows(ArrivingWindows):
         news = (now.windows.over_us > now_us) & now.news
         return news, total(self.index["events"], now.windows)[news]
 
-    def _execute_early(self, now_us: int) -> Orders:
-        return self._execute(self._open_news(now_us)[0], PaneKind.EARLY)
-
     @property
     def waits(self) -> bool:
         """Whether an execution that is due waits for a later batch."""
@@ -275,13 +259,6 @@ class KeyedWindows(ArrivingWindows):
         if not self._final_only:
             gone.count_in(self._staleness, lambda _: self._staleness_bound)
 
-    def _forget(self) -> list[Forget]:
-        """Orders to forget the windows that were let go since the last call."""
-        if not self._forgotten:
-            return []
-        gone, self._forgotten = stacked(self._forgotten), []
-        return [Forget(self.definition, gone["start"], gone["end"], gone.keys)]
-
     def count_in(self, counters: Counters) -> None:
         self._staleness = counters.staleness
 
@@ -289,7 +266,7 @@ class KeyedWindows(ArrivingWindows):
         """Orders to run some windows, and to retract those that they replace. Notes both in ``yielded``."""
         rows = np.flatnonzero(which)
         if not len(rows):
-            return []
+            return
         now = self._now()
         windows = now.windows
         retract = replaced(now, self.yielded, rows)
@@ -306,12 +283,11 @@ class KeyedWindows(ArrivingWindows):
                 "closes": self._closing.promise(windows.over_us[rows], bound_us),
             },
         )
-        orders: Orders = []
-        if len(retract):
-            orders.append(Retract(self.definition, self.yielded.take(retract)))
-        orders.append(ExecuteKeyed(self.definition, kind, table, self._members(windows, rows)))
+        replaces = self.yielded.take(retract)
         self._note_yielded(now, rows, retract, kind)
-        return orders
+        if len(retract):
+            yield Retract(self.definition, replaces)
+        yield ExecuteKeyed(self.definition, kind, table, self._members(windows, rows))
 
     def _members(self, windows: Windows, rows: Ints) -> Members | None:
         if not self.assigner.by_event:
@@ -327,11 +303,10 @@ class KeyedWindows(ArrivingWindows):
         """
         lost = self._lost()
         due = lost[self.yielded["end"][lost] <= self.closed_us]
-        if not len(due):
-            return []
-        retract = Retract(self.definition, self.yielded.take(due))
-        self.yielded, self._known = self.yielded.take(np.delete(np.arange(len(self.yielded)), due)), None
-        return [retract]
+        if len(due):
+            retract = Retract(self.definition, self.yielded.take(due))
+            self.yielded, self._known = self.yielded.take(np.delete(np.arange(len(self.yielded)), due)), None
+            yield retract
 
     def _note_yielded(self, now: IndexedWindows, rows: Ints, retracted: Ints, kind: PaneKind) -> None:
         windows = now.windows
@@ -355,7 +330,8 @@ class KeyedWindows(ArrivingWindows):
         self.yielded = stacked([self.yielded.take(kept), fresh])
         self._known = None
 
-    def _let_go(self, closed: Flags) -> None:
+    def _let_go(self, closed: Flags) -> Orders:
+        """Lets closed windows go, and the rows that no window needs. Orders to forget those that were shown."""
         now = self._now()
         kept = np.ones(len(self.yielded), np.bool_)
         kept[now.at[closed & (now.at >= 0)]] = False
@@ -366,10 +342,11 @@ class KeyedWindows(ArrivingWindows):
                 np.concatenate((firsts, self.index["first"][~needed])),
                 np.concatenate((lasts, self.index["last"][~needed])),
             )
-            if not kept.all():
-                self._forgotten.append(self.yielded.take(~kept))
+            gone = self.yielded.take(~kept)
             self.yielded, self.index = self.yielded.take(kept), self.index.take(needed)
             self._known = None
+            if len(gone):
+                yield Forget(self.definition, gone["start"], gone["end"], gone.keys)
 
     # -- what the operator asks -----------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from aion.core.life.lifecycle import Counters
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Orders: TypeAlias = list[Any]
-"""Actions, and orders for windows of keys."""
+Orders: TypeAlias = Iterable[Any]
+"""Actions, and orders for windows of keys. They may be decided as they are asked for: ask for all."""
 
 ALL_ROWS = 1 << 61
 """So many rows of a stretch of time are needed, if it is not known how many."""
@@ -108,9 +108,6 @@ class DefinedWindows(Protocol):
 
     def advance(self, turn: Turn) -> Orders:
         """The watermark has moved. Returns what runs on time, and what cannot wait."""
-
-    def close(self, turn: Turn) -> Orders:
-        """Returns what runs for the last time and may wait, after :meth:`advance` of all. Lets windows go."""
 
     def end_batch(self, turn: Turn, *, last: bool, follows: bool) -> Orders:
         """Returns the executions that wait for the end of the batch. ``last``, ``follows``: see BatchEnded."""

@@ -14,7 +14,7 @@ except how it is compacted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -133,17 +133,25 @@ class Operator:
     # -- what the shell asks ------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Action | Order]:
+        """Returns what follows from an event, in order."""
+        return [*self.actions(event)]
+
+    def actions(self, event: Event) -> Iterator[Action | Order]:
+        """Yields the same, as it is decided. Ask for all of it: the operator goes on only as it is asked.
+
+        Windows of keys are decided some pages at a time, so neither they nor the orders must be in memory together.
+        """
         match event:
             case Arrived(blocks, rows, slices):
-                return self._arrived(blocks, rows, slices)
+                yield from self._arrived(blocks, rows, slices)
             case WatermarkAdvanced(to_us):
-                return self._advanced(to_us)
+                yield from self._advanced(to_us)
             case BatchEnded(last, follows):
-                return self._batch_ended(last, follows)
+                yield from self._batch_ended(last, follows)
             case CompactionDone(compaction):
                 assert self._compaction is not None
                 self._compaction.compacted(event)
-                return [*self._compactions([compaction.slice_us])]
+                yield from self._compactions([compaction.slice_us])
 
     def number(self, blocks: int) -> int:
         """Reserves this many block numbers, for blocks that replace others. Returns the first."""
@@ -301,11 +309,11 @@ class Operator:
 
     # -- executions ---------------------------------------------------------------------------------------
 
-    def _advanced(self, to_us: int) -> list[Action | Order]:
+    def _advanced(self, to_us: int) -> Iterator[Action | Order]:
         self._all_arrived()
         before_us, to_us = self.watermark.at_us, within(to_us)
         if not self.watermark.advance(to_us):
-            return []
+            return
         if self.completeness is not None:
             windows = self.windows
             self.completeness.close(lambda definition, end_us: windows.find(definition, end_us) >= 0)
@@ -313,30 +321,30 @@ class Operator:
         self._bound.advance(before_us, to_us)
         self._rules.advance(to_us)
         turn = self._turn(before_us)
-        orders = [definition.advance(turn) for definition in self._definitions]
-        for place, definition in enumerate(self._definitions):
-            orders[place] += definition.close(turn)
-        counted = self._counted(orders)
+        at_once = self._timed.advance(turn)
+        for windows in self.keyed:
+            yield from self._counted(windows.advance(turn))
+        at_once += self._timed.close(turn)
         left, free = self._released(moved=True)
         compactions = self._compactions([*left, *self._segments[0].swept()])
         # Releases come last: to compact blocks is cheaper while they are in memory.
-        return [*counted, *compactions, *_releases(left, free)]
+        yield from (*self._counted(at_once), *compactions, *_releases(left, free))
 
-    def _batch_ended(self, last: bool, follows: bool) -> list[Action | Order]:
+    def _batch_ended(self, last: bool, follows: bool) -> Iterator[Action | Order]:
         self._all_arrived()
         turn = self._turn()
-        orders = [definition.end_batch(turn, last=last, follows=follows) for definition in self._definitions]
+        at_once = self._timed.end_batch(turn, last=last, follows=follows)
+        for windows in self.keyed:
+            yield from self._counted(windows.end_batch(turn, last=last))
         self._rules.end_batch()
         self._late_work.end_batch()
-        counted = self._counted(orders)
         left, free = self._released(moved=False)
         touched = self._compaction.touched() if self._compaction is not None else []
-        return [*counted, *self._compactions(touched), *_releases(left, free)]
+        yield from (*self._counted(at_once), *self._compactions(touched), *_releases(left, free))
 
-    def _counted(self, orders: Iterable[Iterable[Any]]) -> list[Action | Order]:
-        """Counts the orders of all definitions. Adds to those for windows of keys the segments that hold their rows."""
-        placed: list[Action | Order] = []
-        for order in (order for of_definition in orders for order in of_definition):
+    def _counted(self, orders: Iterable[Any]) -> Iterator[Action | Order]:
+        """Counts the orders of a definition. Adds to those for windows of keys the segments that hold their rows."""
+        for order in orders:
             match order:
                 case Execute() | ExecuteKeyed():
                     self.counters.executions[order.kind.value] += len(order)
@@ -344,8 +352,7 @@ class Operator:
                     self.counters.executions[order.order.kind.value] += len(order.order)
                 case Retract():
                     self.counters.retracted += len(order.windows)
-            placed.append(self._placed(order) if isinstance(order, ExecuteKeyed) else order)
-        return placed
+            yield self._placed(order) if isinstance(order, ExecuteKeyed) else order
 
     def _placed(self, order: ExecuteKeyed) -> ExecuteKeyed:
         segments = self._segments_of[self._keyed_of[order.definition]]

@@ -15,7 +15,7 @@ from aion.base.numbers import NEVER
 from aion.core.lateness.observe import NewBounds, observe_late
 from aion.core.life.actions import EmitDropped, Execute, FillGaps, Forget, ForgetFilled, KeepFilled, PaneKind
 from aion.core.life.arrival import Arrival
-from aion.core.life.definition import ALL_ROWS, Claim, Distinguished, Orders, Stretches, Turn
+from aion.core.life.definition import ALL_ROWS, Claim, Distinguished, Stretches, Turn
 from aion.core.life.late_work import LEAST_AWAITED_BYTES
 from aion.core.life.lifecycle import Counters
 from aion.core.life.rules import Rules
@@ -165,7 +165,7 @@ class TimeWindows:
         )
         self._counters.windows += len(own)
 
-    def _filled_gaps(self, turn: Turn) -> Orders:
+    def _filled_gaps(self, turn: Turn) -> list[Any]:
         """The order to show rows that late events have given to keys in windows without events. It counts as a pane."""
         gaps, self._gaps = self._gaps, []
         if not gaps:
@@ -217,7 +217,7 @@ class TimeWindows:
 
     # -- executions ---------------------------------------------------------------------------------------
 
-    def advance(self, turn: Turn) -> Orders:
+    def advance(self, turn: Turn) -> list[Any]:
         assert turn.at_us is not None, "the watermark has moved"
         gaps = self._filled_gaps(turn)
         self._end_filled(turn)
@@ -232,10 +232,11 @@ class TimeWindows:
         self._left.append(self._stretches(rows))
         return gaps if self._rules.final_only else [*gaps, self._execute(rows, PaneKind.ON_TIME, turn)]
 
-    def close(self, turn: Turn) -> Orders:
+    def close(self, turn: Turn) -> list[Any]:
+        """Returns what runs for the last time and may wait, after :meth:`advance` of all. Lets windows go."""
         assert turn.at_us is not None, "the watermark has moved"
         windows, late = self.table, self._late(turn.at_us)
-        orders: Orders = []
+        orders: list[Any] = []
         over = windows.over(np.arange(late), turn.at_us)
         shown = windows["pending"][:late] > 0
         if self._rules.final_only and self._filled:
@@ -252,11 +253,11 @@ class TimeWindows:
         forgotten = self._filled.close(closed_us) if self._filled else {}
         return [*orders, *(ForgetFilled(number, int(closed_us[number]), all_) for number, all_ in forgotten.items())]
 
-    def end_batch(self, turn: Turn, *, last: bool, follows: bool) -> Orders:
+    def end_batch(self, turn: Turn, *, last: bool, follows: bool) -> list[Any]:
         windows, now = self.table, turn.at_us
         if now is None:
             return []
-        orders: Orders = self._filled_gaps(turn)
+        orders: list[Any] = self._filled_gaps(turn)
         late, waiting = self._late(now), self._waiting(now)
         due = np.ones(len(waiting), np.bool_) if last else self._rules.due(windows, waiting, now, turn.step_us)
         due |= windows["owed"][waiting] > 0

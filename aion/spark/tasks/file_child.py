@@ -223,23 +223,13 @@ class FileChild:
                 newest = pc.max(events.column(self._watermark))
                 latest = max((s for s in (latest, newest) if s.is_valid), key=_value, default=latest)
                 own = pa.RecordBatch.from_arrays([events.column(name) for name in self._columns], names)
-                for row in sending.of(builder.add(_with_one_zero(own, self._work.plan.key))):
+                for row in sending.of(builder.add(own)):
                     yield extended(row, latest)
             for row in sending.finish(builder.finish()):
                 yield extended(row, latest)
         if any(counts.values()):
             empty = pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in sending.schema], schema=sending.schema)
             yield extended(empty, latest, counts)
-
-
-def _with_one_zero(events: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
-    """As in Spark's own grouping, -0.0 and 0.0 are one key."""
-    for name in key:
-        column = events.column(name)
-        if pa.types.is_floating(column.type):
-            positive = pc.add(column, pa.scalar(0, column.type))
-            events = events.set_column(events.schema.get_field_index(name), name, positive)
-    return events
 
 
 class FileRows:

@@ -159,16 +159,15 @@ class Shard:
         self.windows.kept.values = self.values
 
 
-def told(orders: Sequence[Any]) -> list[Any]:
-    """Orders as plain values, windows in an order of their own."""
-    found = []
+def told(orders: Sequence[Any]) -> dict[Any, list[str]]:
+    """Orders as plain values, those of one kind together, because they come for some pages at a time."""
+    found: dict[Any, list[str]] = {}
     for order in orders:
         columns = [key.to_pylist() for key in order.windows.keys]
         columns += [column.tolist() for name, column in sorted(order.windows.columns.items()) if name != "id"]
-        found.append(
-            (type(order).__name__, getattr(order, "kind", None), sorted(map(repr, zip(*columns, strict=True))))
-        )
-    return found
+        rows = found.setdefault((type(order).__name__, getattr(order, "kind", None)), [])
+        rows += map(repr, zip(*columns, strict=True))
+    return {kind: sorted(rows) for kind, rows in found.items()}
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=str)

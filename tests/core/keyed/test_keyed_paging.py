@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +17,7 @@ from aion.base.numbers import NEVER
 from aion.core.keyed import page_store
 from aion.core.keyed.page_store import PageStore
 from aion.core.keyed.table import Table
-from tests.core.keyed.test_keyed_index import DEFINITIONS, Shard, panes, told
+from tests.core.keyed.test_keyed_index import DEFINITIONS, Shard, told
 from tests.durations import us
 
 EVERYTHING = 1 << 30
@@ -149,15 +148,3 @@ def test_rows_of_a_batch_are_judged_alone_whatever_is_in_memory() -> None:
         owners = shard.windows.owners(Table(rows.keys, {"first": rows["first"]}))
         assert (owners[:50] >= 0).all() and (owners[50:] == -1).all()
         assert not held and not shard.windows.kept.held
-
-
-def test_windows_that_end_come_once_for_all_pages() -> None:
-    """An order has all windows of its kind, so that blocks are read once, and panes have one number."""
-    with sizes(rows=4, at_once=8):
-        shard = Shard(aion.PerRecord(us(4), on_arrival="emit"), 100)
-        shard.do([(f"k{i}", 0, 0) for i in range(500)])
-        shard.windows.write()
-        orders = shard.do([(f"k{i}", 2, 0) for i in range(500)])
-    assert len(orders) == 1 and len(panes(orders)) == 500
-    assert sorted(orders[0].windows.keys[0].to_pylist()) == sorted(f"k{i}" for i in range(500))
-    assert pa.types.is_string(orders[0].windows.keys[0].type)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aion.core.keyed.table import Table, hashes_of, stacked
 from aion.core.keyed.waiting import RowsInMemory, WaitingRows
-from aion.execute.keyed import BINS, SpilledRows
+from aion.execute.waiting import BINS, SpilledRows
 
 rows = st.lists(st.tuples(st.sampled_from(["a", "b", "ccc", "", None]), st.none() | st.integers(0, 3)), max_size=20)
 
