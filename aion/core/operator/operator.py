@@ -322,8 +322,8 @@ class Operator:
         self._rules.advance(to_us)
         turn = self._turn(before_us)
         at_once = self._timed.advance(turn)
-        for windows in self.keyed:
-            yield from self._counted(windows.advance(turn))
+        for of_keys in self.keyed:
+            yield from self._counted(of_keys.advance(turn))
         at_once += self._timed.close(turn)
         left, free = self._released(moved=True)
         compactions = self._compactions([*left, *self._segments[0].swept()])
