@@ -55,10 +55,10 @@ def read(
     A row of windows has the key, ``window`` (the name of the definition), ``window_start``, ``window_end``, the
     aggregates as a pane would have them now, ``events`` and ``late_events`` of the key, ``closes_at`` (the watermark at
     which the window is gone), ``bound`` (how long it is kept after its end), ``status`` (``active`` or ``late``), and
-    ``bytes`` (the encoded bytes of the blocks that it lies in, for all keys; null for windows of single keys). Windows
-    of ``apply=`` have no aggregates. ``window_end`` and ``closes_at`` of a window are null as long as events decide
-    where it ends. A row of a join has ``side``, the key, the columns of its side, ``event_time``, ``matched`` (null if
-    the join does not note it) and ``closes_at``.
+    ``bytes`` (the encoded bytes of the slices that it lies in, for all keys). Windows of ``apply=`` have no aggregates.
+    ``window_end`` and ``closes_at`` of a window are null as long as events decide where it ends. A row of a join has
+    ``side``, the key, the columns of its side, ``event_time``, ``matched`` (null if the join does not note it) and
+    ``closes_at``.
 
     Raises ConfigError if the arguments do not fit the state, MissingState if the batch is not kept any more or nobody
     knows which of two attempts of a batch won, and StateError or StorageError if the state cannot be read.

@@ -59,7 +59,7 @@ class _Reading:
         found: int | None = self.snapshot["watermark_us"]
         return found
 
-    def shown(self, panes: pa.RecordBatch, bound_us: Ints, sizes: Ints | None, status: Any) -> pa.RecordBatch:
+    def shown(self, panes: pa.RecordBatch, bound_us: Ints, sizes: Ints, status: Any) -> pa.RecordBatch:
         """Returns panes as rows of the answer."""
         columns = {name: panes.column(name) for name in shown_of(self.plan)}
         own = dict(zip((BOUND, STATUS, BYTES), self._own_names(), strict=True))
@@ -92,6 +92,30 @@ def window_rows(
         yield from _of_keys(reading, part)
 
 
+class _Segments:
+    """The segments of a plan that overlap a stretch of time, in order."""
+
+    def __init__(self, reader: VersionReader, names: Ints, starts_us: Ints, ends_us: Ints) -> None:
+        self.names = tuple(names.tolist())
+        self._starts_us, self._ends_us = starts_us, ends_us
+        sizes = np.array([reader.size_bytes(name) for name in self.names], np.int64)
+        self._upto = np.concatenate(([0], np.cumsum(sizes)))
+
+    @classmethod
+    def of(cls, reading: _Reading, plan: Plan, begin_us: int, end_us: int) -> _Segments:
+        names = np.array(sorted(s for s in slices_from_json(reading.snapshot["slices"]) if plan.holds(s)), np.int64)
+        starts = np.array([start_of(name) for name in names.tolist()], np.int64)
+        ends = plan.grid.ends(starts)
+        needed = (starts < end_us) & (ends > begin_us)
+        return cls(reading.reader, names[needed], starts[needed], ends[needed])
+
+    def sizes(self, starts_us: Ints, ends_us: Ints) -> Ints:
+        """Returns the encoded bytes of the segments that overlap each stretch ``[start, end)``."""
+        first = np.searchsorted(self._ends_us, starts_us, side="right")
+        last = np.searchsorted(self._starts_us, ends_us)
+        return np.asarray(self._upto[np.maximum(last, first)] - self._upto[first])
+
+
 # -- windows of time ----------------------------------------------------------------------------------------
 
 
@@ -101,19 +125,13 @@ def _of_time(reading: _Reading) -> Iterator[pa.RecordBatch]:
     rows = np.flatnonzero(reading.asked.overlap(table["start_us"], table["end_us"]))
     if not len(rows):
         return
-    segments = np.array(sorted(s for s in slices_from_json(snapshot["slices"]) if plan.holds(s)), np.int64)
-    ends = plan.grid.ends(segments)
-    needed = (segments < table["end_us"][rows].max()) & (ends > table["start_us"][rows].min())
-    segments, ends = segments[needed], ends[needed]
-    sizes = np.array([reading.reader.size_bytes(s) for s in segments.tolist()], np.int64)
-    upto = np.concatenate(([0], np.cumsum(sizes)))
-    first = np.searchsorted(ends, table["start_us"][rows], side="right")
+    segments = _Segments.of(reading, plan, int(table["start_us"][rows].min()), int(table["end_us"][rows].max()))
     size_of = np.zeros(len(table), np.int64)
-    size_of[rows] = upto[np.maximum(np.searchsorted(segments, table["end_us"][rows]), first)] - upto[first]
+    size_of[rows] = segments.sizes(table["start_us"][rows], table["end_us"][rows])
     over = table.over(rows, reading.at_us)
     order = Execute(
         PaneKind.ON_TIME,
-        tuple(segments.tolist()),
+        segments.names,
         table["definition"][rows],
         table["start_us"][rows],
         table["end_us"][rows],
@@ -233,15 +251,16 @@ def _of_keys(reading: _Reading, part: Plan) -> Iterator[pa.RecordBatch]:
 
 
 def _shown(reading: _Reading, part: Plan, order: ExecuteKeyed, bound_us: int) -> Iterator[pa.RecordBatch]:
-    for panes in _keyed_panes(reading, part, order):
-        closes = panes.column("closes_at")
-        ends = pc.if_else(closes.is_valid(), panes.column("window_end"), pa.scalar(None, part.timestamp))
+    segments = _Segments.of(reading, part, *order.stretch_us)
+    for panes in _keyed_panes(reading, part, replace(order, slices=segments.names)):
+        start_us, end_us = (_micros(panes.column(f"window_{edge}")) for edge in ("start", "end"))
+        is_open = panes.column("closes_at").is_null().to_numpy(zero_copy_only=False)
+        ends = pa.array(end_us, mask=is_open).cast(part.timestamp)
         panes = panes.set_column(panes.schema.get_field_index("window_end"), panes.schema.field("window_end"), ends)
-        late = pc.fill_null(
-            pc.less_equal(ends.cast(pa.int64()), -NEVER if reading.at_us is None else reading.at_us), False
-        )
-        status = pc.if_else(late, "late", "active")
-        yield reading.shown(panes, np.full(panes.num_rows, bound_us), None, status)
+        is_late = ~is_open & (end_us <= (-NEVER if reading.at_us is None else reading.at_us))
+        sizes = segments.sizes(start_us, np.where(is_open, NEVER, end_us))
+        status = pa.array(np.where(is_late, "late", "active"))
+        yield reading.shown(panes, np.full(panes.num_rows, bound_us), sizes, status)
 
 
 def _keyed_panes(reading: _Reading, part: Plan, order: ExecuteKeyed) -> Iterator[pa.RecordBatch]:
@@ -259,10 +278,6 @@ def _keyed_panes(reading: _Reading, part: Plan, order: ExecuteKeyed) -> Iterator
             late_events=windows["late_events"],
         )
         return
-    begin_us, end_us = order.stretch_us
-    names = np.array(sorted(s for s in slices_from_json(reading.snapshot["slices"]) if part.holds(s)), np.int64)
-    starts = np.array([start_of(name) for name in names.tolist()], np.int64)
-    slices = names[(starts < end_us) & (part.grid.ends(starts) > begin_us)]
     executor = KeyedExecutor(
         part,
         reading.reader,  # type: ignore[arg-type]
@@ -272,7 +287,7 @@ def _keyed_panes(reading: _Reading, part: Plan, order: ExecuteKeyed) -> Iterator
         seeks=True,
         timed=_untimed,
     )
-    yield from executor.execute(executor.orders(replace(order, windows=windows, slices=tuple(slices.tolist()))))
+    yield from executor.execute(executor.orders(order))
 
 
 @contextmanager

@@ -164,6 +164,15 @@ def test_windows_of_a_number_of_events_and_those_beside_them(tmp_path: Path) -> 
         rows = read(query.place).read_all().to_pylist()
     found = [(row["window"], row["n"], seconds(row["window_end"])) for row in rows]
     assert sorted(found, key=str) == [("count 3", 2, None), ("count 3", 3, 2), ("tumbling 1 hour", 5, 3600)]
+    assert all(row["bytes"] > 0 for row in rows)
+
+
+def test_a_session_takes_the_bytes_of_its_own_slices(tmp_path: Path) -> None:
+    with running(RunningWindows(tmp_path, str(tmp_path / "state"), spec(aion.Session("3 seconds")), SCHEMA)) as query:
+        query.batch(batch_of([(1, 1, 1), *((key, 10**5, 1) for key in range(50))]), None)
+        rows = read(query.place).read_all().to_pylist()
+    few, *many = sorted(rows, key=lambda row: row["window_start"])
+    assert 0 < few["bytes"] < many[0]["bytes"] and len({row["bytes"] for row in many}) == 1
 
 
 class Counted:
