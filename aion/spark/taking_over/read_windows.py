@@ -63,7 +63,10 @@ class _Reader:
         with closing(locate(self.place)) as location:
             names = folders_with(location, query, name, shard, token, scratch())
             if names is None:
-                raise MissingState(f"{self.place}: version {token} of shard {shard} was deleted before it was read")
+                raise MissingState(
+                    f"{self.place}: version {token} of shard {shard} was deleted before it was read; call aion.read_state "
+                    "again, or let Spark keep more batches with spark.sql.streaming.minBatchesToRetain"
+                )
             manifest = read_version(location.storage(names, location.live, "read"), token)
             with held(location, names, manifest) as version:
                 yield from shape.rows(version)
