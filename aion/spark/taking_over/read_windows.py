@@ -64,8 +64,8 @@ class _Reader:
             names = folders_with(location, query, name, shard, token, scratch())
             if names is None:
                 raise MissingState(
-                    f"{self.place}: version {token} of shard {shard} was deleted before it was read; call aion.read_state "
-                    "again, or let Spark keep more batches with spark.sql.streaming.minBatchesToRetain"
+                    f"{self.place}: version {token} of shard {shard} was deleted before it was read; call "
+                    "aion.read_state again, or let Spark keep more batches with spark.sql.streaming.minBatchesToRetain"
                 )
             manifest = read_version(location.storage(names, location.live, "read"), token)
             with held(location, names, manifest) as version:
