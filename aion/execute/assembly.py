@@ -341,7 +341,7 @@ def make_contents(plan: Plan, codec: CodecPool, policy: Policy) -> RowContents:
         codec,
         compactor,
         memory_limit_bytes=policy.apply.memory_bytes,
-        spill_folder=_local_dir(),
+        spill_folder=local_dir(),
         aggregation=policy.execution.aggregation,
     )
 
@@ -351,7 +351,7 @@ def make_executor(plan: Plan, operator: Operator, attempt: ShardAttempt, codec: 
     return Executor(plan, operator, attempt, make_contents(plan, codec, policy))
 
 
-def _local_dir() -> str | None:
+def local_dir() -> str | None:
     """The folder for Spark's own temporary files, which Spark's workers find in their environment. None elsewhere."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     return folder if folder and Path(folder).is_dir() else None

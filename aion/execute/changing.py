@@ -9,6 +9,7 @@ of. A page names its columns, and is read as what they are now.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.query.evolution import widens_or_is
 from aion.core.query.plan import Plan
 from aion.execute.rows import ENTERED
+from aion.execute.spilling import MEMORY_LIMIT_BYTES, HeldBatches, parts_by_key
 from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
 
@@ -40,9 +42,20 @@ class Changes:
     """The panes of a batch, and what they change. ``values``: the map of the shard. ``secret``: the key of identities.
 
     ``over``: the numbers of definitions that have no windows any more, if the map may still have rows of them.
+    ``memory_limit_bytes``: about how many bytes of panes are in memory. The others wait in files in ``spill_folder``,
+    and the panes of some of the keys are compared at a time.
     """
 
-    def __init__(self, plan: Plan, values: OrderedMap, secret: bytes, over: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        values: OrderedMap,
+        secret: bytes,
+        over: Sequence[int] = (),
+        *,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+        spill_folder: str | None = None,
+    ) -> None:
         self._plan = plan
         self._values = values
         self._secret = secret
@@ -60,11 +73,12 @@ class Changes:
         self._page = pa.schema(
             [*(pa.field(n, pa.int64()) for n in ids), *plan.outputs, *(pa.field(n, pa.int64()) for n in counts)]
         )
-        self._panes: list[pa.RecordBatch] = []
+        self._limit, self._folder = memory_limit_bytes, spill_folder
+        self._panes = HeldBatches(memory_limit_bytes // 2, spill_folder)
 
     def take(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Keeps panes until the end of the batch. Yields rows of other kinds."""
-        return dropped_of(rows, lambda panes: self._panes.append(self._with_entered(panes)))
+        return dropped_of(rows, lambda panes: self._panes.add(self._with_entered(panes)))
 
     def _with_entered(self, panes: pa.RecordBatch) -> pa.RecordBatch:
         """Gives panes the columns with numbers of events, in one order. They are null where these are not known."""
@@ -80,14 +94,16 @@ class Changes:
         for number in self._over:
             self._drop([key for key, _ in self._values.scan(_space(number), _space(number + 1))])
         self._over = ()
-        if self._panes:
-            yield from self._changes()
+        with closing(parts_by_key(self._plan.key, self._panes.take(), self._limit, self._folder)) as parts:
+            for part in parts:
+                if part.batches:
+                    yield from self._changes(part.batches)
         for order in forgotten:
             self._forget(order)
 
-    def _changes(self) -> Iterator[pa.RecordBatch]:
-        panes = pa.Table.from_batches(self._panes).combine_chunks()
-        self._panes = []
+    def _changes(self, batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields what the panes of some of the keys change."""
+        panes = pa.Table.from_batches(batches).combine_chunks()
         starts, ends = (combined(panes.column(f"window_{edge}")).cast(pa.int64()) for edge in ("start", "end"))
         numbers = self._plan.numbers_of(combined(panes.column("window")), starts.to_numpy())
         keys = [combined(panes.column(name)) for name in self._plan.key]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
+import weakref
 from collections.abc import Callable, Generator, Iterator, MutableSequence, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
@@ -160,6 +161,35 @@ def _split_parts(
                     yield file.mapped()._replace(files=(*before, number))
                 else:
                     yield from _split_parts(names, file.drain(), limit_bytes, folder, (*before, number))
+
+
+class HeldBatches:
+    """Batches that wait until all are there: up to ``limit_bytes`` in memory, the others in a file in ``folder``."""
+
+    def __init__(self, limit_bytes: int, folder: str | None) -> None:
+        self._limit_bytes, self._folder = limit_bytes, folder
+        self._held: list[Piece] = []
+        self._size_bytes = 0
+        self._file: _File | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._held.append(Piece(batch, True, False))
+        self._size_bytes += batch.nbytes
+        if self._size_bytes > self._limit_bytes:
+            if self._file is None:
+                self._file = _File([], self._folder, max(self._limit_bytes // 4, _LEAST_BUFFER_BYTES))
+                weakref.finalize(self, self._file.close)  # nobody takes the batches of a batch that failed
+            for piece in drained(self._held):
+                self._file.add(piece)
+            self._size_bytes = 0
+
+    def take(self) -> Iterator[Piece]:
+        """Yields all batches in their order, and holds none afterwards."""
+        file, self._file, self._size_bytes = self._file, None, 0
+        if file is not None:
+            file.flush()
+            yield from file.drain()
+        yield from drained(self._held)
 
 
 def drained(held: MutableSequence[_T]) -> Iterator[_T]:

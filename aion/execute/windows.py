@@ -14,7 +14,15 @@ from aion.config import Policy
 from aion.core.query.history import EVOLUTION
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import NO_SLICE
-from aion.execute.assembly import PANES_KEPT, longest_bound_us, make_bound, make_operator, panes_kept_us, predicts
+from aion.execute.assembly import (
+    PANES_KEPT,
+    local_dir,
+    longest_bound_us,
+    make_bound,
+    make_operator,
+    panes_kept_us,
+    predicts,
+)
 from aion.execute.changing import Changes
 from aion.execute.contents import Contents
 from aion.execute.executor import Executor
@@ -67,7 +75,10 @@ class Windows:
         self._changes = None
         if plan.changes:
             assert self._secret is not None
-            self._changes = Changes(plan, attempt, self._secret, over)
+            limit = policy.apply.memory_bytes
+            self._changes = Changes(
+                plan, attempt, self._secret, over, memory_limit_bytes=limit, spill_folder=local_dir()
+            )
 
     def record(self, recorder: Recorder) -> None:
         """Lets a recorder note what comes, from now on."""

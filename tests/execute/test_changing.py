@@ -74,12 +74,14 @@ def said(row: dict[str, Any], names: list[str], old: str = "") -> str:
 @pytest.mark.parametrize("lateness", ["10 minutes", "30 seconds"])  # with the second, windows go while others come
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("windows", KINDS)
-@given(batches)
-def test_changes_say_what_was_shown_before(windows: str, content: str, lateness: str, given_: list[list[Any]]) -> None:
+@given(batches, st.sampled_from(["1 KiB", "256 MiB"]))
+def test_changes_say_what_was_shown_before(
+    windows: str, content: str, lateness: str, given_: list[list[Any]], memory: str
+) -> None:
     definition = {"windows": KINDS[windows], "input_schema": EVENTS, **KEPT, **CONTENTS[content]}
     definition["bound"] = lateness
     with (
-        aion.LocalOperator(emit="changes", **definition) as changing,
+        aion.LocalOperator(emit="changes", policy={"apply": {"memory": memory}}, **definition) as changing,
         aion.LocalOperator(**definition) as showing,
     ):
         names = ["n", "total", "top"] if content == "aggregates" else ["total", "seen"]

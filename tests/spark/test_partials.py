@@ -27,6 +27,7 @@ from aion.core.ingest.encoding import decode
 from aion.core.ingest.grouped import Grouped
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import ConfigError
+from aion.spark.api.rescale import rescale
 from aion.spark.session import partials
 from tests.server.conftest import wait_until
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain
@@ -69,8 +70,10 @@ AGGREGATES = {
 
 @pytest.fixture
 def off(spark: SparkSession) -> Iterator[SparkSession]:
+    adaptive = spark.conf.get("spark.sql.adaptive.enabled")
     yield spark
     spark.conf.unset(SETTING)
+    spark.conf.set("spark.sql.adaptive.enabled", adaptive)
 
 
 def rows_of(seed: int, count: int = 60) -> list[tuple[Any, ...]]:
@@ -129,18 +132,25 @@ def test_the_same_panes_come_out(
 
 
 @pytest.mark.slow
-def test_a_query_goes_on_with_either(off: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path) -> None:
-    """Grouped, not grouped, grouped: from one checkpoint."""
+def test_a_query_goes_on_with_either(
+    off: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path
+) -> None:
+    """Grouped, not grouped, grouped: from one checkpoint, with more and with fewer partitions, adaptive or not."""
 
     def query() -> DataFrame:
         events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
         aggregates = {"n": A.count(), "v": A.sum("v")}
         return aion.windowed(
-            events, key="k", windows=aion.Tumbling("1 minute"), aggregates=aggregates, bound="1 hour", name="w"
-        )
+            events, key="k", windows=aion.Tumbling("1 minute"), aggregates=aggregates, bound="1 hour", name="w",
+            policy={"state": {"shards": 4}},
+        )  # fmt: skip
 
-    for number, setting in enumerate(("auto", "off", "auto")):
+    ways = ("auto", "true", None), ("off", "false", 4), ("auto", "false", 1)
+    for number, (setting, adaptive, partitions) in enumerate(ways):
         off.conf.set(SETTING, setting)
+        off.conf.set("spark.sql.adaptive.enabled", adaptive)
+        if partitions is not None and hasattr(SparkSession, "_streamingCheckpointManager"):  # from Spark 4.2 on
+            rescale(off, str(tmp_path / "checkpoint"), partitions, state_dir=off.conf.get("spark.aion.state.dir"))
         stream.put([("a", 10.0, 0.1), ("b", 70.0 + 60 * number, 0.2), ("a", 20.0, None)])
         rows = sink.run(query())
     stream.put([("a", 30.0, 0.4), ("c", 4000.0, 1.0)])
