@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from experiments.ingest.settings import SCHEMA, WINDOW, WINDOW_MS, Settings
+from experiments.ingest.settings import KEYS, SCHEMA, WINDOW, WINDOW_MS, Settings
 from experiments.shared.bench import PACKAGES, as_rows, figures, wide_console
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def ingest(
             "files-apply,partials-python; with --flink also flink-heap,flink-rocksdb,flink-mean."
         ),
     ] = "",
+    keys: Annotated[int, typer.Option(min=1, help="How many keys the events have.")] = KEYS,
     list_events: Annotated[
         int, typer.Option(help="Events per run of list-state: whole batches of the same files, at least 3.")
     ] = 6_000_000,
@@ -82,8 +83,8 @@ def ingest(
 ) -> None:
     """Compare the events per second of Aion's two ways with Spark's window().agg and ListState, and with Flink.
 
-    Events have key, time and value (100 keys, 5 % late by 1 to 5 windows), in 20-second windows. Rates are measured
-    from the third batch of a run on. ListState is slow, so it reads fewer batches of the same size.
+    Events have key, time and value (5 % late by 1 to 5 windows), in 20-second windows. Rates are measured from the third
+    batch of a run on. ListState is slow, so it reads fewer batches of the same size.
     """
     # Here, not above: `aion --help` and Spark's workers import this module and need none of it.
     from experiments.shared import bench
@@ -93,8 +94,8 @@ def ingest(
     if source == "files":
         from experiments.ingest.files import compare_files, sizes_for
 
-        if slide is not None:
-            raise typer.BadParameter("--slide does not go with --source files")
+        if slide is not None or keys != KEYS:
+            raise typer.BadParameter("--slide and --keys do not go with --source files")
         sizes = sizes_for(events, payload)
         of_files = choose_files(contenders, payload)
         settings = Settings(max(sizes), dict.fromkeys(of_files, batches), runs, warm_ups, payload, slide, policy, cores)
@@ -105,8 +106,8 @@ def ingest(
     if curve:
         from experiments.ingest.curve import CONTENDERS, SIZES, measure
 
-        if slide is not None or payload:
-            raise typer.BadParameter("--curve does not go with --slide or --payload")
+        if slide is not None or payload or keys != KEYS:
+            raise typer.BadParameter("--curve does not go with --slide, --payload or --keys")
         of_curve = choose_files(contenders or ",".join(CONTENDERS), payload)
         sizes = tuple(size for size in SIZES if events is None or size <= events)
         settings = Settings(max(sizes), dict.fromkeys(of_curve, batches), runs, warm_ups, payload, slide, policy, cores)
@@ -120,8 +121,8 @@ def ingest(
     batches_of = dict.fromkeys(chosen, batches)
     if "list-state" in chosen:
         batches_of["list-state"] = min(batches, max(3, list_events // events))
-    settings = Settings(events, batches_of, runs, warm_ups, payload, slide, policy, cores)
-    plan = EventPlan(events_per_batch=events, payload_bytes=payload, seed=seed)
+    settings = Settings(events, batches_of, runs, warm_ups, payload, slide, policy, cores, keys)
+    plan = EventPlan(events_per_batch=events, keys=keys, payload_bytes=payload, seed=seed)
     record: dict[str, Any] = {
         "experiment": "ingest",
         "settings": asdict(settings),
