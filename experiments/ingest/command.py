@@ -83,8 +83,8 @@ def ingest(
 ) -> None:
     """Compare the events per second of Aion's two ways with Spark's window().agg and ListState, and with Flink.
 
-    Events have key, time and value (5 % late by 1 to 5 windows), in 20-second windows. Rates are measured from the third
-    batch of a run on. ListState is slow, so it reads fewer batches of the same size.
+    Events have key, time and value (5 % late by 1 to 5 windows), in 20-second windows. Rates are measured from the
+    third batch of a run on. ListState is slow, so it reads fewer batches of the same size.
     """
     # Here, not above: `aion --help` and Spark's workers import this module and need none of it.
     from experiments.shared import bench
