@@ -13,7 +13,7 @@ TINY := $(addprefix tests/, local/test_restarts.py local/test_filled.py local/te
 	versions/test_any_order.py versions/test_keyed_any_order.py stateful/test_states.py core/join/test_join.py core/join/test_evolving.py \
 	state/test_read.py)
 
-.PHONY: demo dist docs test proof check format clean setup
+.PHONY: demo dist docs test lint behaviour proof check format clean setup
 
 setup: $(VENV)/.ready
 
@@ -36,10 +36,16 @@ demo: setup
 docs: $(VENV)/.docs
 	$(BIN)/python docs/site/build.py out/site
 
+# What reads the code needs one core, and the first query of the tests has the other one wait: so they run together.
 test: setup
+	$(MAKE) --no-print-directory -j2 lint behaviour
+
+lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+behaviour: setup
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "not proof and not slow"
 	AION_THRESHOLDS=tiny $(BIN)/python -m pytest -n 2 -q -m "not proof and not slow" $(TINY)
 
