@@ -132,9 +132,7 @@ def test_the_same_panes_come_out(
 
 
 @pytest.mark.slow
-def test_a_query_goes_on_with_either(
-    off: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path
-) -> None:
+def test_a_query_goes_on_with_either(off: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path) -> None:
     """Grouped, not grouped, grouped: from one checkpoint, with more and with fewer partitions, adaptive or not."""
 
     def query() -> DataFrame:
