@@ -10,8 +10,8 @@ TINY := $(addprefix tests/, local/test_restarts.py local/test_filled.py local/te
 	local/test_parts_of_a_batch.py local/test_large_windows.py execute/test_scenarios.py core/keyed/test_keyed_windows.py \
 	core/keyed/test_keyed_index.py core/operator/test_operator_any_order.py execute/test_updates.py \
 	execute/test_changing.py execute/test_evolution.py execute/test_waiting_orders.py stores/test_any_order.py \
-	versions/test_any_order.py versions/test_keyed_any_order.py stateful/test_states.py core/join/test_join.py core/join/test_evolving.py \
-	state/test_read.py)
+	versions/test_any_order.py versions/test_keyed_any_order.py stateful/test_states.py core/join/test_join.py \
+	core/join/test_evolving.py state/test_read.py)
 
 .PHONY: demo dist docs test lint behaviour proof check format clean setup
 
@@ -36,7 +36,7 @@ demo: setup
 docs: $(VENV)/.docs
 	$(BIN)/python docs/site/build.py out/site
 
-# What reads the code needs one core, and the first query of the tests has the other one wait: so they run together.
+# ruff and mypy need one core. They run beside the tests, because the first query of these leaves a core idle.
 test: setup
 	$(MAKE) --no-print-directory -j2 lint behaviour
 

@@ -102,7 +102,7 @@ class _File:
                     yield stacked(parts)
 
     def read(self, bin_: int) -> Table | None:
-        """The rows of a bin, in the order in which they were written. None: there are none."""
+        """Returns the rows of a bin, in the order in which they were written, or None if the bin is empty."""
         parts = [self._read(*place) for place in self._places[bin_]]
         return stacked(parts) if parts else None
 

@@ -171,9 +171,7 @@ class ArrivingWindows(WindowsInMemory):
                 if not self._joined:
                     self._make_pages(piece, rows)
                 parts = self.kept.parts(self.kept.of(piece["hash"]))
-            for some in self._in_parts(parts):
-                rows_of = piece if len(some) == len(piece) else piece.take(some)
-                late += [self._join(rows_of, now_us)] if len(some) else []
+            late.extend(self._join(piece, some, now_us) for some in self._in_parts(parts) if len(some))
             if len(piece) < rows:
                 self._let_pages_go(self.kept.pages)
         ends, events = (np.concatenate(column) for column in zip(*late, strict=True))
@@ -197,8 +195,9 @@ class ArrivingWindows(WindowsInMemory):
             most = max(there, keys * all_rows // len(rows))
         self._resize(max(self.kept.wanted(most), self.kept.pages))
 
-    def _join(self, rows: Table, now_us: int | None) -> tuple[Ints, Ints]:
+    def _join(self, piece: Table, some: Ints, now_us: int | None) -> tuple[Ints, Ints]:
         """Some rows join the windows in memory. Returns the ends of windows, and how many events came late for them."""
+        rows = piece if len(some) == len(piece) else piece.take(some)
         self._joined.append(self.kept.each_of(rows["hash"]))
         self.reach_us = max(self.reach_us, self.assigner.reaches(rows))
         added = self.assigner.add(self.index, rows, now_us)
