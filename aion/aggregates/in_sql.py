@@ -23,6 +23,13 @@ from aion.aggregates.values import Doubles, Ints, Mask, spread
 Read = Callable[[Sequence[pa.Array], Sequence[pa.Array]], States]
 
 
+class Computed(NamedTuple):
+    """A value that Spark computes: as SQL, and the type that it has."""
+
+    sql: str
+    type: pa.DataType
+
+
 class InSql(NamedTuple):
     """What Spark computes for a partial, as SQL.
 
@@ -31,10 +38,10 @@ class InSql(NamedTuple):
     their aggregates.
     """
 
-    aggregates: tuple[str, ...]
+    aggregates: tuple[Computed, ...]
     read: Read
     steps: tuple[Mapping[str, str], ...] = ()
-    groups: tuple[str, ...] = ()
+    groups: tuple[Computed, ...] = ()
 
 
 def in_sql(partial: Partial, columns: Mapping[str, tuple[str, pa.DataType]], name: str) -> InSql | None:
@@ -46,27 +53,36 @@ def in_sql(partial: Partial, columns: Mapping[str, tuple[str, pa.DataType]], nam
     column, type_ = columns[partial.columns[0]] if partial.columns else ("1", pa.int32())
     match partial:
         case Counted():
-            return InSql((f"count({column})",), _as_they_are)
+            return InSql((_count(column),), _as_they_are)
         case IntegerSum() if pa.types.is_int64(type_):
-            return InSql((f"sum(shiftright({column}, 32))", f"sum({column} & {_LOW})"), _joined)
+            return InSql((_sum(f"shiftright({column}, 32)"), _sum(f"{column} & {_LOW}")), _joined)
         case IntegerSum():
-            return InSql((f"sum(cast({column} as bigint))",), _as_they_are)
+            return InSql((_sum(f"cast({column} as bigint)"),), _as_they_are)
         case DecimalSum() if type_.precision <= _DIGITS:
-            return InSql((f"sum({column})",), lambda _, sums: [sums[0].cast(partial.types[0])])
+            total = Computed(f"sum({column})", pa.decimal128(type_.precision + 10, type_.scale))
+            return InSql((total,), lambda _, sums: [sums[0].cast(partial.types[0])])
         case DoubleSum() if pa.types.is_floating(type_):
             return _of_doubles(column, name)
         case DoubleSum():
             return _of_integers(column, name)
         case Extreme() if _is_plain(type_):
-            return InSql(
-                (f"{'max' if partial.largest else 'min'}({column})",), lambda _, found: [_extreme(partial, found[0])]
-            )
+            extreme = Computed(f"{'max' if partial.largest else 'min'}({column})", type_)
+            return InSql((extreme,), lambda _, found: [_extreme(partial, found[0])])
     return None
 
 
 _LOW = 2**32 - 1
 _DIGITS = 28
 """Spark adds up decimals of this many digits with ten more, which are enough for any number of rows."""
+
+
+def _count(value: str) -> Computed:
+    return Computed(f"count({value})", pa.int64())
+
+
+def _sum(value: str) -> Computed:
+    """The sum of values of type bigint."""
+    return Computed(f"sum({value})", pa.int64())
 
 
 def _is_plain(type_: pa.DataType) -> bool:
@@ -109,9 +125,9 @@ def _of_doubles(column: str, name: str) -> InSql:
         {rests[3]: _rest(rests[2], 2)},
     )
     pieces = [_piece(rest, number) for number, rest in enumerate(rests)]
-    sums = (*(f"sum(cast({piece} as bigint))" for piece in pieces), f"count({column})")
+    sums = (*(_sum(f"cast({piece} as bigint)") for piece in pieces), _count(column))
     large = f"if({fits} and {rests[3]} * {_SCALES[3]!r}D = {pieces[3]}, null, {value})"
-    return InSql(sums, _doubles, steps, (large,))
+    return InSql(sums, _doubles, steps, (Computed(large, pa.float64()),))
 
 
 def _piece(rest: str, number: int) -> str:
@@ -128,7 +144,7 @@ def _of_integers(column: str, name: str) -> InSql:
     high = f"{name}h"
     steps = ({high: f"floor(cast({column} as double) / {2.0**32!r}D)"},)
     low = f"cast(cast({column} as double) - cast({high} as double) * {2.0**32!r}D as bigint)"
-    return InSql((f"sum({high})", f"sum({low})", f"count({column})"), _integers, steps)
+    return InSql((_sum(high), _sum(low), _count(column)), _integers, steps)
 
 
 def _doubles(groups: Sequence[pa.Array], aggregates: Sequence[pa.Array]) -> States:

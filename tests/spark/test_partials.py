@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import io
+import math
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 import aion
 from aion import aggregates as A
@@ -25,10 +27,15 @@ from aion.base.hashing import ShardOfKeys
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.grouped import Grouped
+from aion.core.ingest.packed import unpacked
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import ConfigError
+from aion.spark.api import sources
 from aion.spark.api.rescale import rescale
 from aion.spark.session import partials
+from aion.spark.session.query_settings import QUIET
+from aion.spark.session.tally import Tally
+from aion.spark.tasks.shards import shard_ids, shard_of_group
 from tests.server.conftest import wait_until
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain
 
@@ -76,6 +83,42 @@ def off(spark: SparkSession) -> Iterator[SparkSession]:
     spark.conf.set("spark.sql.adaptive.enabled", adaptive)
 
 
+class Packing:
+    """Rows of groups need no Python before the root in each batch of a query that allows it, from the first one on."""
+
+    def __init__(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._spark = spark
+        monkeypatch.setattr(sources, "grouped", self._grouped)
+        monkeypatch.setattr(Tally, "decide", lambda _: None)
+
+    def _grouped(self, *arguments: Any, **named: Any) -> tuple[DataFrame, Tally]:
+        rows, tally = partials.grouped(*arguments, **named)
+        tally._strategy.setWay(tally._call, "packed")
+        return rows, tally
+
+    def in_batch(self) -> bool:
+        """Whether the batch is such a one that a function for foreachBatch looks at."""
+        (query,) = self._spark.streams.active
+        plan = query._jsq.explainInternal(False)
+        return "HashAggregate" in plan and "MapInArrow" not in plan
+
+
+@pytest.fixture
+def packing(off: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Packing:
+    return Packing(off, monkeypatch)
+
+
+class PlannedSink(Sink):
+    def __init__(self, folder: Path, packing: Packing) -> None:
+        super().__init__(folder)
+        self._packing = packing
+        self.packed: dict[int, bool] = {}
+
+    def keep(self, batch: DataFrame, number: int) -> None:
+        self.packed[number] = self._packing.in_batch()
+        super().keep(batch, number)
+
+
 def rows_of(seed: int, count: int = 60) -> list[tuple[Any, ...]]:
     """Events of any order, some of them late, without a time, or with odd values."""
     chosen = random.Random(seed)
@@ -95,9 +138,8 @@ def rows_of(seed: int, count: int = 60) -> list[tuple[Any, ...]]:
     ]
 
 
-def panes_of(stream: FileStream, folder: Path, setting: str, **definition: Any) -> list[str]:
+def panes_of(stream: FileStream, sink: Sink, setting: str, **definition: Any) -> list[str]:
     stream._spark.conf.set(SETTING, setting)
-    sink = Sink(folder / setting)
     sink.folder.mkdir()
     events = aion.watermark(stream.read(DDL), "ts", "10 seconds", max_ahead="1 hour")
     panes = aion.windowed(events, key=["k", "f"], aggregates=AGGREGATES, **definition)
@@ -118,45 +160,53 @@ def panes_of(stream: FileStream, folder: Path, setting: str, **definition: Any) 
     ],
 )
 def test_the_same_panes_come_out(
-    spark: SparkSession, off: SparkSession, tmp_path: Path, windows: dict[str, Any]
+    spark: SparkSession, off: SparkSession, tmp_path: Path, windows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = FileStream(spark, tmp_path / "input", EVENTS)
     for batch in range(3):
         stream.put(rows_of(batch))
     stream.put([("z", 0.0, 400.0 + second, 1.0, 1, 1, None, None) for second in (0, 50)])
     definition = {"windows": windows, "bound": "100 seconds", "trigger": "every_batch"}
-    grouped = panes_of(stream, tmp_path, "auto", **definition)
-    assert grouped == panes_of(stream, tmp_path, "off", **definition)
+    grouped = panes_of(stream, Sink(tmp_path / "auto"), "auto", **definition)
+    assert grouped == panes_of(stream, Sink(tmp_path / "off"), "off", **definition)
+    sink = PlannedSink(tmp_path / "packed", Packing(spark, monkeypatch))
+    assert grouped == panes_of(stream, sink, "auto", **definition)
+    # The last batch with events asks all shards, and so does the one after it.
+    assert sink.packed == {0: True, 1: True, 2: True, 3: False, 4: False}
     kinds = {kind for row in grouped for kind in re.findall(r"\('kind', '(\w+)'\)", row)}
     assert {"on_time", "late", "dropped"} <= kinds
 
 
 @pytest.mark.slow
-def test_a_query_goes_on_with_either(off: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path) -> None:
-    """Grouped, not grouped, grouped: from one checkpoint, with more and with fewer partitions, adaptive or not."""
+def test_a_query_goes_on_with_each(off: SparkSession, stream: FileStream, tmp_path: Path, packing: Packing) -> None:
+    """Packed, not grouped, grouped: from one checkpoint, with more and with fewer partitions, adaptive or not."""
 
-    def query() -> DataFrame:
+    def query(name: str = "w") -> DataFrame:
         events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
         aggregates = {"n": A.count(), "v": A.sum("v")}
         return aion.windowed(
-            events, key="k", windows=aion.Tumbling("1 minute"), aggregates=aggregates, bound="1 hour", name="w",
+            events, key="k", windows=aion.Tumbling("1 minute"), aggregates=aggregates, bound="1 hour", name=name,
             policy={"state": {"shards": 4}},
         )  # fmt: skip
 
+    sink = PlannedSink(tmp_path, packing)
     ways = ("auto", "true", None), ("off", "false", 4), ("auto", "false", 1)
+    batches = 3
     for number, (setting, adaptive, partitions) in enumerate(ways):
         off.conf.set(SETTING, setting)
         off.conf.set("spark.sql.adaptive.enabled", adaptive)
         if partitions is not None and hasattr(SparkSession, "_streamingCheckpointManager"):  # from Spark 4.2 on
             rescale(off, str(tmp_path / "checkpoint"), partitions, state_dir=off.conf.get("spark.aion.state.dir"))
-        stream.put([("a", 10.0, 0.1), ("b", 70.0 + 60 * number, 0.2), ("a", 20.0, None)])
+        for value in (0.1, None, 0.3)[:batches]:
+            stream.put([("a", 10.0, value), ("b", 70.0 + 60 * number, value)])
         rows = sink.run(query())
     stream.put([("a", 30.0, 0.4), ("c", 4000.0, 1.0)])
     rows = sink.run(query())
     last = last_panes(rows, "k")
     found = {(key, int(start.timestamp())): (row["n"], row["v"]) for (key, _, start), row in last.items()}
-    assert found["a", 0] == (7, 0.1 + 0.1 + 0.1 + 0.4)
-    assert found["b", 60] == (1, 0.2) and found["b", 180] == (1, 0.2)
+    assert found["a", 0] == (10, math.fsum(3 * [0.1, 0.3]) + 0.4)
+    assert found["b", 60] == (3, 0.1 + 0.3) and found["b", 180] == (3, 0.1 + 0.3)
+    assert sum(sink.packed.values()) > 2
 
 
 def plan_of(df: DataFrame) -> str:
@@ -192,8 +242,8 @@ def test_what_groups_events_is_in_the_plan_and_explained(off: SparkSession, stre
 
 
 @pytest.mark.slow
-def test_events_of_many_groups_are_not_grouped(off: SparkSession, stream: FileStream, sink: Sink) -> None:
-    """What a batch had decides how the next one goes, and the events of few groups are grouped again."""
+def test_how_events_cross(off: SparkSession, stream: FileStream, sink: Sink) -> None:
+    """What a batch had decides how the next one goes: grouped, without Python before the root, or as rows."""
     panes = aion.windowed(
         stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"), key="k", windows=aion.Tumbling("1 hour"),
         aggregates={"n": A.count()}, bound="1 hour",
@@ -209,20 +259,22 @@ def test_events_of_many_groups_are_not_grouped(off: SparkSession, stream: FileSt
         ends = [str(report["sources"][0]["endOffset"]) for report in query.recentProgress]
         return any(str(files - 1) in re.findall(r"\d+", end) for end in ends)
 
-    def is_grouped(keys: int) -> bool:
-        """Whether Spark groups the events of a batch with this many keys, which has been decided after."""
+    def way(keys: int) -> str:
+        """How the events of a batch with this many keys cross, which has been decided after the one before."""
         nonlocal files
         stream.put([(str(n % keys), 10.0, 1.0) for n in range(5000)])
         files += 1
         wait_until(is_taken)
         off.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
-        return "HashAggregate" in query._jsq.explainInternal(False)
+        plan = query._jsq.explainInternal(False)
+        if "MapInArrow" not in plan:
+            return "packed"
+        return "grouped" if "HashAggregate" in plan else "rows"
 
     try:
-        assert is_grouped(1) and is_grouped(5000)
-        assert not is_grouped(5000)
-        assert not is_grouped(1)
-        assert is_grouped(1)
+        assert (way(1), way(5000)) == ("grouped", "packed")
+        assert (way(5000), way(1)) == ("rows", "rows")
+        assert (way(1), way(1)) == ("packed", "packed")
     finally:
         query.stop()
 
@@ -320,11 +372,14 @@ ROWS = st.lists(
 def readable(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Times as numbers: Python has none that are out of range."""
     plain = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in rows.columns]
+    plain = [c.cast(pa.int32()) if pa.types.is_date(c.type) else c for c in plain]
     return pa.RecordBatch.from_arrays(plain, rows.schema.names)
 
 
-def states_of(plan: Plan, batches: list[pa.RecordBatch], *, grouped: bool) -> list[str]:
-    builder = BlockBuilder(plan, shard_of=ShardOfKeys((0, 1, 2)))
+def states_of(
+    plan: Plan, batches: list[pa.RecordBatch], *, grouped: bool, ids: tuple[int, ...] = (0, 1, 2)
+) -> list[str]:
+    builder = BlockBuilder(plan, shard_of=ShardOfKeys(ids))
     blocks: list[ShardBlock] = []
     for batch in batches:
         blocks += Grouped(plan).blocks(batch, builder) if grouped else builder.add(batch)
@@ -354,11 +409,102 @@ def test_the_same_states(spark: SparkSession, windows: str, rows: list[tuple[Any
     df = spark.createDataFrame(pa.Table.from_batches([events]))
     df = df.select(*(F.col(name).alias(f"column{n}") for n, name in enumerate(plan.schema.names)))
     assert partials.why_in_python(spark, plan, drops_bad_texts=False) is None
-    marked, _ = partials.grouped(df, plan, "w", flags=None, flagged={})
+    marked, _ = partials.grouped(df, plan, "w", shard=None, flags=None, flagged={})
     sent = [row.batch for row in marked.mapInArrow(as_bytes, "batch binary").collect()]
     batches = [batch for data in sent for batch in pa.ipc.open_stream(data)]
     assert batches[0].num_columns == len(Grouped(plan).groups) + len(Grouped(plan).aggregates)
     assert states_of(plan, batches, grouped=True) == expected
+
+
+KEYS = pa.schema(
+    [
+        ("text", pa.string()),
+        ("bytes", pa.binary()),
+        ("flag", pa.bool_()),
+        ("tiny", pa.int8()),
+        ("large", pa.int64()),
+        ("single", pa.float32()),
+        ("double", pa.float64()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("local", pa.timestamp("us")),
+        ("digits", pa.decimal128(9, 2)),
+        ("many_digits", pa.decimal128(30, 5)),
+        ("ts", pa.timestamp("us", "UTC")),
+    ]
+)
+ANY: dict[str, Any] = {
+    "text": st.one_of(st.binary(max_size=6), st.text(max_size=40).map(str.encode)),
+    "bytes": st.binary(max_size=5),
+    "flag": st.booleans(),
+    "tiny": st.integers(-128, 127),
+    "large": st.integers(-(2**63), 2**63 - 1),
+    "single": st.floats(width=32).map(lambda value: value + 0.0),
+    "double": st.floats().map(lambda value: value + 0.0),
+    "day": st.integers(-(2**31), 2**31 - 1),
+    "at": st.integers(-(2**60), 2**60),
+    "local": st.integers(-(2**60), 2**60),
+    "digits": st.decimals(-9999999, 9999999, places=2),
+    "many_digits": st.integers(-(10**30) + 1, 10**30 - 1).map(lambda n: Decimal(n).scaleb(-5, Context(prec=40))),
+}
+ODD = st.tuples(
+    *(st.one_of(st.none(), values) for values in ANY.values()), st.integers(0, 200).map(lambda s: s * 10**6)
+)
+
+
+def column_of(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    if pa.types.is_string(type_):
+        return pa.array(values, pa.binary()).view(pa.string())  # Spark takes bytes that are no UTF-8, too
+    if pa.types.is_date(type_):
+        return pa.array(values, pa.int32()).cast(type_)
+    return pa.array(values, pa.int64()).cast(type_) if pa.types.is_timestamp(type_) else pa.array(values, type_)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@settings(phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
+@given(rows=st.lists(ODD, min_size=1, max_size=5))
+def test_groups_of_any_type_reach_their_shards(spark: SparkSession, shards: int, rows: list[tuple[Any, ...]]) -> None:
+    """Without a worker of Python, in the rows that it would have made, and with the same states."""
+    key = KEYS.names[:-1]
+    aggregates = {"n": A.count()} | {
+        f"least_{name}": A.min(name) for name in key if name not in ("text", "bytes", "flag")
+    }
+    plan = make_plan(
+        KEYS, key=key, time="ts", windows=aion.Tumbling("7 seconds"), aggregates=aggregates, apply=None, outputs=None
+    )
+    columns = zip(zip(*rows, strict=True), KEYS, strict=True)
+    events = pa.RecordBatch.from_arrays([column_of(values, f.type) for values, f in columns], schema=KEYS)
+    events = events.select(plan.schema.names)
+    ids = tuple(shard_ids(shards))
+    as_sent = events.set_column(0, "text", events.column(0).view(pa.binary()))
+    types = from_arrow_schema(as_sent.schema, prefer_timestamp_ntz=True)
+    df = spark.createDataFrame(pa.Table.from_batches([as_sent]), types)
+    df = df.select(*(F.col(name).alias(f"column{n}") for n, name in enumerate(plan.schema.names)))
+    df = df.withColumn("column0", F.col("column0").cast("string"))
+    keys = [(F.col(f"column{n}"), df.schema[n].dataType) for n in range(len(key))]
+    assert partials.why_in_python(spark, plan, drops_bad_texts=False) is None
+    marked, tally = partials.grouped(df, plan, "w", shard=shard_of_group(keys, ids), flags=None, flagged={})
+    tally._strategy.setWay(tally._call, "packed")
+    spark.conf.set(QUIET, "0 9")
+    spark.sparkContext.setLocalProperty("streaming.sql.batchId", "5")
+    try:
+        found = marked.mapInArrow(as_bytes, "shard int, block binary").collect()
+    finally:
+        spark.conf.unset(QUIET)
+        spark.sparkContext.setLocalProperty("streaming.sql.batchId", None)
+    how = Grouped(plan)
+    batch = unpacked([row.block for row in found], [each.type for each in (*how.groups, *how.aggregates)])
+    assert states_of(plan, [batch], grouped=True, ids=ids) == states_of(plan, [events], grouped=False, ids=ids)
+    of_keys = [pa.RecordBatch.from_arrays(batch.columns[1 : 1 + len(key)], key)]
+    settled = pa.RecordBatch.from_arrays([mended(c) for c in of_keys[0].columns], key)
+    assert [row.shard for row in found] == ShardOfKeys(ids)(settled.columns, len(found)).tolist()
+
+
+def mended(column: pa.Array) -> pa.Array:
+    if not pa.types.is_string(column.type):
+        return column
+    texts = column.view(pa.binary()).to_pylist()
+    return pa.array([None if text is None else text.decode("utf-8", "replace") for text in texts], pa.string())
 
 
 def as_bytes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,7 @@ from math import gcd
 
 import pyarrow as pa
 
-from aion.aggregates.in_sql import InSql, in_sql
+from aion.aggregates.in_sql import Computed, InSql, in_sql
 from aion.aggregates.partial import Partial
 from aion.base.hashing import can_hash
 from aion.base.numbers import EARLIEST_US, LATEST_US
@@ -113,14 +113,14 @@ class Grouped:
         return not edges.calendars and len(edges.families) <= _FAMILIES
 
     @property
-    def groups(self) -> list[str]:
-        """What rows are grouped by, as SQL: the slice, the key, and what partials need."""
-        keys = [self._columns[name][0] for name in self._plan.key]
-        return [_SLICE, *keys, *(group for said in self.said.values() for group in said.groups)]
+    def groups(self) -> list[Computed]:
+        """What rows are grouped by: the slice, the key, and what partials need."""
+        keys = [Computed(*self._columns[name]) for name in self._plan.key]
+        return [Computed(_SLICE, pa.int64()), *keys, *(group for said in self.said.values() for group in said.groups)]
 
     @property
-    def aggregates(self) -> list[str]:
-        """The aggregate functions, as SQL."""
+    def aggregates(self) -> list[Computed]:
+        """The aggregate functions."""
         return [each for said in self.said.values() for each in said.aggregates]
 
     def blocks(self, batch: pa.RecordBatch, builder: BlockBuilder) -> Iterator[ShardBlock]:

@@ -274,9 +274,9 @@ class Files:
     def why_in_python(self, plan: Plan, *, drops_bad_texts: bool) -> str:
         return "the tasks of Python read the files themselves"
 
-    def children(self, work: ChildWork) -> DataFrame:
+    def children(self, work: ChildWork) -> tuple[DataFrame, None]:
         """Returns the rows of blocks (:mod:`aion.spark.tasks.blocks`) that the children make of the events, with the
-        watermark.
+        watermark. Spark groups no events.
         """
         if not ShardOfKeys.covers(work.key_types):
             raise SchemaError(f"key: read_files cannot hash keys of type {', '.join(map(str, work.key_types))}")
@@ -286,7 +286,7 @@ class Files:
         fields = [*row_type(work.tree, level=0), StructField(LATEST, TimestampType()), *_COUNT_FIELDS]
         rows = in_arrow(self._input(scan), child, StructType(fields))
         blocks = _counted(rows, f"{work.name}.files").withWatermark(LATEST, _spark_delay(delay_us))
-        return blocks.drop(LATEST)
+        return blocks.drop(LATEST), None
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{f.name}: {f.type}" for f in self.schema)

@@ -20,10 +20,11 @@ from aion.spark.api.names import Names
 from aion.spark.api.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
 from aion.spark.session import upstream
 from aion.spark.session.partials import grouped, said, why_in_python
+from aion.spark.session.tally import Tally
 from aion.spark.session.workers import in_arrow
 from aion.spark.tasks.blocks import row_type
 from aion.spark.tasks.child import FLAGGED, NO_EVENT, Child, ChildWork
-from aion.spark.tasks.shards import hash_column
+from aion.spark.tasks.shards import hash_column, shard_of_group
 from aion.spec import Spec
 
 
@@ -74,9 +75,9 @@ class Source(Protocol):
     def why_in_python(self, plan: Plan, *, drops_bad_texts: bool) -> str | None:
         """Says why Python groups the events, or returns None if Spark's own functions do."""
 
-    def children(self, work: ChildWork) -> DataFrame:
+    def children(self, work: ChildWork) -> tuple[DataFrame, Tally | None]:
         """Returns the rows of blocks (:mod:`aion.spark.tasks.blocks`) that the children make of the events, with the
-        watermark.
+        watermark; and what counts the blocks, if Spark may group the events.
         """
 
 
@@ -142,22 +143,26 @@ class Rows:
             for name in upstream.lossy(self._df)
         ]
 
-    def children(self, work: ChildWork) -> DataFrame:
+    def children(self, work: ChildWork) -> tuple[DataFrame, Tally | None]:
         """Only the columns that are needed are sent to Python, under names that pyspark need not quote."""
         columns = {name: self._column(name, work.plan) for name in work.plan.schema.names}
         needed = [column.alias(f"column{number}") for number, column in enumerate(columns.values())]
+        types = [self._names.field(name).dataType for name in work.plan.key]
         if not ShardOfKeys.covers(work.key_types):
-            keys = [(columns[name], self._names.field(name).dataType) for name in work.plan.key]
-            needed.append(hash_column(keys).alias("__aion_hash"))
+            keys = zip((columns[name] for name in work.plan.key), types, strict=True)
+            needed.append(hash_column([*keys]).alias("__aion_hash"))
         flag = self._flag(work.plan)
         if flag is not None:
             needed.append(flag.cast("tinyint").alias(FLAG))
         rows, tally = self._df.select(*needed), None
         if self.why_in_python(work.plan, drops_bad_texts=work.settings.drops_bad_texts) is None:
             flagged = {**FLAGGED, NO_EVENT: None}
-            rows, tally = grouped(rows, work.plan, work.name, flags=None if flag is None else FLAG, flagged=flagged)
+            sent = [F.col(f"column{work.plan.schema.get_field_index(name)}") for name in work.plan.key]
+            shard = shard_of_group([*zip(sent, types, strict=True)], work.tree.shards) if not work.tree.levels else None
+            flags = None if flag is None else FLAG
+            rows, tally = grouped(rows, work.plan, work.name, shard=shard, flags=flags, flagged=flagged)
         child = Child(work, has_flags=flag is not None, tally=tally)
-        return in_arrow(rows, child, row_type(work.tree, level=0))
+        return in_arrow(rows, child, row_type(work.tree, level=0)), tally
 
     def why_in_python(self, plan: Plan, *, drops_bad_texts: bool) -> str | None:
         if numbers(self.session.version) > numbers(NEWEST):

@@ -91,7 +91,8 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     listener.watch(spark)
     hand_over = _hand_over(plan, resolved, state_dir, spec.name)
     work = ChildWork(plan.sent, block_settings(resolved), tree, limit_bytes, spec.name, hand_over)
-    blocks = merged(source.children(work), work)
+    rows, tally = source.children(work)
+    blocks = merged(rows, work)
     config = RootConfig(
         plan=plan,
         policy=policy_to_text(resolved),
@@ -104,6 +105,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
         retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
         watermark_delay_us=source.delay_us(spec.time_column),
         rows_first=source.rows_first,
+        tally=tally,
         task_failures=task_failures(spark),
         trace_folder=None if resolved.trace.folder is None else trace_folder(resolved.trace.folder, spec.name),
     )

@@ -2,8 +2,9 @@
 
 Spark has no call for an aggregation without a shuffle and without state. So the driver compiles a planning strategy
 (``PartialAggregates.java``, with the compiler that Spark brings for its generated code), and adds it to those of the
-session. It plans a marked node of a query as such an aggregation. Executors need nothing. A session to which it cannot
-be added groups events in Python, and so does a session that loses it while a query runs.
+session. It plans a marked node of a query as such an aggregation. If few rows come out of it, it leaves out the
+function of Python above, too. Executors need nothing. A session to which it cannot be added groups events in Python,
+and so does a session that loses it while a query runs.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampNTZType
 
 from aion.core.ingest.grouped import GROUP, STATE, Grouped, why_not
+from aion.core.ingest.packed import MAGIC, can_be_packed
 from aion.core.query.plan import Plan
 from aion.errors import ConfigError
-from aion.spark.session.query_settings import PAST
+from aion.spark.session.query_settings import PAST, QUIET, STORED
 from aion.spark.session.sessions import is_remote
 from aion.spark.session.settings import JVM_PARTIALS
 from aion.spark.session.tally import Tally
@@ -96,7 +98,10 @@ def _strategy(session: SparkSession) -> Any:
         text = Path(__file__).with_name("PartialAggregates.java").read_text(encoding="utf-8")
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
         compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader())
-        compiler.cook(text.replace("MARKER", _MARKER).replace("PAST", PAST))
+        words = {"MARKER": _MARKER, "PAST": PAST, "STORED": STORED, "QUIET": QUIET, "MAGIC": MAGIC.decode()}
+        for word, meant in words.items():
+            text = text.replace(f'"{word}', f'"{meant}')
+        compiler.cook(text)
         nothing = [context._gateway.new_array(kind, 0) for kind in (jvm.java.lang.Class, jvm.java.lang.Object)]
         made = compiler.getClassLoader().loadClass(_CLASS).getConstructor(nothing[0])
         _compiled.clear()
@@ -105,13 +110,20 @@ def _strategy(session: SparkSession) -> Any:
 
 
 def grouped(
-    rows: DataFrame, plan: Plan, name: str, *, flags: str | None, flagged: Mapping[int, int | None]
+    rows: DataFrame,
+    plan: Plan,
+    name: str,
+    *,
+    shard: Column | None,
+    flags: str | None,
+    flagged: Mapping[int, int | None],
 ) -> tuple[DataFrame, Tally]:
     """Returns rows that Spark groups when it plans a batch, and what tasks count. Where Spark does not group them, they
     only have more columns.
 
-    ``rows``: the columns of the plan, ``column0``, ``column1``, ... ``flags``: the column that says which rows no
-    window takes. ``flagged``: the slices of these rows, by their flags. ``name``: of the operator.
+    ``rows``: the columns of the plan, ``column0``, ``column1``, ... ``name``: of the operator. ``shard``: the shard of
+    a row by its key, to which its group goes if the function above is left out; None: it never is. ``flags``: the
+    column that says which rows no window takes. ``flagged``: the slices of these rows, by their flags.
     """
     how, columns, call = Grouped(plan), rows.columns, uuid.uuid4().hex
     _tallies.append(tally := Tally(rows.sparkSession.sparkContext, call, _strategy(rows.sparkSession)))
@@ -119,9 +131,11 @@ def grouped(
     conditions = {} if flags is None else {f"{flags} = {flag}": at for flag, at in flagged.items()}
     for step in how.steps(_MICROS, conditions):
         rows = rows.select("*", *(F.expr(sql).alias(column) for column, sql in step.items()))
-    groups = [F.max(F.expr(sql)).alias(f"{GROUP}{number}") for number, sql in enumerate(how.groups)]
-    states = [F.expr(sql).alias(f"{STATE}{number}") for number, sql in enumerate(how.aggregates)]
-    return rows.observe(":".join((_MARKER, str(len(columns)), call, name)), *groups, *states), tally
+    metrics = [F.max(F.expr(each.sql)).alias(f"{GROUP}{number}") for number, each in enumerate(how.groups)]
+    metrics += [F.expr(each.sql).alias(f"{STATE}{number}") for number, each in enumerate(how.aggregates)]
+    if shard is not None and all(can_be_packed(each.type) for each in (*how.groups, *how.aggregates)):
+        metrics.append(F.max(shard).alias("shard"))
+    return rows.observe(":".join((_MARKER, str(len(columns)), call, name)), *metrics), tally
 
 
 def _micros(rows: DataFrame, name: str) -> Column:

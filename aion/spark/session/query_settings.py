@@ -20,6 +20,10 @@ or null. ``again``: what holds instead for a batch that an earlier run has begun
 """
 BEGINS = "spark.sql.streaming.aion.begins"
 """The number of the run's first batch. Unset: the query is new."""
+QUIET = "spark.sql.streaming.aion.quiet"
+"""The first and the last number of the batches in which no task asks all shards
+(:class:`aion.spark.tasks.blocks.BlockRows`).
+"""
 EVERY = "spark.sql.streaming.aion.every"
 """The milliseconds between the times at which the query's trigger starts batches. Unset: as soon as there are rows."""
 PAST = "spark.sql.streaming.aion.past."

@@ -12,15 +12,17 @@ if TYPE_CHECKING:
 
     from aion.core.ingest.builder import ShardBlock
 
-_LEAST_GROUPS = threshold(1 << 12, 1)
+_LEAST_GROUPS = threshold(1 << 12, 2)
 """Fewer groups in a batch cost little in any case."""
 _FEW, _ENOUGH = threshold(6, 2), threshold(10, 4)
 """With fewer events in a group, and with at least that many again, Spark stops and begins to group them."""
 
 
 class Tally:
-    """How many events a call has had, and how many groups the tasks made of them. It decides whether Spark groups those
-    of the next batches: not if few events share a group, because then more crosses to Python than the events.
+    """How many events a call has had, and how many groups the tasks made of them. It decides how those of the next
+    batches cross. Spark does not group them if few events share a group, because then more crosses to Python than the
+    events. If there are few groups in all, they go to the root without Python before it
+    (:mod:`aion.core.ingest.packed`).
 
     Tasks add to it, and Spark brings their numbers to the driver.
     """
@@ -29,7 +31,7 @@ class Tally:
         self._call, self._strategy = call, strategy
         self._events, self._groups = (context.accumulator(0) for _ in range(2))
         self._seen = 0, 0
-        self._is_grouped = True
+        self._way = "grouped"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_events": self._events, "_groups": self._groups}
@@ -46,7 +48,12 @@ class Tally:
         now = self._events.value, self._groups.value
         events, groups = (new - old for new, old in zip(now, self._seen, strict=True))
         self._seen = now
-        is_grouped = groups < _LEAST_GROUPS or events >= groups * (_FEW if self._is_grouped else _ENOUGH)
-        if events and is_grouped != self._is_grouped:
-            self._strategy.setGrouped(self._call, is_grouped)
-            self._is_grouped = is_grouped
+        if not events:
+            return
+        if groups < _LEAST_GROUPS:
+            way = "packed"
+        else:
+            way = "rows" if events < groups * (_ENOUGH if self._way == "rows" else _FEW) else "grouped"
+        if way != self._way:
+            self._strategy.setWay(self._call, way)
+            self._way = way

@@ -21,7 +21,7 @@ from aion.errors import AionError
 from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.session.partitions import rescaled, take_back
 from aion.spark.session.plans import ROOT, Node, plan_of
-from aion.spark.session.query_settings import BEGINS, ENDS, EVERY, REFUSED, RESCALED
+from aion.spark.session.query_settings import BEGINS, ENDS, EVERY, QUIET, REFUSED, RESCALED
 from aion.spark.session.rewound import complete_interrupted
 from aion.spark.session.sessions import is_remote, master
 from aion.spark.session.settings import of_queries
@@ -76,6 +76,7 @@ def look(spark: SparkSession, execution: Any, plan: Node, run: str, checkpoint: 
         conf.set(BEGINS, str(begins))
     if (ends := run_ends.decide(execution, files, batches)) is not None:
         conf.set(ENDS, ends)
+    conf.set(QUIET, run_ends.quiet(begins, ends))
     if (every_ms := run_ends.interval_ms(execution)) > 0:
         conf.set(EVERY, str(every_ms))
     query = execution.id().toString() if batches else None

@@ -30,6 +30,8 @@ _OF_FILES = "maxfilespertrigger"
 _OTHERS = ("maxbytespertrigger", "filenameonly")
 _MOST = threshold(100_000, 100)
 """More files are not counted: that would take longer than a batch."""
+_NEVER = 2**63 - 1
+"""No batch has this number."""
 log = logging.getLogger(__name__)
 
 
@@ -55,6 +57,15 @@ def decide(execution: Any, files: CheckpointFiles, commits: list[int]) -> str | 
         return None
     files.move(f".{NOTE}", NOTE)
     return json.dumps(found)
+
+
+def quiet(begins: int | None, ends: str | None) -> str:
+    """Returns the first and the last number of batches that neither begin nor may end a run, for QUIET.
+
+    ``begins``: the first batch of the run; None: of the query. ``ends``: what :func:`decide` has returned.
+    """
+    last = None if ends is None else json.loads(ends)["from"]
+    return f"{0 if begins is None else begins + 1} {_NEVER if last is None else last - 1}"
 
 
 def interval_ms(execution: Any) -> int:

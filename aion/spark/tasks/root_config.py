@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aion.core.query.plan import Plan
+from aion.spark.session.tally import Tally
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,5 +39,7 @@ class RootConfig(TaskConfig):
     """The delay given to withWatermark. None if the watermark is on another column than the event time."""
     rows_first: bool = False
     """Whether the rows of a batch come before its watermark moves."""
+    tally: Tally | None = None
+    """Counts what reaches the root without a child. None: all comes from children."""
     trace_folder: str | None = None
     """The folder for a trace of the input. None: no trace."""

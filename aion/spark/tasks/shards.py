@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, DecimalType, FractionalType, IntegralType
+from pyspark.sql.types import DataType, DecimalType, FractionalType, IntegralType, StringType
 
 from aion.spark.session.query_settings import PAST, STORED
 
@@ -71,6 +71,17 @@ def shard_column(keys: Sequence[tuple[Column, DataType]], operator: str, ids: tu
         return pa.array(here[hashes.to_numpy() % len(here)])
 
     return F.arrow_udf(shard_of, "int")(hash_column(keys))
+
+
+def shard_of_group(keys: Sequence[tuple[Column, DataType]], ids: tuple[int, ...]) -> Column:
+    """Returns the shard id of a row from its key, where the shards of the state are those of the session.
+
+    Bytes of texts that are no UTF-8 count as U+FFFD, as in the child.
+    """
+    if len(ids) == 1 or not keys:
+        return F.lit(ids[0])
+    valid = [(F.make_valid_utf8(key) if isinstance(type_, StringType) else key, type_) for key, type_ in keys]
+    return F.array(*map(F.lit, ids))[F.pmod(hash_column(valid), F.lit(len(ids))).cast("int")]
 
 
 def _hashable(key: tuple[Column, DataType]) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,22 @@ import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
 
+from aion.base.hashing import ShardOfKeys
 from aion.config import Policy
-from aion.core.ingest.builder import Flagged, ShardBlock
+from aion.core.ingest.builder import BlockBuilder, Flagged, ShardBlock
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.fragments import Defragmenter
+from aion.core.ingest.grouped import Grouped
+from aion.core.ingest.packed import is_packed, unpacked
 from aion.core.life.lifecycle import EXECUTED
+from aion.core.query.plan import Plan
 from aion.core.slicing.grid import FLAGGED_SLICES
 from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
 from aion.execute.recorder import Recorder
 from aion.execute.trace import Definition
 from aion.execute.windows import Windows
 from aion.spark.session.counting import COUNTED, COUNTS
+from aion.spark.session.tally import Tally
 from aion.spark.tasks.frames import frames_of
 from aion.spark.tasks.hand_over import BatchFolder
 from aion.spark.tasks.root_config import RootConfig
@@ -114,11 +119,19 @@ class WindowsTenants(Tenants):
             attempt.prestage(active)
 
         def blocks(rows: Iterable[pd.DataFrame]) -> Iterator[list[Block]]:
-            parts = Defragmenter()
+            parts, groups = Defragmenter(), None
             for frame in rows:
-                if arrived := [attempt.mapped(block) for block in parts.blocks(filter(len, frame["block"]))]:
+                sent = [*filter(len, frame["block"])]
+                if sent and is_packed(sent[0]):
+                    groups = groups or _Groups(plan, make_builder(plan, self._policy, self._codec, here), config.tally)
+                    yield from groups.blocks(sent)
+                elif arrived := [attempt.mapped(block) for block in parts.blocks(sent)]:
                     yield arrived
             parts.end()
+            if groups is not None:
+                yield from groups.finish()
+
+        here = ShardOfKeys((batch.shard,))
 
         def of_events(rows: Iterable[pd.DataFrame]) -> Iterator[list[Block]]:
             """Takes the sent blocks apart, and makes blocks of the events that have not come before."""
@@ -144,6 +157,21 @@ class WindowsTenants(Tenants):
 
     def close(self) -> None:
         self._codec.close()
+
+
+class _Groups:
+    """Makes blocks of rows of groups that have come without a child (:mod:`aion.core.ingest.packed`)."""
+
+    def __init__(self, plan: Plan, builder: BlockBuilder, tally: Tally | None) -> None:
+        self._grouped, self._builder = Grouped(plan), builder
+        self._types = [each.type for each in (*self._grouped.groups, *self._grouped.aggregates)]
+        self._count = iter if tally is None else tally.of
+
+    def blocks(self, rows: Sequence[bytes]) -> Iterator[list[Block]]:
+        yield from _listed(self._count(self._grouped.blocks(unpacked(rows, self._types), self._builder)))
+
+    def finish(self) -> Iterator[list[Block]]:
+        yield from _listed(self._count(self._builder.finish()))
 
 
 def _why(block: Block) -> int:
