@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 # Tests of behaviour that also run with tiny thresholds (state_backends/thresholds.py), where a few events cross each one.
 TINY := $(addprefix tests/, local/test_restarts.py local/test_filled.py local/test_all_windows.py \
 	local/test_parts_of_a_batch.py local/test_large_windows.py execute/test_scenarios.py core/keyed/test_keyed_windows.py \
-	core/keyed/test_keyed_index.py core/operator/test_operator_any_order.py execute/test_updates.py \
-	execute/test_changing.py execute/test_evolution.py execute/test_waiting_orders.py stores/test_any_order.py \
+	core/keyed/test_keyed_index.py core/operator/test_operator_any_order.py execute/panes/test_updates.py \
+	execute/panes/test_changing.py execute/test_evolution.py execute/spill/test_waiting_orders.py stores/test_any_order.py \
 	versions/test_any_order.py versions/test_keyed_any_order.py stateful/test_states.py core/join/test_join.py \
 	core/join/test_evolving.py state/test_read.py)
 

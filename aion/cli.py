@@ -386,7 +386,7 @@ def tune(
     from rich.console import Console
 
     from aion.config import size_bytes
-    from aion.execute.trace import read_trace
+    from aion.execute.record.trace import read_trace
     from aion.tools.tune.command import machine_of
     from aion.tools.tune.command import tune as run
     from aion.tools.tune.search import Goal

@@ -24,8 +24,8 @@ from aion.core.query.plan import Plan
 from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError
 from aion.execute.assembly import check_overlap, longest_bound_us, make_builder, make_contents, store_config
-from aion.execute.recorder import Recorder
-from aion.execute.trace import Definition, trace_folder
+from aion.execute.record.recorder import Recorder
+from aion.execute.record.trace import Definition, trace_folder
 from aion.execute.windows import Windows
 from aion.spec import Changes, Keywords, Spec, shows_fields, spec_of
 from policies.sizing import processing_bytes_per_s

@@ -190,7 +190,7 @@ class Spec:
         """
         from aion.config import load_policy  # slow to import, and children that read a Spec do not need it
         from aion.execute.assembly import check_triggers
-        from aion.execute.trace import recordable
+        from aion.execute.record.trace import recordable
 
         check_triggers(self.windows, self.policy_overrides.get("trigger"))
         policy = load_policy("standard" if self.policy is None else self.policy, self.policy_overrides)

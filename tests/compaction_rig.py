@@ -18,8 +18,8 @@ from aion.config import Policy, load_policy
 from aion.core.operator.operator import Operator
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
-from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
+from aion.execute.panes.contents import RowContents
 from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.format.block import Block

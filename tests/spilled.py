@@ -13,7 +13,7 @@ import aion
 from aion.core.ingest.encoding import encode
 from aion.core.life.actions import Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
-from aion.execute.applying import apply_window
+from aion.execute.panes.applying import apply_window
 from state_backends.format.block import Block, BlockKind, Compression
 from state_backends.store.protocol import StoredBlock
 

@@ -29,9 +29,9 @@ from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
 from aion.core.windows import EMIT, Aligned, Definition, Definitions, PerRecord, named
 from aion.errors import FormatError, PolicyError, WindowError
-from aion.execute.block_compactor import BlockCompactor, compaction_bytes
-from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
+from aion.execute.panes.block_compactor import BlockCompactor, compaction_bytes
+from aion.execute.panes.contents import RowContents
 from policies.cleanup import Cleanup
 from state_backends.backends import StoreConfig
 from state_backends.format.block import Codec, Compression

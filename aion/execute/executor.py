@@ -4,7 +4,7 @@ It also replaces blocks by fewer, as compaction orders (docs/inside/window-costs
 complete they are (docs/inside/lateness.md).
 
 LocalOperator, Spark's root and the replay of ``aion tune`` use the same executor. The attempt knows where blocks are
-(:mod:`state_backends.store.attempt`), the contents what is in them (:mod:`aion.execute.contents`).
+(:mod:`state_backends.store.attempt`), the contents what is in them (:mod:`aion.execute.panes.contents`).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from aion.core.operator.unique import Unique
 from aion.core.query.columns import COMPLETENESS_COLUMNS, PANE_SEQ
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import start_of
-from aion.execute.applying import Seen
-from aion.execute.block_compactor import Owners
-from aion.execute.combining import windows_at_once
-from aion.execute.contents import Contents, RowContents
-from aion.execute.filling import Filler, Shown
-from aion.execute.recorder import Recorder
-from aion.execute.waiting import WaitingOrders
+from aion.execute.panes.applying import Seen
+from aion.execute.panes.block_compactor import Owners
+from aion.execute.panes.combining import windows_at_once
+from aion.execute.panes.contents import Contents, RowContents
+from aion.execute.panes.filling import Filler, Shown
+from aion.execute.record.recorder import Recorder
+from aion.execute.spill.waiting import WaitingOrders
 from policies.sizing import Execution
 from state_backends.format.block import Block, numbered
 from state_backends.store.attempt import ShardAttempt
@@ -366,7 +366,7 @@ class CompactionOperator(Protocol):
 
 
 class Compacting(Protocol):
-    """The part of :class:`aion.execute.contents.Contents` that compaction needs."""
+    """The part of :class:`aion.execute.panes.contents.Contents` that compaction needs."""
 
     @property
     def compaction_bytes(self) -> int: ...
@@ -391,7 +391,7 @@ def carry_out(
     It holds about ``contents.compaction_bytes`` at once.
 
     New blocks are in place before the old ones go. If it fails half-way, all old blocks are still there, and the new
-    ones are abandoned. ``owners``: see :meth:`aion.execute.block_compactor.BlockCompactor.compact`.
+    ones are abandoned. ``owners``: see :meth:`aion.execute.panes.block_compactor.BlockCompactor.compact`.
     """
     waiting = deque(compactions)
     while waiting:

@@ -16,8 +16,8 @@ from aion.core.join.results import Net
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.lateness.observe import NewBounds
 from aion.core.life.rules import FixedBound
-from aion.execute.applying import as_texts
 from aion.execute.assembly import asked_bound
+from aion.execute.panes.applying import as_texts
 from aion.execute.tenant import Saved
 from state_backends.format.ordered_map import OrderedMap
 

@@ -23,10 +23,10 @@ from aion.execute.assembly import (
     panes_kept_us,
     predicts,
 )
-from aion.execute.changing import Changes
-from aion.execute.contents import Contents
 from aion.execute.executor import Executor
-from aion.execute.recorder import Recorder
+from aion.execute.panes.changing import Changes
+from aion.execute.panes.contents import Contents
+from aion.execute.record.recorder import Recorder
 from aion.execute.tenant import Saved
 from policies.sizing import Execution
 from state_backends.format.block import Block

@@ -27,11 +27,11 @@ from aion.core.query.evolved import of_shard
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import slices_from_json, start_of
 from aion.core.timed.calendar_state import pinned_plan
-from aion.execute.applying import Seen, decode_all
-from aion.execute.combining import windows_at_once
-from aion.execute.contents import RowContents
-from aion.execute.keyed import KeyedExecutor
-from aion.execute.rows import WindowColumns, pane_rows
+from aion.execute.panes.applying import Seen, decode_all
+from aion.execute.panes.combining import windows_at_once
+from aion.execute.panes.contents import RowContents
+from aion.execute.panes.keyed import KeyedExecutor
+from aion.execute.panes.rows import WindowColumns, pane_rows
 from aion.state.columns import BOUND, BYTES, STATUS, conformed, of_windows, shown_of
 from aion.state.filters import Asked
 from state_backends.server.reading import VersionReader

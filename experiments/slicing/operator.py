@@ -1,7 +1,8 @@
 """The cost of combining overlapping windows in the operator: ``lazy``, ``eager``, and the choice of ``auto``.
 
-Each case is measured twice: one pass over windows whose partials are loaded (:class:`aion.execute.combining.Loaded`),
-and one whole call of a :class:`aion.LocalOperator` that executes such windows.
+Each case is measured twice: one pass over windows whose partials are loaded
+(:class:`aion.execute.panes.combining.Loaded`), and one whole call of a :class:`aion.LocalOperator` that executes such
+windows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from aion import aggregates as A
 from aion.core.life.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.tree import Aggregation
-from aion.execute.combining import Loaded, windows_at_once
+from aion.execute.panes.combining import Loaded, windows_at_once
 from experiments.slicing.runs import Settings
 
 WAYS: tuple[Aggregation, ...] = ("lazy", "eager", "auto")

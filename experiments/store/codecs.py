@@ -23,7 +23,7 @@ from aion.core.ingest.builder import BlockBuilder, ShardBlock
 from aion.core.ingest.encoding import decode, encode
 from aion.core.life.actions import Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
-from aion.execute.applying import apply_window
+from aion.execute.panes.applying import apply_window
 from state_backends.format.block import Block, BlockKind, Codec, Compression
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock

@@ -101,7 +101,7 @@ def checked(workload: str, settings: Settings, machine: Any, show: Any) -> list[
     import tempfile
 
     from aion.config import load_policy
-    from aion.execute.trace import read_trace
+    from aion.execute.record.trace import read_trace
     from aion.tools.tune.simulator import simulate
     from experiments.tune_check.traces import operator_of
     from experiments.workloads import load

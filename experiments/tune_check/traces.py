@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from aion.execute.trace import Trace
+    from aion.execute.record.trace import Trace
     from experiments.workloads.model import Shape
 
 
@@ -58,8 +58,8 @@ def trace_of(workload: str, *, scale: float, batches: int, past_windows: int, se
     from aion.config import load_policy
     from aion.core.ingest.builder import BlockBuilder
     from aion.execute.assembly import make_builder
-    from aion.execute.recorder import Recorder
-    from aion.execute.trace import Definition, Trace
+    from aion.execute.record.recorder import Recorder
+    from aion.execute.record.trace import Definition, Trace
     from aion.local import normal_schema
     from experiments.workloads import load
     from experiments.workloads.model import Shape

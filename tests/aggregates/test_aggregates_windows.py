@@ -21,10 +21,10 @@ from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import decode
 from aion.core.life.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
-from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
-from aion.execute.grouping import Piece
-from aion.execute.spilling import parts_by_key
+from aion.execute.panes.contents import RowContents
+from aion.execute.spill.grouping import Piece
+from aion.execute.spill.spilling import parts_by_key
 from state_backends.format.block import Block, Codec
 from state_backends.store.protocol import Only, StoredBlock
 from tests import aggregate_oracle as o

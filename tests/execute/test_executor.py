@@ -21,8 +21,8 @@ from aion.core.life.actions import (
     WindowRef,
 )
 from aion.core.query.plan import make_plan
-from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
+from aion.execute.panes.contents import RowContents
 from state_backends.store.protocol import StoredBlock
 from tests.durations import us
 from tests.stores.rig import make_block

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from aion.core.ingest.text_times import instants_of
-from tests.execute.test_file_reading import AT, TS
+from tests.execute.files.test_file_reading import AT, TS
 
 
 def test_times_in_text() -> None:

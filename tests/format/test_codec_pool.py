@@ -22,7 +22,7 @@ from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import encode, is_quick
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import CorruptBlock
-from aion.execute.applying import decode_all
+from aion.execute.panes.applying import decode_all
 from state_backends.format.block import Block, BlockKind, Codec, Compression, parse
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock

@@ -18,8 +18,8 @@ import aion
 from aion.core.ingest.encoding import decode, encode
 from aion.core.query.plan import make_plan
 from aion.errors import CorruptBlock, FormatError, SchemaError
-from aion.execute.applying import dropped_events
-from aion.execute.contents import NO_WINDOW
+from aion.execute.panes.applying import dropped_events
+from aion.execute.panes.contents import NO_WINDOW
 from state_backends.format import block as block_module
 from state_backends.format.block import HEADER_BYTES, Block, BlockKind, Codec, Compression, check, parse
 

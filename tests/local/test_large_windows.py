@@ -16,8 +16,8 @@ from aion.base.hashing import ShardOfKeys
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.query.plan import make_plan
 from aion.errors import TooLarge
-from aion.execute import held_rows
-from aion.execute.held_rows import HeldRows
+from aion.execute.spill import held_rows
+from aion.execute.spill.held_rows import HeldRows
 from tests.core.keyed.test_keyed_windows import KINDS, Step, policy, steps, table
 from tests.durations import us
 from tests.examples import some

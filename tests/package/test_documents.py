@@ -61,14 +61,14 @@ RUN_SMALL = {
     "completeness": "tests/experiments/test_completeness.py::test_the_command_judges_what_was_said",
     "compare": "tests/experiments/test_memory_verdicts.py::"
     "test_a_comparison_names_what_was_set_differently_and_nothing_else",
-    "hosts": "tests/spark/test_two_executors.py::test_an_executor_that_is_killed_takes_nothing_along",
+    "hosts": "tests/spark/state/test_two_executors.py::test_an_executor_that_is_killed_takes_nothing_along",
     "ingest": "tests/experiments/test_commands.py::test_ingest",
     "joins": "tests/experiments/test_commands.py::test_joins",
     "latency": "tests/experiments/test_commands.py::test_latency",
     "late-keys": "tests/experiments/test_late_keys.py::test_the_command_prints_and_writes_what_it_found",
     "limits": "tests/experiments/test_limits.py::test_the_command_measures_and_says_what_it_found",
     "memory-pressure": "tests/experiments/test_sweep.py::test_a_sweep_that_was_stopped_goes_on_with_what_is_missing",
-    "network": "tests/spark/test_experiments.py::test_hops_of_central_and_distributed_queries_are_counted",
+    "network": "tests/spark/pages/test_experiments.py::test_hops_of_central_and_distributed_queries_are_counted",
     "nexmark": "tests/experiments/test_commands.py::test_nexmark",
     "overhead": "tests/experiments/test_commands.py::test_overhead",
     "prestage": "tests/experiments/test_prestage.py::test_a_run_in_miniature",
@@ -140,7 +140,7 @@ def check_layout(block: Block) -> None:
 
 
 def check_python(block: Block) -> None:
-    """``tests/spark/test_documents.py`` knows every page that has such, and where it is run."""
+    """``tests/spark/pages/test_documents.py`` knows every page that has such, and where it is run."""
     ast.parse(block.text, str(block))
 
 
@@ -150,7 +150,7 @@ def check_shell(block: Block) -> None:
 
 
 def check_printed(block: Block) -> None:
-    """What the page's Python prints: tests/spark/test_documents.py compares it."""
+    """What the page's Python prints: tests/spark/pages/test_documents.py compares it."""
     assert block.page == "README.md", f"{block}: no test compares it with what is printed"
 
 

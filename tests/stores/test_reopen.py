@@ -18,8 +18,8 @@ from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy, policy_to_text
 from aion.core.query.plan import make_plan
 from aion.execute.assembly import make_builder, make_operator
-from aion.execute.contents import RowContents
 from aion.execute.executor import Executor
+from aion.execute.panes.contents import RowContents
 from state_backends.backends import StoreConfig
 from state_backends.format.block import Block
 from state_backends.server import requests

@@ -1,4 +1,4 @@
-"""What `aion.explain` tells: each fact of a plan in its text. (On Spark: tests/spark/test_merging_levels.py.)"""
+"""What `aion.explain` tells: each fact of a plan in its text. On Spark: tests/spark/windows/test_merging_levels.py."""
 
 from __future__ import annotations
 

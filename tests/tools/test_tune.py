@@ -22,7 +22,7 @@ from aion import aggregates as A
 from aion.cli import app
 from aion.config import Policy, load_policy
 from aion.errors import ConfigError, PolicyError
-from aion.execute.trace import Trace, read_trace
+from aion.execute.record.trace import Trace, read_trace
 from aion.tools.tune.calibrate import calibrate
 from aion.tools.tune.command import machine_of
 from aion.tools.tune.disk import Machine

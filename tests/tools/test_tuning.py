@@ -22,8 +22,8 @@ from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.periodic import Periodic
 from aion.errors import ConfigError, FormatError
-from aion.execute.recorder import Recorder
-from aion.execute.trace import FORMAT, METADATA, SCHEMA, Definition, Trace, fitted, read_trace
+from aion.execute.record.recorder import Recorder
+from aion.execute.record.trace import FORMAT, METADATA, SCHEMA, Definition, Trace, fitted, read_trace
 from aion.tools.tune.disk import Machine, Moved, SimulatedDisk
 from aion.tools.tune.simulator import as_recorded, simulate
 from state_backends.store.io import Priority, Steps

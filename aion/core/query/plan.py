@@ -93,7 +93,7 @@ class Plan:
     ``completeness``: whether rows say how complete they are. ``unique``: the columns that identify an event, so that
     it counts once (:mod:`aion.core.operator.unique`); empty: all events count. ``updates``: how events replace earlier
     ones. None: they do not. ``changes``: a batch yields what it changed, with the values before
-    (:mod:`aion.execute.changing`). ``history``: what the plan knows of definitions before it
+    (:mod:`aion.execute.panes.changing`). ``history``: what the plan knows of definitions before it
     (:mod:`aion.core.query.evolution`). None: the definition has never changed. ``of_panes``: the events are panes of
     other windows.
     """

@@ -23,8 +23,8 @@ from pyspark.sql.types import StructField, StructType, VariantType
 from aion.base.time import duration_us
 from aion.core.ingest.conforming import nullable
 from aion.errors import ConfigError, SchemaError
-from aion.execute.file_formats import Format
-from aion.execute.lakes import opened
+from aion.execute.files.formats import Format
+from aion.execute.files.lakes import opened
 from aion.spark import numbers
 from aion.spark.session.sessions import is_remote, qualified
 from aion.spark.session.types import arrow_schema

@@ -20,8 +20,8 @@ from aion.base.hashing import ShardOfKeys
 from aion.config import Policy
 from aion.core.query.plan import Plan
 from aion.errors import ConfigError, SchemaError
-from aion.execute.file_formats import Format
-from aion.execute.file_reading import FileReader
+from aion.execute.files.formats import Format
+from aion.execute.files.reading import FileReader
 from aion.spark.api.file_arguments import (
     Table,
     base_of,

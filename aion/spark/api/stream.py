@@ -26,7 +26,7 @@ from aion.core.topology import MergingDecision, Tree, levels_for, merging_strate
 from aion.errors import SchemaError
 from aion.execute.assembly import block_settings, check_overlap, hand_over_bytes
 from aion.execute.evolving import windows_go_on
-from aion.execute.trace import recordable, trace_folder
+from aion.execute.record.trace import recordable, trace_folder
 from aion.installation import require_extra
 from aion.spark.api.chained import described, source_of
 from aion.spark.api.explain import explain_plan

@@ -20,8 +20,8 @@ from pyspark import TaskContext
 from aion.core.ingest.conforming import Conforming
 from aion.core.ingest.file_parts import Part
 from aion.errors import AionError, SchemaError, TransformError
-from aion.execute.file_reading import FileReader
-from aion.execute.skipped_files import Records
+from aion.execute.files.reading import FileReader
+from aion.execute.files.skipped import Records
 from aion.spark.tasks.child import ChildWork, together
 from aion.spark.tasks.running import Running, lasting_checkpoint_of
 from aion.spark.tasks.worker import begin_task

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from aion.execute.lakes import LakeStream, opened
+from aion.execute.files.lakes import LakeStream, opened
 from state_backends.thresholds import threshold
 
 LAKE = "aion_lake"

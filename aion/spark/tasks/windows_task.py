@@ -23,8 +23,8 @@ from aion.core.life.lifecycle import EXECUTED
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import FLAGGED_SLICES
 from aion.execute.assembly import hand_over_bytes, make_builder, make_contents
-from aion.execute.recorder import Recorder
-from aion.execute.trace import Definition
+from aion.execute.record.recorder import Recorder
+from aion.execute.record.trace import Definition
 from aion.execute.windows import Windows
 from aion.spark.session.counting import COUNTED, COUNTS
 from aion.spark.session.tally import Tally

@@ -1,5 +1,5 @@
 """The plan in the tasks of a query, with what its definition has been before, and with the rules of time zones that it
-has known (:mod:`aion.execute.zone_files`). Call these inside a task.
+has known (:mod:`aion.execute.files.zone_rules`). Call these inside a task.
 
 If a query has no calendar windows, its tasks import only this module.
 """
@@ -20,7 +20,7 @@ from aion.spark.tasks.running import Running, lasting_checkpoint_of
 from aion.spark.tasks.shards import past_here
 
 if TYPE_CHECKING:
-    from aion.execute.zone_files import ZoneFiles
+    from aion.execute.files.zone_rules import ZoneFiles
 
 
 def plan_here(plan: Plan, name: str) -> Plan:
@@ -81,6 +81,6 @@ def _query() -> tuple[str, str]:
 
 @lru_cache(maxsize=64)
 def _files(checkpoint: str, name: str, run: str) -> ZoneFiles:
-    from aion.execute.zone_files import ZoneFiles
+    from aion.execute.files.zone_rules import ZoneFiles
 
     return ZoneFiles(checkpoint, name)

@@ -15,7 +15,7 @@ from rich.table import Table
 from aion.config import Policy, format_bytes, load_policy, policy_to_json
 from aion.config.reference import comment, commented
 from aion.errors import ConfigError
-from aion.execute.trace import Trace
+from aion.execute.record.trace import Trace
 from aion.tools.tune.calibrate import calibrate
 from aion.tools.tune.disk import Machine
 from aion.tools.tune.search import Goal, Result, Tried, changed, search

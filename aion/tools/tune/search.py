@@ -12,7 +12,7 @@ from scipy.optimize import Bounds, differential_evolution
 
 from aion.base.time import format_duration
 from aion.config import Policy, format_bytes, load_policy, policy_to_json
-from aion.execute.trace import Trace
+from aion.execute.record.trace import Trace
 from aion.tools.tune.disk import Machine
 from aion.tools.tune.simulator import Outcome, simulate
 

@@ -12,8 +12,8 @@ from aion.config import Policy
 from aion.core.life.lifecycle import EXECUTED
 from aion.errors import ConfigError
 from aion.execute.assembly import store_config
-from aion.execute.block_compactor import compaction_bytes
-from aion.execute.trace import Batch, Cost, Trace
+from aion.execute.panes.block_compactor import compaction_bytes
+from aion.execute.record.trace import Batch, Cost, Trace
 from aion.execute.windows import Windows
 from aion.tools.tune.disk import Machine, SimulatedDisk
 from aion.tools.tune.files import ShardDisk, SimulatedFiles, sized

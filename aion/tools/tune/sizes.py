@@ -15,10 +15,10 @@ from aion.core.compaction import Compact
 from aion.core.ingest.key_ranges import MOST_KEYS, TOP, Keys, equal_ranges
 from aion.core.life.actions import EmitDropped, EmitUntimed, Execute, SliceFacts
 from aion.core.query.plan import Plan
-from aion.execute.applying import Seen
-from aion.execute.block_compactor import MOST_BYTES
-from aion.execute.keyed import KeyedExecutor
-from aion.execute.trace import Cost
+from aion.execute.panes.applying import Seen
+from aion.execute.panes.block_compactor import MOST_BYTES
+from aion.execute.panes.keyed import KeyedExecutor
+from aion.execute.record.trace import Cost
 from aion.tools.tune.disk import SimulatedDisk
 from aion.tools.tune.files import sized
 from state_backends.format.block import Block, Compacted
@@ -29,7 +29,7 @@ _EVERYTHING = Keys(np.arange(MOST_KEYS + 1))
 
 
 class SizesOnly:
-    """Stands for :class:`aion.execute.contents.RowContents`.
+    """Stands for :class:`aion.execute.panes.contents.RowContents`.
 
     Executions take ``processing`` and compactions ``compaction``. ``ratio``: the part that is left of as many bytes
     when they are compacted. ``target_bytes``: the size of new blocks. ``compaction_bytes``: of old blocks at once.

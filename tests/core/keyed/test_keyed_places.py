@@ -15,7 +15,7 @@ from aion.core.keyed.orders import ExecuteKeyed, Members
 from aion.core.keyed.table import Places, Table
 from aion.core.life.actions import PaneKind
 from aion.core.query.plan import make_plan
-from aion.execute.keyed_panes import locate, placed
+from aion.execute.panes.keyed_panes import locate, placed
 
 rows = st.lists(st.tuples(st.integers(0, 4), st.integers(-6, 6), st.integers(0, 3)), max_size=20)
 asked = st.lists(st.tuples(st.integers(0, 6), st.integers(-9, 9)), min_size=1, max_size=10)

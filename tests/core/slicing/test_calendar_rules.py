@@ -34,7 +34,7 @@ from aion.core.timed.calendar_state import calendars_to_json, pinned_plan
 from aion.core.timed.purged import Purged
 from aion.errors import StateError
 from aion.execute.assembly import make_builder, make_executor, make_operator
-from aion.execute.zone_files import FOLDER, ZoneFiles
+from aion.execute.files.zone_rules import FOLDER, ZoneFiles
 from aion.zones import zone_rules
 from tests.compaction_rig import OfShard, Rig
 from tests.examples import some

@@ -23,8 +23,8 @@ from aion.core.calendars import Steps
 from aion.core.slicing.grid import SliceGrid
 from aion.core.topology import Strategy, Tree, merging_strategies
 from aion.errors import WindowError
-from aion.execute.trace import Definition, read_trace
-from aion.execute.trace_windows import from_json, to_json
+from aion.execute.record.trace import Definition, read_trace
+from aion.execute.record.trace_windows import from_json, to_json
 from aion.spark.api.explain import explain_plan
 from tests.calendar_oracle import hours_of, window_of
 from tests.local.test_calendars import us

@@ -23,7 +23,7 @@ from aion.core.life.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.tree import SliceTree, choose_height, spans
 from aion.errors import IntegerOverflow
-from aion.execute.combining import WINDOWS_AT_ONCE, Loaded, windows_at_once
+from aion.execute.panes.combining import WINDOWS_AT_ONCE, Loaded, windows_at_once
 from tests import aggregate_oracle as o
 from tests.aggregates.test_aggregates_windows import extremes_and_their_distance
 from tests.durations import us

@@ -19,7 +19,7 @@ from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, SliceGrid
 from aion.core.windows import named
 from aion.errors import WindowError
-from aion.execute.trace_windows import from_json, to_json
+from aion.execute.record.trace_windows import from_json, to_json
 from tests.durations import us
 from tests.oracle import Definition, slice_of
 

@@ -1,0 +1,177 @@
+"""Reads events from files: only the columns that are needed, of the part of a file that a task has."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from aion.core.ingest.conforming import Conforming
+from aion.core.ingest.file_parts import Part, folder_values
+from aion.core.ingest.text_times import instants_of
+from aion.errors import AionError, BadFile, SchemaError, StorageError, TransformError
+from aion.execute.files.formats import Format, row_bytes, row_group_middles
+from aion.execute.files.places import place_of
+from state_backends.files.remote import storage_errors
+from state_backends.thresholds import threshold
+
+# Fewer rows cost more passes over them. Of more rows a column is so large that the C library takes its memory from the
+# system each time, which took a third of the processor's time. Wide rows are bounded by their bytes.
+_BATCH_ROWS = threshold(1 << 16)
+_BATCH_BYTES = threshold(8 << 20, 256)
+_BATCHES_AHEAD = 4
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """Reads parts of files. Can be sent to a task.
+
+    ``declared``: the columns that files are said to have. ``schema``: those to give. ``where``: an expression over the
+    columns of ``schema``; ``where_columns``: those that it uses. ``base``: the folder above the folders whose names
+    hold values; None if none do. ``zone``: the time zone of times there without one.
+    """
+
+    format: Format
+    declared: pa.Schema
+    schema: pa.Schema
+    where: Any
+    where_columns: tuple[str, ...]
+    base: str | None
+    zone: str
+    case_sensitive: bool
+
+    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        """The events of a part of a file. Raises BadFile, which names the file, TransformError and StorageError."""
+        try:
+            yield from self._read(part)
+        except AionError as error:
+            if isinstance(error, SchemaError):
+                raise BadFile(f"{part.path}: {error}") from error.__cause__
+            raise
+        except FileNotFoundError as error:
+            raise StorageError(f"{part.path}: {error}{_of_version(part)}") from error
+        except PermissionError as error:
+            raise StorageError(f"{part.path}: {error}") from error
+        except (OSError, pa.ArrowException, ValueError) as error:
+            _check_readable(part)
+            first, *_ = str(error).splitlines() or [type(error).__name__]
+            is_of_file = isinstance(error, OSError) or self.where is None
+            if not is_of_file and replace(self, where=None).trouble(part) is None:
+                raise TransformError(f"{part.path}: where fails on an event: {first}") from error
+            raise BadFile(f"{part.path} cannot be read as {self.format.name}: {first}") from error
+
+    def trouble(self, part: Part) -> str | None:
+        """Why a part of a file cannot be read; None if it can. Reads all of it. Raises StorageError."""
+        why = None
+        for _ in range(2):  # a connection that breaks for a moment looks like a damaged file
+            try:
+                for _ in self.read(part):
+                    pass
+            except BadFile as error:
+                why = str(error)
+            else:
+                return None
+        return why
+
+    def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        filesystem, path = place_of(part.path)
+        fragment = self.format.make().make_fragment(path, filesystem)
+        constants = self._constants(part, fragment.physical_schema.names)
+        conforming = Conforming(
+            fragment.physical_schema, self.schema, constants=constants, case_sensitive=self.case_sensitive
+        )
+        pushed = self.where is not None and conforming.unchanged(self.where_columns) and not self._keeps_nan()
+        for raw in self._scanned(fragment, part, conforming.names, self.where if pushed else None):
+            for at in range(0, raw.num_rows, _BATCH_ROWS):
+                batch = conforming(raw.slice(at, _BATCH_ROWS))
+                if self.where is not None and not pushed:
+                    batch = batch.filter(self.where)
+                if batch.num_rows:
+                    yield batch
+
+    def _keeps_nan(self) -> bool:
+        """Whether ``where`` may keep events with a NaN.
+
+        A Parquet file's statistics leave NaN out. So they must not decide which row groups such an expression needs.
+        """
+        types = [self.schema.field(name).type for name in self.where_columns]
+        if not self.format.is_split or not any(map(_has_floats, types)):
+            return False
+        if len(types) > 1 or not pa.types.is_floating(types[0]):
+            return True  # it depends on other values
+        nan = pa.array([math.nan], pa.float64()).cast(types[0])
+        try:
+            return bool(pa.record_batch([nan], names=self.where_columns).filter(self.where).num_rows)
+        except pa.ArrowException:
+            return True
+
+    def _scanned(self, fragment: Any, part: Part, names: Sequence[str], where: Any) -> Iterator[pa.RecordBatch]:
+        found = fragment.physical_schema
+        columns = list(names) or found.names[:1]
+        rows = _BATCH_ROWS
+        if self.format.is_split:
+            groups = part.units(row_group_middles(fragment.metadata))
+            if not groups:
+                return
+            size = max(row_bytes(fragment.metadata, groups, columns), 1)
+            rows = max(min(_BATCH_ROWS, int(_BATCH_BYTES / size)), 1)
+            fragment = fragment.subset(row_group_ids=groups)
+        scanner = fragment.scanner(
+            schema=found, columns=columns, filter=where, batch_size=rows, batch_readahead=_BATCHES_AHEAD
+        )
+        yield from scanner.to_batches()
+
+    def _constants(self, part: Part, found: Sequence[str]) -> Mapping[str, pa.Scalar]:
+        values = folder_values(part.path, self.base) if part.values is None else json.loads(part.values)
+        if self.format.name == "iceberg":
+            # A file mostly has the columns of its partition, and pyiceberg keeps values of double as float.
+            values = {name: value for name, value in values.items() if name not in found}
+        if not self.case_sensitive:
+            values = {name.lower(): value for name, value in values.items()}
+        constants = {}
+        for column in self.declared:
+            name = column.name if self.case_sensitive else column.name.lower()
+            if name in values:
+                if part.values is not None and pa.types.is_binary(column.type):
+                    raise SchemaError(f"the partition {column.name} is binary; leave the column out of the schema")
+                constants[column.name] = _typed(column, values[name], self.zone)
+        return constants
+
+
+def _has_floats(type_: pa.DataType) -> bool:
+    fields = [type_.field(i) for i in range(type_.num_fields)]
+    return pa.types.is_floating(type_) or any(_has_floats(field.type) for field in fields)
+
+
+def _typed(column: pa.Field, text: str | None, zone: str) -> pa.Scalar:
+    try:
+        values = pa.array([text], pa.string())
+        if pa.types.is_timestamp(column.type):
+            return instants_of(values, column.type, zone)[0]
+        return values.cast(column.type)[0]
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"the folder or partition {column.name}={text} is not of the schema's type {column.type}"
+        ) from error
+
+
+def _of_version(part: Part) -> str:
+    if part.version is None:
+        return ""
+    return (
+        f"; version {part.version} of the table has this file. If it was vacuumed before it was read, begin with a new "
+        "checkpoint, and keep files longer"
+    )
+
+
+def _check_readable(part: Part) -> None:
+    """Raises StorageError if the bytes of a file cannot be read. Otherwise it is its content that is wrong."""
+    filesystem, path = place_of(part.path)
+    # As it is: what cannot be decompressed is read, but wrong.
+    with storage_errors(part.path), filesystem.open_input_stream(path, compression=None) as stream:
+        while stream.read(1 << 22):
+            pass

@@ -1,0 +1,161 @@
+"""Carries out the orders for windows of single keys: reads rows, and computes panes.
+
+Rows of a batch wait for its end, in a temporary file if they are many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from aion.core.ingest.encoding import decode
+from aion.core.ingest.key_ranges import Keys, row_hashes
+from aion.core.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract, gap_name
+from aion.core.keyed.table import Table
+from aion.core.life.actions import PaneKind
+from aion.core.query.plan import Plan
+from aion.core.slicing.grid import is_timed
+from aion.execute.panes.applying import apply_keyed, decode_all, dropped_events
+from aion.execute.panes.keyed_panes import panes, placed, retractions
+from aion.execute.panes.rows import TOO_LATE, WindowColumns, pane_rows
+from aion.execute.spill.grouping import Piece
+from aion.execute.spill.held_rows import HeldRows
+from aion.execute.spill.spilling import parts_by_key
+from aion.execute.spill.waiting import SpilledRows, WaitingOrders
+from state_backends.format.block import Block
+from state_backends.store.protocol import Only, StoredBlock
+
+if TYPE_CHECKING:
+    from aion.execute.panes.applying import Seen
+    from state_backends.store.attempt import ShardAttempt
+    from state_backends.store.codec_pool import CodecPool
+
+_WAITING_SHARE = 8  # what waits for the end of its batch may take this part of the memory
+
+
+class KeyedExecutor:
+    """Carries out the orders for windows of single keys of one part of a plan, in one shard.
+
+    It holds about ``memory_limit_bytes`` of rows at once. If there are more, it goes through files in ``spill_folder``
+    and computes some of the keys at a time. ``seeks``: blocks may be compacted, so the blocks of a few keys can be
+    found. ``timed``: notes how long executions take.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        attempt: ShardAttempt,
+        codec: CodecPool | None,
+        *,
+        memory_limit_bytes: int,
+        spill_folder: str | None,
+        seeks: bool,
+        timed: Callable[[], AbstractContextManager[Seen]],
+    ) -> None:
+        self._plan = plan
+        self._attempt = attempt
+        self._codec = codec
+        self._limit = memory_limit_bytes
+        self._folder = spill_folder
+        self._timed = timed
+        self._seeks = seeks and bool(plan.key) and not plan.by_event
+
+    def waiting(self) -> SpilledRows:
+        """Where the rows of one definition wait for the end of a batch."""
+        return SpilledRows(self._limit // _WAITING_SHARE, self._folder)
+
+    def orders(self, *orders: ExecuteKeyed) -> WaitingOrders:
+        """These orders, which are carried out together, and a place for more of their kind and definition."""
+        waiting = WaitingOrders(self._limit // _WAITING_SHARE, self._folder)
+        for order in orders:
+            waiting.add(order)
+        return waiting
+
+    # -- arrivals -----------------------------------------------------------------------------------------
+
+    def arrivals(self, blocks: Sequence[Block]) -> Arrivals | None:
+        """The rows that windows of single keys depend on. None if there are no such windows or no such rows."""
+        plan = self._plan
+        own = [(i, b) for i, b in enumerate(blocks) if plan.holds(b.header.slice_us)] if plan.keyed else []
+        timed = [(i, b) for i, b in own if is_timed(b.header.slice_us)]
+        if not timed:
+            return None
+        batches = [decode(block, plan.block_schema) for _, block in timed]
+        table = pa.Table.from_batches(batches)
+        first, last = plan.instants(table)
+        if plan.layout is None:
+            events = np.ones(table.num_rows, np.int64)
+            marks = np.concatenate([plan.marks(batch) for batch in batches])
+        else:
+            events = table.column("p0").to_numpy()
+            marks = plan.marks(table)
+        sizes = [batch.num_rows for batch in batches]
+        columns = {
+            "first": first,
+            "last": last,
+            "events": events,
+            "row": np.concatenate([np.arange(n) for n in sizes]),
+            "mark": marks,
+            **{gap_name(number): gaps for number, gaps in plan.gaps(table).items()},
+        }
+        keys = [table.column(name).combine_chunks() for name in plan.block_keys]
+        return Arrivals(Table(keys, columns), np.repeat([i for i, _ in timed], sizes))
+
+    def dropped(self, order: EmitDroppedRows, block: Block) -> pa.RecordBatch:
+        """A result row for each row of the order, with the window that the row would be alone in.
+
+        For a row that can be in no window this is the empty one at its time.
+        """
+        batch = decode(block, self._plan.block_schema).take(pa.array(order.rows))
+        which = np.arange(len(order.rows))
+        windows = WindowColumns(np.full(len(which), order.definition), order.starts_us, order.ends_us)
+        reason = TOO_LATE if order.reason is None else order.reason
+        if self._plan.layout is None:
+            return dropped_events(self._plan, batch, which, windows, which, order.latenesses_us, reason)
+        events = batch.column("p0")
+        return pane_rows(
+            self._plan,
+            keys=[batch.column(name) for name in self._plan.block_keys],
+            outputs=list(self._plan.layout.lower(self._plan.layout.states(batch)).values()),
+            windows=windows,
+            which=which,
+            kind=pa.repeat(PaneKind.DROPPED.value, len(which)),
+            events=events,
+            late_events=events if order.reason is None else np.zeros(len(which), np.int64),
+            lateness_us=order.latenesses_us,
+            reason=reason,
+        )
+
+    # -- executions ---------------------------------------------------------------------------------------
+
+    def retract(self, order: Retract) -> pa.RecordBatch:
+        return retractions(self._plan, order)
+
+    def execute(self, orders: WaitingOrders) -> Iterator[pa.RecordBatch]:
+        order = orders.in_memory
+        keys = self._keys_of(order.windows) if self._seeks and order is not None else None
+        only = None if keys is None else Only(keys=keys.ranges)
+        with self._timed() as seen:
+            blocks = seen(self._attempt.read(orders.slices, blocking=self._plan.blocking, only=only))
+            yield from self._over(orders, blocks, keys)
+
+    def _over(
+        self, orders: WaitingOrders, blocks: Iterator[StoredBlock], keys: Keys | None
+    ) -> Iterator[pa.RecordBatch]:
+        fits = nullcontext() if self._plan.layout is None else self._plan.layout.fits()
+        compute = apply_keyed if self._plan.layout is None else panes
+        names, split = self._plan.block_keys, orders.in_memory is None
+        with fits, closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
+            pieces = (Piece(placed(d.batch, d.seq), True, False, d.mapped) for d in decoded)
+            with closing(parts_by_key(names, pieces, self._limit, self._folder, split=split)) as parts:
+                for part in parts:
+                    if part.batches and len(order := orders.of(part.files)):
+                        yield from compute(self._plan, order, HeldRows(part.batches, part.forget), self._limit)
+
+    def _keys_of(self, windows: Table) -> Keys:
+        keys = pa.Table.from_arrays(windows.keys, self._plan.block_keys)
+        return Keys(row_hashes(self._plan, keys))

@@ -1,0 +1,114 @@
+"""Makes result rows: keys, window, the user's columns, pane, and the columns that only dropped rows have. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aion.base.numbers import NEVER
+from aion.core.life.actions import WindowRef
+from aion.core.query.plan import Plan
+
+TOO_LATE = "later than the window's bound"
+"""The reason in dropped rows of events that came too late for their window."""
+
+ENTERED = "\0entered "
+"""How the columns begin that say how many events a result is made from."""
+
+
+class WindowColumns(NamedTuple):
+    """Windows as columns. The definition -1 stands for no window.
+
+    ``closes_us``: the watermark from which on a window cannot change. NEVER: not known. None: of no window.
+    """
+
+    definition: Any
+    start_us: Any
+    end_us: Any
+    closes_us: Any = None
+
+    @classmethod
+    def of(cls, windows: Iterable[WindowRef | None]) -> WindowColumns:
+        none = WindowRef(-1, 0, 0)
+        return cls(*np.array([none if w is None else w for w in windows], np.int64).reshape(-1, 3).T)
+
+
+def pane_rows(
+    plan: Plan,
+    *,
+    keys: Sequence[Any],
+    outputs: Sequence[Any] | None,
+    windows: WindowColumns,
+    which: Any,
+    kind: Any,
+    events: Any,
+    late_events: Any,
+    pane: Any = None,
+    event_time: Any = None,
+    lateness_us: Any = None,
+    reason: str | None = None,
+    event: Any = None,
+    entered: Mapping[str, Any] | None = None,
+) -> pa.RecordBatch:
+    """A batch of ``plan.result_schema``. Row i is about window ``which[i]`` of ``windows``.
+
+    Columns that are not given are null. Every other array has one value for each result row. ``entered``: further
+    columns for a plan with changes, which :mod:`aion.execute.panes.changing` reads and takes away: how many events a
+    result is made from whose last digit says nothing.
+    """
+    n = len(which)
+    definition = windows.definition[which]
+    none = definition < 0 if (definition < 0).any() else None
+    columns = {
+        **dict(zip(plan.key, keys, strict=True)),
+        "window": pa.array(plan.names, pa.string()).take(pa.array(definition, mask=none)),
+        "window_start": pa.array(windows.start_us[which], mask=none).cast(plan.timestamp),
+        "window_end": pa.array(windows.end_us[which], mask=none).cast(plan.timestamp),
+        **(_outputs(plan, outputs, windows.start_us[which]) if outputs is not None else {}),
+        "pane": pane,
+        "kind": kind,
+        "events": events,
+        "late_events": late_events,
+        "closes_at": _closes_at(plan, windows.closes_us, which),
+        "event_time": event_time,
+        "lateness_us": None if lateness_us is None else np.full(n, lateness_us),
+        "reason": None if reason is None else pa.repeat(reason, n),
+        "event": event,
+    }
+    rows = pa.RecordBatch.from_arrays(
+        [_array(columns.get(field.name), field.type, n) for field in plan.result_schema],
+        schema=plan.result_schema,
+    )
+    for name, counts in (entered or {}).items() if plan.changes else ():
+        rows = rows.append_column(ENTERED + name, counts)
+    return rows
+
+
+def _outputs(plan: Plan, outputs: Sequence[Any], starts_us: Any) -> dict[str, Any]:
+    """Returns the user's columns. They are null in windows that began before they did."""
+    found = dict(zip(plan.outputs.names, outputs, strict=True))
+    if plan.history is not None:
+        for name, since_us in plan.history.columns.items():
+            found[name] = pc.if_else(pa.array(starts_us >= since_us), found[name], pa.scalar(None, found[name].type))
+    return found
+
+
+def _closes_at(plan: Plan, closes_us: Any, which: Any) -> pa.Array | None:
+    if closes_us is None:
+        return None
+    instants = closes_us[which]
+    return pa.array(instants, mask=instants == NEVER).cast(plan.timestamp)
+
+
+def _array(value: Any, type_: pa.DataType, n: int) -> pa.Array:
+    if value is None:
+        return pa.nulls(n, type_)
+    if isinstance(value, pa.ChunkedArray):
+        value = value.combine_chunks()
+    if not isinstance(value, pa.Array):
+        value = pa.array(value)
+    return value if value.type == type_ else value.cast(type_)
