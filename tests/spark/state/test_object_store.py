@@ -21,8 +21,8 @@ from aion.errors import StorageError
 from state_backends.files.punching import can_punch
 from state_backends.versions.audit import StateFolder
 from tests.object_store import ObjectStore
-from tests.spark.state import test_hand_over as handed
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain
+from tests.spark.state import test_hand_over as handed
 from tests.spark.windows.test_windowed import ALL, BOUND, batches, locally, naive, server_pid, strip
 
 
