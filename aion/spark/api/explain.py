@@ -196,7 +196,8 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int, why_in_py
     grouped = ""
     if sent is not None:
         grouped = "" if why_in_python is None else f" Python groups the events, because {why_in_python}."
-        grouped = grouped or " Spark's own functions group the events, before they reach Python."
+        without = "; if few groups come out, they go to the root without Python here" * (not tree.levels)
+        grouped = grouped or f" Spark's own functions group the events, before they reach Python{without}."
     yield "child", f"on every source partition: events are assigned to slices and {lifted}.{grouped}"
     merged = "put together" if sent is None else "combined" if not sent.holistic else "combined or joined"
     for level in range(1, tree.levels + 1):
