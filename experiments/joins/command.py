@@ -1,7 +1,8 @@
 """``aion experiment joins``: orders and payments, joined by Aion and by stock Spark, with and without late payments.
 
 Each batch brings one file of either side. A payment comes some batches after its order. With late rows, a part of the
-payments is later than the watermark allows; stock Spark drops these without a word.
+payments is later than the watermark allows; stock Spark drops these without a word,
+and so does Flink's interval join, which there is for inner joins.
 
 The leg ``open`` has one shard of Aion with a state server, without Spark: the time of a small batch where few orders
 wait for their payment, and where many do.
@@ -23,6 +24,8 @@ from experiments.shared.bench import PACKAGES, wide_console
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from experiments.joins.flink import FlinkJoin
+
 BATCH_S = 60
 """Seconds of event time in a batch."""
 WITHIN_S = 300
@@ -31,6 +34,9 @@ LATE_S = 240
 LATE_SHARE = 0.05
 ORDERS, PAYMENTS = "id long, ordered timestamp, price double", "id long, paid timestamp, amount double"
 CONTENDERS = ("aion", "stock", "stock, in memory")
+UNMEASURED = 2
+"""Batches at the beginning of a run that are not measured."""
+_OF_FLINK = ("flink-heap", "flink-rocksdb")
 HOWS = ("inner", "left")
 SMALL_ROWS, SMALL_BATCHES = 1000, 12
 """Rows of each side in a batch of the leg ``open``, and how many such batches there are."""
@@ -56,6 +62,9 @@ def joins(
     legs: Annotated[str, typer.Option(help="Some of: spark,open.")] = "spark,open",
     open_rows: Annotated[str, typer.Option(help="Numbers of open rows.")] = "10000,10000000",
     budget_mib: Annotated[int, typer.Option(min=16, help="The memory budget where rows are open.")] = 256,
+    flink: Annotated[
+        Path | None, typer.Option(help="Flink's jars, a folder or a wheel, to measure Flink, too.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path("out/joins"),
 ) -> None:
     """Join two streams with Aion and with stock Spark, with late rows and without."""
@@ -64,7 +73,7 @@ def joins(
         raise typer.BadParameter(f"{legs}: give some of spark,open", param_hint="--legs")
     out.mkdir(parents=True, exist_ok=True)
     if "spark" in chosen:
-        _beside_stock(rows, batches, runs, cores, out)
+        _beside_stock(rows, batches, runs, cores, out, flink_of(flink, out))
     if "open" in chosen:
         _with_open_rows([int(number) for number in open_rows.split(",")], budget_mib, out)
 
@@ -103,10 +112,22 @@ def _with_open_rows(numbers: list[int], budget_mib: int, out: Path) -> None:
     console.print(f"written: {out / 'open.json'}", highlight=False)
 
 
-def _beside_stock(rows: int, batches: int, runs: int, cores: int, out: Path) -> None:
+def flink_of(jars: Path | None, out: Path) -> FlinkJoin | None:
+    """Returns Flink's program, or None if no jars are given. Raises typer.BadParameter if it cannot be compiled."""
+    from experiments.joins.flink import FlinkJoin
+    from experiments.shared.flink import FlinkError
+
+    try:
+        return None if jars is None else FlinkJoin(jars, out / "data")
+    except FlinkError as error:
+        raise typer.BadParameter(f"--flink: {error}") from None
+
+
+def _beside_stock(rows: int, batches: int, runs: int, cores: int, out: Path, flink: FlinkJoin | None) -> None:
     from rich.table import Table
 
     from experiments.shared import bench
+    from experiments.shared.flink import HOW_TO_GET
     from experiments.shared.stream import session
 
     console = wide_console()
@@ -124,6 +145,11 @@ def _beside_stock(rows: int, batches: int, runs: int, cores: int, out: Path) -> 
                         run = _run(spark, work, contender, how, share, batches)
                         done.append(run)
                         console.print(f"run {turn}: {_words(run)}", highlight=False)
+                for contender in _OF_FLINK if flink is not None else ():
+                    assert flink is not None
+                    run = _with_flink(flink, work, contender, share, batches, cores)
+                    done.append(run)
+                    console.print(f"run {turn}: {_words(run)}", highlight=False)
     finally:
         spark.stop()
         shutil.rmtree(work, ignore_errors=True)
@@ -133,9 +159,11 @@ def _beside_stock(rows: int, batches: int, runs: int, cores: int, out: Path) -> 
     found = []
     for share, pairs in truths.items():
         for how in HOWS:
-            for contender in CONTENDERS:
+            for contender in (*CONTENDERS, *_OF_FLINK):
                 same = [r for r in done if (r.how, r.late_share, r.contender) == (how, share, contender)]
-                rate = sorted(2 * rows / _median(r.seconds[2:]) for r in same)[len(same) // 2]
+                if not same:
+                    continue
+                rate = sorted(2 * rows / _median(r.seconds[UNMEASURED:]) for r in same)[len(same) // 2]
                 last = same[-1]
                 cells = (how, f"{share:.0%}", contender, f"{rate:,.0f}", f"{last.rows:,}", f"{last.with_partner:,}")
                 table.add_row(*cells, f"{pairs:,}")
@@ -144,6 +172,7 @@ def _beside_stock(rows: int, batches: int, runs: int, cores: int, out: Path) -> 
     bench.write_json(out / "joins.json", {**record, "runs": [vars(run) for run in done]})
     console.print(table)
     console.print("rows/s: rows of both sides over the time of a batch, the median of the batches after the second.")
+    console.print(HOW_TO_GET if flink is None else "Flink has no batches: all rows after those of the second batch.")
     console.print(f"written: {out / 'joins.json'}", highlight=False)
 
 
@@ -200,6 +229,16 @@ def _run(spark: SparkSession, work: Path, contender: str, how: str, share: float
     there = Counter({key: n for key, n in table.items() if n})
     pairs = sum(n for (_, has_partner), n in there.items() if has_partner)
     return Run(contender, how, share, sum(there.values()), pairs, seconds[:batches])
+
+
+def _with_flink(flink: FlinkJoin, work: Path, contender: str, share: float, batches: int, cores: int) -> Run:
+    """Runs Flink's interval join over the same rows. It has no batches, so all have the same time."""
+    from experiments.joins.flink import write_rows
+
+    written = write_rows(work / f"data-{share:g}", work / "rows.bin", batches, unmeasured=UNMEASURED)
+    seconds, pairs = flink.run(contender, work / "rows.bin", written, WITHIN_S, cores)
+    each = seconds / (batches - UNMEASURED)
+    return Run(contender, "inner", share, pairs, pairs, [each] * batches)
 
 
 def _stream(spark: SparkSession, folder: Path, schema: str, time: str) -> DataFrame:
@@ -264,6 +303,6 @@ def _median(values: list[float]) -> float:
 
 def _words(run: Run) -> str:
     return (
-        f"{run.how}, {run.late_share:.0%} late, {run.contender}: {_median(run.seconds[2:]):.2f} s a batch, "
+        f"{run.how}, {run.late_share:.0%} late, {run.contender}: {_median(run.seconds[UNMEASURED:]):.2f} s a batch, "
         f"{run.with_partner:,} pairs"
     )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments.ingest.flink import JOBS, Flink, Load, as_run
+from experiments.joins import command as joins
+from experiments.joins.flink import BACKENDS, END, ROW, FlinkJoin, write_rows
 from experiments.shared.flink import FlinkError
 from experiments.shared.generate import EventPlan
 
@@ -39,13 +43,44 @@ def test_what_is_not_flink_is_refused_with_the_way_to_get_it(tmp_path: Path) -> 
             Flink(jars, tmp_path)
 
 
+def test_rows_of_a_join_are_those_of_the_batches_one_after_the_other(tmp_path: Path) -> None:
+    joins.generate(tmp_path, rows=10, batches=3, late_share=0)
+    written = write_rows(tmp_path, tmp_path / "rows.bin", 3, unmeasured=1)
+    rows = np.fromfile(tmp_path / "rows.bin", ROW)
+    ends = np.flatnonzero(rows["side"] == END)
+    assert written.rows == len(rows) == ends[-1] + 1 and written.skipped == ends[0] + 1
+    assert written.measured == len(rows) - written.skipped - 2
+    for begin, end in itertools.pairwise([-1, *ends]):
+        batch = rows[begin + 1 : end]
+        latest = [batch["time"][batch["side"] == side].max() for side in (0, 1)]
+        assert len(batch) > 10 and rows["time"][end] == min(latest)
+
+
 @pytest.fixture(scope="module")
-def flink(tmp_path_factory: pytest.TempPathFactory) -> Flink:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("flink")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder)]
     subprocess.run([*pip, "apache-flink-libraries==2.3.0"], check=True, timeout=600)
     (wheel,) = folder.glob("*.whl")
-    return Flink(wheel, folder)
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def flink(wheel: Path) -> Flink:
+    return Flink(wheel, wheel.parent)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("contender", BACKENDS)
+def test_an_interval_join_finds_each_pair_that_is_not_late(wheel: Path, tmp_path: Path, contender: str) -> None:
+    program = FlinkJoin(wheel, wheel.parent)
+    found = {}
+    for share in (0.0, 0.2):
+        pairs = joins.generate(tmp_path / str(share), rows=1000, batches=10, late_share=share)
+        written = write_rows(tmp_path / str(share), tmp_path / "rows.bin", 10, unmeasured=2)
+        seconds, found[share] = program.run(contender, tmp_path / "rows.bin", written, joins.WITHIN_S, 2)
+        assert seconds > 0 and (found[share] == pairs if share == 0 else found[share] < pairs)
 
 
 @pytest.mark.proof
