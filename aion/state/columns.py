@@ -10,7 +10,6 @@ import pyarrow as pa
 from aion.core.join.plan import JoinPlan
 from aion.core.query.plan import Plan
 
-BOUND, STATUS, BYTES = "bound", "status", "bytes"
 _OF_PANES = ("events", "late_events", "closes_at")
 
 
@@ -21,7 +20,7 @@ def of_windows(plan: Plan) -> pa.Schema:
     """
     shown = [plan.result_schema.field(name) for name in shown_of(plan)]
     taken = {field.name for field in shown}
-    own = ((BOUND, pa.duration("us")), (STATUS, pa.string()), (BYTES, pa.int64()))
+    own = (("bound", pa.duration("us")), ("status", pa.string()), ("bytes", pa.int64()), ("tier", pa.string()))
     return pa.schema([*shown, *(pa.field(f"aion_{name}" if name in taken else name, type_) for name, type_ in own)])
 
 

@@ -54,8 +54,10 @@ def read(
 
     A row of windows has the key, ``window`` (the name of the definition), ``window_start``, ``window_end``, the
     aggregates as a pane would have them now, ``events`` and ``late_events`` of the key, ``closes_at`` (the watermark at
-    which the window is gone), ``bound`` (how long it is kept after its end), ``status`` (``active`` or ``late``), and
-    ``bytes`` (the encoded bytes of the slices that it lies in, for all keys). Windows of ``apply=`` have no aggregates.
+    which the window is gone), ``bound`` (how long it is kept after its end), ``status`` (``active`` or ``late``),
+    ``bytes`` (the encoded bytes of the slices that it lies in, for all keys), and ``tier`` (where these are now:
+    ``memory`` if a state server of this host has all of them in memory, ``both`` if it has some, else ``disk``, or
+    ``remote`` if all are only in an object store). Windows of ``apply=`` have no aggregates.
     ``window_end`` and ``closes_at`` of a window are null as long as events decide where it ends. A row of a join has
     ``side``, the key, the columns of its side, ``event_time``, ``matched`` (null if the join does not note it) and
     ``closes_at``.

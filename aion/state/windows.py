@@ -32,7 +32,7 @@ from aion.execute.panes.combining import windows_at_once
 from aion.execute.panes.contents import RowContents
 from aion.execute.panes.keyed import KeyedExecutor
 from aion.execute.panes.rows import WindowColumns, pane_rows
-from aion.state.columns import BOUND, BYTES, STATUS, conformed, of_windows, shown_of
+from aion.state.columns import conformed, of_windows, shown_of
 from aion.state.filters import Asked
 from state_backends.server.reading import VersionReader
 from state_backends.store.protocol import Only
@@ -62,18 +62,16 @@ class _Reading:
     def shown(self, panes: pa.RecordBatch, bound_us: Ints, sizes: Ints, status: Any) -> pa.RecordBatch:
         """Returns panes as rows of the answer."""
         columns = {name: panes.column(name) for name in shown_of(self.plan)}
-        own = dict(zip((BOUND, STATUS, BYTES), self._own_names(), strict=True))
-        columns[own[BOUND]] = pa.array(bound_us).cast(pa.duration("us"))
-        columns[own[STATUS]] = status
-        columns[own[BYTES]] = sizes
+        size, memory, disk = sizes.T
+        # What nobody has to read is in memory; what is nowhere else is on the remote file system.
+        tier = np.select([memory == size, memory > 0, disk > 0], ["memory", "both", "disk"], "remote")
+        said = (pa.array(bound_us).cast(pa.duration("us")), status, size, tier)
+        columns |= dict(zip(of_windows(self.plan).names[-len(said) :], said, strict=True))
         rows = conformed(columns, panes.num_rows, self.schema)
         if self.asked.keys is None:
             return rows
         keys = [rows.column(name) for name in self.plan.key]
         return rows.filter(pa.array(self.asked.among(keys, rows.num_rows)))
-
-    def _own_names(self) -> list[str]:
-        return list(of_windows(self.plan).names[-3:])
 
 
 def window_rows(
@@ -98,8 +96,7 @@ class _Segments:
     def __init__(self, reader: VersionReader, names: Ints, starts_us: Ints, ends_us: Ints) -> None:
         self.names = tuple(names.tolist())
         self._starts_us, self._ends_us = starts_us, ends_us
-        sizes = np.array([reader.size_bytes(name) for name in self.names], np.int64)
-        self._upto = np.concatenate(([0], np.cumsum(sizes)))
+        self._upto = np.cumsum([(0, 0, 0), *map(reader.sizes, self.names)], axis=0)
 
     @classmethod
     def of(cls, reading: _Reading, plan: Plan, begin_us: int, end_us: int) -> _Segments:
@@ -110,7 +107,7 @@ class _Segments:
         return cls(reading.reader, names[needed], starts[needed], ends[needed])
 
     def sizes(self, starts_us: Ints, ends_us: Ints) -> Ints:
-        """Returns the encoded bytes of the segments that overlap each stretch ``[start, end)``."""
+        """Returns a row of :meth:`VersionReader.sizes` for each stretch ``[start, end)``: of all segments in it."""
         first = np.searchsorted(self._ends_us, starts_us, side="right")
         last = np.searchsorted(self._starts_us, ends_us)
         return np.asarray(self._upto[np.maximum(last, first)] - self._upto[first])
@@ -126,7 +123,7 @@ def _of_time(reading: _Reading) -> Iterator[pa.RecordBatch]:
     if not len(rows):
         return
     segments = _Segments.of(reading, plan, int(table["start_us"][rows].min()), int(table["end_us"][rows].max()))
-    size_of = np.zeros(len(table), np.int64)
+    size_of = np.zeros((len(table), 3), np.int64)
     size_of[rows] = segments.sizes(table["start_us"][rows], table["end_us"][rows])
     over = table.over(rows, reading.at_us)
     order = Execute(

@@ -8,10 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import orjson
 import psutil
@@ -42,8 +42,9 @@ from state_backends.versions.manifest import Identity
 START_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 30.0
 PING_SECONDS = 10.0
-EXPECT_SECONDS = 5.0
+EXPECT_SECONDS = TIERS_SECONDS = 5.0
 MOST_SOCKET_BYTES = 107
+T = TypeVar("T")
 _FAILED = "Unexpected error in RPC handling"  # gRPC's message for a C++ exception: most likely out of memory
 
 # The environment variables that the server inherits: those that it needs to run, and those that pyarrow's file systems
@@ -67,14 +68,29 @@ _children: list[subprocess.Popen[bytes]] = []
 
 def running_servers() -> list[tuple[int, dict[str, Any]]]:
     """Pid and statistics of each state server of this user that answers on this host."""
-    found = []
+    return list(_asked(lambda client: client.stats()))
+
+
+def tiers_here(query: str, operator: str, shard: int, token: str, below: int) -> dict[int, tuple[int, int]]:
+    """Returns where a state server of this user on this host has the bytes of a version of a shard now.
+
+    By slice: how many are in memory, and how many only on disk. Nothing if no server has the shard open at this version
+    or a later one. ``below``: the version has no block with this number or a higher one.
+    """
+    request = {"query": query, "operator": operator, "shard": shard, "token": token, "below": below}
+    answers = _asked(lambda client: client.call("tiers", request, timeout=TIERS_SECONDS))
+    return {slice_us: (memory, disk) for slice_us, memory, disk in next((found for _, found in answers if found), ())}
+
+
+def _asked(ask: Callable[[StateClient], T]) -> Iterator[tuple[int, T]]:
+    """Yields the pid of each state server of this user that answers on this host, and its answer."""
     for pid in runtime_dir("").parent.glob("*/" + PID):
         with contextlib.suppress(ServerError):
             if not _answers(pid.parent, None, PING_SECONDS) or (server := occupant(pid.parent)) is None:
                 continue
             with contextlib.closing(StateClient(pid.parent, None)) as client:
-                found.append((server.pid, client.stats()))
-    return found
+                answer = ask(client)
+            yield server.pid, answer
 
 
 def executor_pid() -> int:
@@ -393,4 +409,4 @@ def _environment(own: Mapping[str, str]) -> dict[str, str]:
     return {**_ALLOCATION, **inherited, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
 
 
-__all__ = ["RemoteAttempt", "StateClient", "daemon_pid", "executor_pid", "running_servers", "runtime_dir"]
+__all__ = ["RemoteAttempt", "StateClient", "daemon_pid", "executor_pid", "running_servers", "runtime_dir", "tiers_here"]

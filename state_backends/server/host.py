@@ -37,6 +37,7 @@ from state_backends.server.requests import (
     LearntRequest,
     OpenRequest,
     StatsRequest,
+    TiersRequest,
 )
 from state_backends.server.schedule import PlannedPrestage, Schedule
 from state_backends.server.verbs import VERBS
@@ -169,6 +170,17 @@ class Host:
             found = self._shards.get((request.query, request.operator, request.shard))
         keys: Any = request.keys  # as a list: see requests.Keys
         return found is not None and found[0].expect(keys)
+
+    def tiers(self, request: TiersRequest) -> list[tuple[int, int, int]]:
+        """Returns where the bytes of a version are now: see :meth:`BlockStore.tiers`. Waits for no attempt.
+
+        As (slice, in memory, only on disk). Empty if the shard is not open here at this version or a later one.
+        """
+        with self._lock:
+            found = self._shards.get((request.query, request.operator, request.shard))
+        store = None if found is None or not found[0].has_had(request.token) else found[0].store
+        tiers = {} if store is None else store.tiers(request.below)
+        return [(slice_us, *sizes) for slice_us, sizes in tiers.items()]
 
     def work(self, name: str, request: AttemptRequest, *blocks: Any) -> Any:
         """Passes a request for a verb of :data:`state_backends.server.verbs.VERBS` to the attempt's shard."""

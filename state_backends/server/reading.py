@@ -1,4 +1,4 @@
-"""Opens a version of a shard to read it. No state server takes part, and a running query is not disturbed.
+"""Opens a version of a shard to read it. A running query is not disturbed: its server is only asked where bytes are.
 
 Everything that the version names is linked into a temporary folder first. So the version can be read to its end even if
 the query deletes it meanwhile. Files of an object store cannot be linked: of large ones, only what a read needs is
@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from state_backends.files.location import Location
 from state_backends.files.names import HANDED
 from state_backends.files.storage import LocalStorage, Storage
 from state_backends.format.errors import CorruptState, DiskError, MissingState
+from state_backends.server.client import tiers_here
 from state_backends.server.live_folder import LiveFolder, own_name
 from state_backends.store.body_files import BodyFiles
 from state_backends.store.io_thread import IoThread
@@ -37,9 +39,9 @@ class VersionReader:
     ``blocks_read`` and ``keys_read`` count the blocks that were read and the keys that were looked up.
     """
 
-    def __init__(self, manifest: Manifest, stores: Stores, bodies: Bodies) -> None:
+    def __init__(self, manifest: Manifest, stores: Stores, bodies: Bodies, is_remote: bool) -> None:
         self.manifest = manifest
-        self._stores, self._bodies = stores, bodies
+        self._stores, self._bodies, self._is_remote = stores, bodies, is_remote
         self.blocks_read = self.keys_read = 0
 
     def read(self, slices: Sequence[int], *, blocking: bool = False, only: Only | None = None) -> Iterator[StoredBlock]:
@@ -48,9 +50,19 @@ class VersionReader:
             self.blocks_read += 1
             yield StoredBlock(stored.seq, self._bodies.of(stored.block))
 
-    def size_bytes(self, slice_us: int) -> int:
-        """Returns the encoded bytes of the blocks of a slice."""
-        return self._stores.blocks.size_on_disk([slice_us])
+    def sizes(self, slice_us: int) -> tuple[int, int, int]:
+        """Returns the encoded bytes of the blocks of a slice, how many are in memory, and how many only on disk.
+
+        All others are on a remote file system. In memory: a state server of this host had them there at the first call.
+        """
+        size = self._stores.blocks.size_on_disk([slice_us])
+        memory, disk = self._tiers.get(slice_us, (0, 0))
+        return size, memory, disk if self._is_remote else size - memory
+
+    @cached_property
+    def _tiers(self) -> dict[int, tuple[int, int]]:
+        manifest, its = self.manifest, self.manifest.identity
+        return tiers_here(its.query, its.operator, its.shard, manifest.token, manifest.snapshot["next_seq"])
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Returns the value of each key, in the order of the keys. None: there is none."""
@@ -97,7 +109,8 @@ class HeldVersion:
                     storage.fetch([*blocks, *runs], partly=True)
                     stores.blocks.restore(blocks, manifest.alive)
                     stores.values.restore(runs)
-                yield VersionReader(manifest, stores, Bodies(storage.bodies))
+                is_remote = not isinstance(self._there, LocalStorage)
+                yield VersionReader(manifest, stores, Bodies(storage.bodies), is_remote)
             finally:
                 stores.close()
         finally:

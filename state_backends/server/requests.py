@@ -287,6 +287,19 @@ class ExpectRequest(ServerRequest):
     keys: Keys
 
 
+class TiersRequest(ServerRequest):
+    """Asks where the bytes of a shard's version ``token`` are: see :meth:`Host.tiers`.
+
+    ``below``: the version has no block with this number or a higher one.
+    """
+
+    query: Text
+    operator: Text
+    shard: Number
+    token: Name
+    below: Number
+
+
 class CommitRequest(AttemptRequest):
     """Commits. ``prestage``: slices that the next attempt will probably read. ``later``: those after it will.
 

@@ -92,6 +92,7 @@ VERBS: Mapping[str, Verb] = {
     "put": Verb(requests.PutRequest, By.SHARD, Way.SENDS, PUT, replay=True),
     "scan": Verb(requests.ScanRequest, By.SHARD, Way.GETS, ENTRIES, locks=False),
     "expect": Verb(requests.ExpectRequest, By.HOST),
+    "tiers": Verb(requests.TiersRequest, By.HOST),
     "commit": Verb(requests.CommitRequest, By.HOST),
     "abort": Verb(requests.AbortRequest, By.SHARD, ends=True),
 }

@@ -77,6 +77,10 @@ class BodyFiles:
             )
         return [block.at is None or found[block.at] for block in references]
 
+    def is_near(self, file: str) -> bool:
+        """Whether a file with bodies is in a folder of this host. Any thread may ask."""
+        return find(self._source().bodies.folders, file) is not None
+
     def expect(self, reference: Block) -> None:
         """A request for this body is queued. It may be read with a neighbour. Any thread may call it."""
         if reference.at is not None:
@@ -294,6 +298,9 @@ class NoBodies:
 
     def resident(self, references: Sequence[Any]) -> list[bool]:
         return [True] * len(references)
+
+    def is_near(self, file: str) -> bool:
+        return True
 
     def expect(self, reference: Block) -> None: ...
 

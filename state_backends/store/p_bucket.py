@@ -115,6 +115,11 @@ class PBucket:
         """Whether RocksDB's folder is where it was made, if it was made. Any thread may ask."""
         return self._db is None or os.path.exists(self._db_path)  # noqa: PTH110 - no error if the disk fails
 
+    def is_near(self, file_no: int, slice_us: int, seq: int) -> bool:
+        """Whether this host has a block, so that nothing must be fetched to read it. Any thread may ask."""
+        copy = self.trimmer.partial(file_no)
+        return copy is None or not copy.missing(copy.around(block_key(file_no, slice_us, seq)))
+
     # -- steps for the I/O thread -------------------------------------------------------------------------
 
     def write(self, blocks: Sequence[tuple[int, Block]]) -> Steps[SstFile]:

@@ -127,6 +127,13 @@ class BlockStore(Protocol):
     def size_on_disk(self, slices: Sequence[int]) -> int:
         """Encoded bytes of the blocks of these slices that are only on disk, as the bodies of references are."""
 
+    def tiers(self, below: int) -> dict[int, tuple[int, int]]:
+        """Returns how many bytes of each slice are in memory, and how many of the others are on this host's disk.
+
+        Only live blocks with lower numbers than ``below`` count. The rest of a slice is on a remote file system. A body
+        that a worker can map without waiting for a disk is in memory. This changes nothing and waits for no I/O.
+        """
+
     def plan(self, slices: Sequence[int], later: Sequence[int] = ()) -> None:
         """Says which slices the next batch will read, and which ``later`` ones, until it is called again.
 

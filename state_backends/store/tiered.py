@@ -160,6 +160,29 @@ class TieredStore:
             far = [e for e in self.blocks.visible(slices) if not self.blocks.memory.is_whole(e.seq)]
             return sum(e.body_bytes if e.place in IN_MEMORY else e.whole_bytes for e in far)
 
+    def tiers(self, below: int) -> dict[int, tuple[int, int]]:
+        bodies = self._files.bodies
+        with self.blocks.lock:
+            entries = [] if self.blocks.closed else [e for e in self.blocks.ledger if e.seq < below]
+            here = {e for e in entries if e.place in IN_MEMORY}
+            lacking = self.blocks.without_bodies(here)
+        mapped = bodies.resident([block for _, block in lacking]) if lacking else []
+        bodiless = {e for (e, _), is_mapped in zip(lacking, mapped, strict=True) if not is_mapped}
+        near = {name: bodies.is_near(name) for name in {e.handed.file for e in entries if e.handed is not None}}
+        found: dict[int, tuple[int, int]] = {}
+        for e in entries:
+            memory, disk = found.get(e.slice_us, (0, 0))
+            if e in here:
+                memory += e.size_bytes
+            elif self._files.is_near(e.file_no, e.slice_us, e.seq):
+                disk += e.size_bytes
+            if e in here and e not in bodiless:
+                memory += e.body_bytes
+            elif e.handed is not None and near[e.handed.file]:
+                disk += e.body_bytes
+            found[e.slice_us] = memory, disk
+        return found
+
     # -- moves between memory and disk --------------------------------------------------------------------
 
     def plan(self, slices: Sequence[int], later: Sequence[int] = ()) -> None:

@@ -116,9 +116,8 @@ class Shard:
         Undoes what another attempt did without committing it. ``makes``: the token of the version that this attempt
         will commit; by default the name of the attempt. Raises CorruptState, FormatError, ForeignState.
         """
-        held = self._current.token if self._current else None
         work = self._attempt
-        if work is None or held != token or self._suspect or not self._is_there():
+        if work is None or self.token != token or self._suspect or not self._is_there():
             work = self._rebuild(token, attempt, identity)
         elif self._at_work is not None:
             self._undo()
@@ -245,8 +244,7 @@ class Shard:
             self._keyed.end([self._file(run) for run in runs_of(manifest)], snapshot.get("expected_ms"))
         # Only now: until here, reads that go on beside this may have used them.
         self.storage.release({f.name for f in before} - {f.name for f in files})
-        self._at_work = None
-        self._written = []
+        self._at_work, self._written = None, []
         self.requested = Batch(batch_of(attempt), self._requests.since_last())
         self._expire(manifest, past, batch_of(attempt), due)
         return manifest.token
@@ -290,6 +288,11 @@ class Shard:
     def token(self) -> str | None:
         """The current version. It does not contain what the attempt has done so far."""
         return self._current.token if self._current else None
+
+    def has_had(self, token: str) -> bool:
+        """Whether that is the current version, or an older one from which the current one was made."""
+        current = self._current
+        return current is not None and token in (current.token, *(past.token for past in current.history))
 
     @property
     def store(self) -> BlockStore | None:
@@ -452,8 +455,7 @@ class Shard:
         try:
             manifest = read_version(self.storage, token)
         except FileNotFoundError:
-            other = self._place.elsewhere(token)
-            if other is None:
+            if (other := self._place.elsewhere(token)) is None:
                 moved = self._home is not None
                 raise not_found(self.storage, token, identity, self._keep, has_lineages=moved) from None
             manifest = take_version(other, token, self.storage, identity, batch_of(attempt))

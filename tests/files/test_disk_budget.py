@@ -96,6 +96,11 @@ def read(host: Host, token: str, slices: Any) -> list[int]:
     return seqs
 
 
+def near(host: Host) -> dict[int, int]:
+    """How many bytes of each slice are on the disk of this host."""
+    return {slice_us: disk for slice_us, (_, disk) in host.shard.store.tiers(1 << 40).items()}
+
+
 @pytest.mark.slow
 def test_a_state_several_times_larger_than_the_disk_stays_within_it(bucket: ObjectStore, hosts: Any) -> None:
     host, token = hosts(), None
@@ -128,8 +133,10 @@ def test_what_is_due_stays_and_the_oldest_slices_go_first(bucket: ObjectStore, h
         assert read(host, token, due) == due
         assert read(host, token, [12 * BLOCKS - 3]) == [12 * BLOCKS - 3], "the newest"
         assert "range" not in watched.count()
+        assert near(host)[1] == 0 and all(near(host)[slice_us] > BLOCK // 2 for slice_us in due)
         assert read(host, token, [1]) == [1]
         assert watched.count()["range"] >= 1
+        assert near(host)[1] > BLOCK // 2
 
 
 @pytest.mark.slow

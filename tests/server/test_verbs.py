@@ -18,7 +18,7 @@ from state_backends.versions.json_values import dumps
 from state_backends.versions.shard import Shard
 
 WHERE: dict[By, Any] = {By.SERVER: StateServer, By.HOST: Host, By.SHARD: Shard}
-ELSEWHERE = {"expect", "ping", "stats", "open"}
+ELSEWHERE = {"expect", "tiers", "ping", "stats", "open"}
 """Verbs that no attempt asks for."""
 
 

@@ -17,9 +17,10 @@ from aion.execute.assembly import make_builder, make_contents
 from aion.execute.joining import Joined
 from aion.execute.windows import Windows
 from aion.spec import Spec
-from state_backends.backends import Stores
+from state_backends.backends import StoreConfig, Stores
 from state_backends.files.location import locate
 from state_backends.format.block import Block
+from state_backends.server.client import StateClient
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
@@ -97,6 +98,9 @@ class Running:
         snapshot = self.shards[n].open(self.tokens[n], token, self.identities[n])
         return token, ShardAttemptHere(self.shards[n], token), snapshot
 
+    def commit(self, n: int, token: str, snapshot: Any) -> None:
+        self.tokens[n] = self.shards[n].commit(token, snapshot)
+
     def complete(self) -> None:
         """Notes that the batch is complete."""
         (self._checkpoint / "commits" / str(self.batches)).write_text("v1")
@@ -139,7 +143,7 @@ class RunningWindows(Running):
             panes += windows.arrive([b.block for b in builder.add(own)] if own.num_rows else [])
             panes += windows.arrive([b.block for b in builder.finish()])
             panes += windows.end_batch(follows=True)
-            self.tokens[n] = self.shards[n].commit(token, windows.save().snapshot)
+            self.commit(n, token, windows.save().snapshot)
         if complete:
             self.complete()
         return panes
@@ -147,6 +151,31 @@ class RunningWindows(Running):
     def close(self) -> None:
         super().close()
         self._codec.close()
+
+
+class ServedWindows(RunningWindows):
+    """Windows whose shards are on a state server. ``store``: its settings."""
+
+    def __init__(self, *arguments: Any, client: StateClient, store: StoreConfig, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.client, self._store = client, store
+
+    def attempt(self, n: int, name: str = "a") -> tuple[str, Any, Any]:
+        token = f"{self.batches:010d}-{name}{n}"
+        self._at_work = self.client.open(
+            self.identities[n],
+            token=self.tokens[n],
+            makes=token,
+            run="run",
+            operator_uid="uid",
+            state_dir=self.place,
+            store=self._store,
+        )
+        return token, self._at_work, self._at_work.snapshot
+
+    def commit(self, n: int, token: str, snapshot: Any) -> None:
+        self._at_work.commit(snapshot)
+        self.tokens[n] = token
 
 
 class RunningJoin(Running):
@@ -162,7 +191,7 @@ class RunningJoin(Running):
         for results in (joined.advance(watermark_us), joined.arrive((0, left)), joined.arrive((1, right))):
             list(results)
         list(joined.end_batch())
-        self.tokens[0] = self.shards[0].commit(token, joined.save().snapshot)
+        self.commit(0, token, joined.save().snapshot)
         self.complete()
 
 

@@ -302,6 +302,9 @@ class StoreMachine(RuleBasedStateMachine):
         stats = store.stats()
         total = sum(self.rig.whole_bytes(seq) for seq in self.live | self.hidden)
         assert stats.blocks == len(self.live) + len(self.hidden)
+        in_memory, on_disk = (sum(sizes) for sizes in zip((0, 0), *store.tiers(self.next_seq).values(), strict=True))
+        is_local = bool(self.rig.handed.bodies.folders)  # otherwise bodies are elsewhere
+        assert in_memory + on_disk == total if is_local else in_memory + on_disk <= total
         assert self.was_broken or not stats.failed_merges
         assert max(stats.m_bucket_bytes, stats.p_bucket_bytes) <= total <= stats.m_bucket_bytes + stats.disk_only_bytes
         if self.rig.kind == "tiered" and not self.was_broken:

@@ -35,6 +35,26 @@ def test_a_body_that_comes_while_it_is_looked_for_is_not_staged_again(
     assert rig.store.stats().staging.staged_bytes == rig.blocks[0].header.body_bytes
 
 
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_body_is_in_memory_if_it_is_staged_or_the_system_has_it(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    """Otherwise it is on this host's disk, or elsewhere."""
+    monkeypatch.setattr(body_files, "are_resident", lambda path, ranges: [offset == 0 for offset, _ in ranges])
+    rig = make("tiered", is_local=is_local)
+    rig.hand_over((0, 0), (1, 10), size=3 * KIB)
+    reference, body = rig.blocks[1].size_bytes, rig.blocks[1].header.body_bytes
+    mapped = (rig.whole_bytes(0), 0) if is_local else (rig.blocks[0].size_bytes, 0)
+    assert rig.store.tiers(2) == {0: mapped, 10: (reference, body * is_local)}
+    assert rig.store.tiers(1) == {0: mapped}
+    rig.store.prestage([10])
+    rig.settle()
+    assert rig.store.tiers(2) == {0: mapped, 10: (rig.whole_bytes(1), 0)}
+    rig.store.persist()
+    rig.to_disk(0, 10)
+    assert rig.store.tiers(2)[10] == (0, rig.whole_bytes(1) if is_local else reference)
+
+
 def test_a_reference_that_left_memory_before_its_body_came_is_staged_with_it(
     make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

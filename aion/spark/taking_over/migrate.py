@@ -37,7 +37,6 @@ from aion.stateful.restore import key_column
 from state_backends.files.storage import local_path
 
 _ASIDE = "aion-operators"
-_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 Ids = dict[int, list[list[str]]]
 """For each operator, its partitions' stores: the ids of their versions."""
 

@@ -30,7 +30,10 @@ def read_windows(
     window: tuple[Instant, Instant] | None,
     aggregates: Mapping[str, Aggregate] | None,
 ) -> DataFrame:
-    """Returns the rows of :func:`aion.state.read`. ``tokens``: the version of each shard."""
+    """Returns the rows of :func:`aion.state.read`. ``tokens``: the version of each shard.
+
+    ``tier`` is what the state server knows on the host where the task runs.
+    """
     reader = _Reader(place, operator, aggregates, key, window)
     shape = reader.shape()
     wanted = shape.numbers(operator)

@@ -69,6 +69,9 @@ class SimulatedFiles:
         yield 0
         return [[_line(seq, block) for seq, block in self._files[file.file_no].items()] for file in files]
 
+    def is_near(self, file_no: int, slice_us: int, seq: int) -> bool:
+        return True
+
     def complete(self, files: Sequence[SstFile]) -> Steps[None]:
         """Does nothing: all files of a trace are on this host."""
         return
