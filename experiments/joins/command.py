@@ -1,8 +1,8 @@
 """``aion experiment joins``: orders and payments, joined by Aion and by stock Spark, with and without late payments.
 
 Each batch brings one file of either side. A payment comes some batches after its order. With late rows, a part of the
-payments is later than the watermark allows; stock Spark drops these without a word,
-and so does Flink's interval join, which there is for inner joins.
+payments is later than the watermark allows; stock Spark drops these without a word, and so does Flink's interval join.
+Flink has such a join for inner ones only.
 
 The leg ``open`` has one shard of Aion with a state server, without Spark: the time of a small batch where few orders
 wait for their payment, and where many do.
