@@ -18,7 +18,7 @@ from state_backends.server import main as server
 from state_backends.server.client import StateClient
 from state_backends.server.host import Host
 from state_backends.server.server_folder import runtime_dir
-from state_backends.versions.manifest import Identity, Manifest
+from state_backends.versions.manifest import Manifest
 from state_backends.versions.shard import Shard
 
 STARTING_S = 60.0
@@ -32,10 +32,11 @@ class Forgetful(Shard):
     """
 
     def commit(self, attempt: str, snapshot: dict[str, Any], due: Sequence[int] = ()) -> str:
-        self._working(attempt).end()
-        before = self._current
-        self._current = Manifest(
-            token=self._new_token,
+        self._working(attempt).work.end()
+        before, making = self.current, self._at_work
+        assert making is not None
+        self.current = made = Manifest(
+            token=making.token,
             parent=before.token if before else None,
             version=before.version + 1 if before else 1,
             identity=self.identity,
@@ -44,10 +45,7 @@ class Forgetful(Shard):
             snapshot=snapshot,
         )
         self._at_work = None
-        return self._current.token
-
-    def _claim(self, attempt: str, identity: Identity, *, begins: bool) -> None:
-        """Does nothing, since no later query reads this state."""
+        return made.token
 
 
 HOW: dict[str, type[Shard]] = {"commits": Shard, "nothing": Forgetful}

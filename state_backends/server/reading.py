@@ -17,7 +17,6 @@ from pathlib import Path
 from state_backends.backends import Stores
 from state_backends.files.bodies import Bodies
 from state_backends.files.location import Location
-from state_backends.files.names import HANDED
 from state_backends.files.storage import LocalStorage, Storage
 from state_backends.format.errors import CorruptState, DiskError, MissingState
 from state_backends.server.client import tiers_here
@@ -27,7 +26,7 @@ from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import Only, StoredBlock
-from state_backends.versions.manifest import Manifest, runs_of
+from state_backends.versions.manifest import Manifest
 
 MEMORY_BYTES = 16 << 20
 """The memory for blocks and values that are read ahead."""
@@ -92,12 +91,7 @@ class HeldVersion:
         Raises MissingState if the version has been deleted, CorruptState, DiskError, StorageError.
         """
         manifest, storage = self.manifest, self._storage
-        runs = [run.in_folder(str(storage.files)) for run in runs_of(manifest)]
-        blocks = [
-            file.in_folder(str(storage.files))
-            for file in manifest.files
-            if file.file_no not in manifest.runs and not file.name.endswith(HANDED)
-        ]
+        blocks, runs = manifest.blocks_in(str(storage.files)), manifest.runs_in(str(storage.files))
         io = IoThread()
         try:
             p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False)

@@ -1,6 +1,6 @@
 """Versions of a shard: what each consists of, how one is opened and committed, and when it is deleted.
 
-    shard         open by token, work, commit
+    shard         open by token, work, commit; local_stores: what it has on its host
     manifest      what a version names; json_values: its JSON
     opening       whose state it is, and which versions are there
     publishing    files of an attempt, while it still computes

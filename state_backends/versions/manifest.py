@@ -1,8 +1,7 @@
 """A version of a shard: an immutable manifest that names its files. Pure: bytes in and out.
 
 The file is one JSON object, a newline, and the CRC-32 of the object's bytes as eight hexadecimal digits. The checksum
-covers everything, also the operator's snapshot. ``docs/reference/formats.md`` describes every field, and
-``docs/reference/formats.md`` those of the snapshot.
+covers everything, also the operator's snapshot. ``docs/reference/formats.md`` describes every field.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from state_backends.files.names import SstFile
+from state_backends.files.names import HANDED, SstFile
 from state_backends.format.checksum import crc32
 from state_backends.format.definitions import NOT_COMPARED, WORDS, follows
 from state_backends.format.errors import CorruptState, ForeignState, FormatError
@@ -93,7 +93,7 @@ class FileEntry:
         return SstFile(self.file_no, path, self.size_bytes, self.crc, self.index_crc, self.blocks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """The contents of a version. What it does not list does not exist.
 
@@ -117,6 +117,24 @@ class Manifest:
     def is_first(self) -> bool:
         """Whether the shard had no version before."""
         return self.parent in (None, self.token)
+
+    @cached_property
+    def numbered(self) -> dict[int, FileEntry]:
+        """The files that a shard has made, by their numbers."""
+        return {file.file_no: file for file in self.files if not file.name.endswith(HANDED)}
+
+    @cached_property
+    def handed(self) -> dict[str, FileEntry]:
+        """The files that children have handed over, by their names."""
+        return {file.name: file for file in self.files if file.name.endswith(HANDED)}
+
+    def blocks_in(self, folder: str) -> list[SstFile]:
+        """Returns the files with blocks, or their copies, in a local folder."""
+        return [file.in_folder(folder) for number, file in self.numbered.items() if number not in self.runs]
+
+    def runs_in(self, folder: str) -> list[SstFile]:
+        """Returns the files with keyed values, or their copies, in a local folder: see :func:`runs_of`."""
+        return [run.in_folder(folder) for run in runs_of(self)]
 
     @property
     def alive(self) -> Alive:

@@ -20,7 +20,7 @@ is certain that no retained version names it and that its attempt is over:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from state_backends.files.names import Doomed, is_merged
 from state_backends.thresholds import threshold
@@ -36,8 +36,8 @@ class Retention:
     """The manifests and files of one shard that its host knows of, and which of them may be deleted.
 
     ``keep``: how many versions are kept, including the current one. ``past``: the kept versions before the current one,
-    oldest first. ``floor``: only names of later batches are judged; see :func:`floor_of`. ``manifests``, ``files``: see
-    :meth:`note`.
+    oldest first. ``floor``: only names of later batches are judged; see :func:`floor_of`. ``unlisted_in``: the batch in
+    which the folder must not be listed yet. ``manifests``, ``files``: see :meth:`note`.
     """
 
     def __init__(
@@ -46,17 +46,24 @@ class Retention:
         past: Sequence[Past] = (),
         *,
         floor: int = -1,
+        unlisted_in: int | None = None,
         manifests: Iterable[str] = (),
         files: Iterable[str] = (),
     ) -> None:
         self._keep = keep
         self._past = list(past)
-        self._floor = floor
+        self._floor, self._unlisted_in = floor, unlisted_in
         self._manifests: dict[str, int] = {}
         self._files: dict[str, int] = {}
         self.note(manifests, files)
         self.disk_bytes = 0
         """Bytes of the files that the kept versions name, as of the last commit."""
+
+    def begins(self, batch: int, listing: Callable[[], tuple[Iterable[str], Iterable[str]]]) -> None:
+        """A batch begins. The names in the folder are noted, if that had to wait for this batch."""
+        if self._unlisted_in is not None and batch > self._unlisted_in:
+            self.note(*listing())
+            self._unlisted_in = None
 
     def following(self, parent: Manifest | None, files: Iterable[FileEntry]) -> list[Past]:
         """Returns the versions before a new one that is made from ``parent`` and names ``files``. Oldest first."""

@@ -85,7 +85,7 @@ def nothing_behind_it(remote: Remote) -> Iterator[None]:
 
 def complete(host: Host) -> None:
     """What is fetched behind the batch is here when this returns."""
-    files = [host.shard._file(entry) for entry in host.shard._files.values()]
+    files = [entry.in_folder(str(host.shard.storage.files)) for entry in host.shard.current.numbered.values()]
     host.io.submit(Priority.MAINTENANCE, host.p_bucket.complete(files)).result()
     assert all(host.storage.partial(file.name) is None for file in files)
 

@@ -136,7 +136,7 @@ def test_an_attempt_that_ends_before_its_commit_leaves_nothing_for_long(
     first.shard.open(attempt_of(0), attempt_of(1), IDENTITY)
     append(first, attempt_of(1), *range(4, 16))
     uploads.wait(3)
-    lost = names(bucket, "files") - {f.name for f in first.shard._files.values()}
+    lost = names(bucket, "files") - {f.name for f in first.shard.current.numbered.values()}
     assert lost
     end(first, uploads)
     host = hosts(retain=1) if end is killed else first
@@ -182,7 +182,7 @@ def test_a_file_that_died_in_its_batch_is_not_in_the_version(bucket: ObjectStore
     token = attempt_of(0)
     for number in range(1, 4):
         token = host.commit(token, str(number), (number + 20, number))
-    assert {f.name for f in host.shard._files.values()} <= names(bucket, "files")
+    assert {f.name for f in host.shard.current.numbered.values()} <= names(bucket, "files")
     assert not {name for name in uploads.seen if name.endswith("0000000000-a.sst")} & names(bucket, "files")
 
 
@@ -202,6 +202,6 @@ def test_a_merged_file_is_uploaded_while_the_next_batch_computes(bucket: ObjectS
     uploads.wait(1)
     assert merged in names(bucket, "files") and uploads.seen == [merged]
     host.shard.commit(attempt_of(number), {"next_seq": 0})
-    assert merged in {f.name for f in host.shard._files.values()}
+    assert merged in {f.name for f in host.shard.current.numbered.values()}
     assert uploads.seen == [merged], "once"
     assert hosts().values(attempt_of(number)) == dict(sorted(values.items()))

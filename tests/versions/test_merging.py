@@ -122,7 +122,7 @@ def test_a_merge_that_no_version_names_is_seen_by_nobody(hosts: Callable[..., Ho
     other.stop()
     other.folder, here = host.folder, other.folder
     other.start()
-    other.shard._live = here / "live"
+    other.shard._local._live = here / "live"
     other.commit(tokens[-1], (8, 2))  # by a task that is lost
     again = host.commit(tokens[-1], (8, 2))  # and runs again here
     assert any(MERGED in name for name in named(host, again))
