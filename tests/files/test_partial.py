@@ -125,6 +125,7 @@ def test_the_rest_comes_behind_it_and_then_nothing_is_asked_for(bucket: ObjectSt
         other.shard.open(token, READER, IDENTITY)
         assert read(other, [3, 59]) == [3, 59]
     complete(other)
+    other.storage.settle()  # it looks for uploads that died, behind the opening
     with bucket.watched() as watched:
         assert read(other, range(60)) == [*range(60)]
         assert watched.count() == {}
