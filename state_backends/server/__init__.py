@@ -2,7 +2,7 @@
 
     client        finds or starts the server, and asks it; remote_attempt: the work of a batch through it
     main          the process; verbs: what can be asked; requests: what is checked first; wire: the messages
-    host          the shards of a host, their budget and their I/O; attempts: who works on which
+    host          the shards of a host; shared: their budget, I/O thread and policies; attempts: who works on which
     schedule      when the next batch comes
     guard         policies of users, run so that they do no harm
     metrics       the table of metrics; endpoint: for Prometheus

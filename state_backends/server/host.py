@@ -1,4 +1,4 @@
-"""Everything on one executor host: its shards, their shared memory budget, the I/O thread, and memory pressure."""
+"""The shards of one executor host, and the attempts that work on them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import psutil
-from rocksdict import Cache
 
-from policies.destage import StandardDestage
-from policies.prestage import PrestagePolicy
 from policies.sizing import Execution, processing_bytes_per_s
-from state_backends.backends import StoreConfig, Stores, make_cache
+from state_backends.backends import StoreConfig, Stores
 from state_backends.files.location import locate
 from state_backends.files.request_counts import newest
 from state_backends.files.requests import Requests
@@ -27,9 +24,6 @@ from state_backends.format.errors import StateError
 from state_backends.server.attempts import Attempts, ShardKey, Work
 from state_backends.server.endpoint import MetricsEndpoint
 from state_backends.server.folders import Folders
-from state_backends.server.guard import Guard, make_policies
-from state_backends.server.heap import Holes
-from state_backends.server.machine import memory_limit_bytes, memory_share_used
 from state_backends.server.requests import (
     AttemptRequest,
     CommitRequest,
@@ -40,12 +34,10 @@ from state_backends.server.requests import (
     TiersRequest,
 )
 from state_backends.server.schedule import PlannedPrestage, Schedule
+from state_backends.server.shared import Shared
 from state_backends.server.verbs import VERBS
 from state_backends.store.counting import Committed
-from state_backends.store.io_thread import IoThread
-from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.p_bucket import PBucket
-from state_backends.store.pressure import PressureManager, Sampler
 from state_backends.store.protocol import BlockStore, StoreStats
 from state_backends.versions.manifest import Identity
 from state_backends.versions.opening import check_begins
@@ -54,8 +46,6 @@ from state_backends.versions.shard import Shard
 log = logging.getLogger(__name__)
 _REMEMBERED_MOVES = 1024  # prestages and written files of a shard whose times no client has asked for yet
 _REMEMBERED_EXECUTIONS = 256
-_CALM = 0.5  # the share of the budget that prestages for batches after the next one fill, if nobody knows a better one
-_SPARE = 8  # the part of the budget that prestages leave free which could still wait: one in this many
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,40 +65,36 @@ class _DiskTimes:
         return {name: [times.popleft() for _ in range(len(times))] for name, times in both.items()}
 
 
+class _Held(NamedTuple):
+    """A shard of this host. ``lock``: of whoever works on it. ``made_for``: its state_dir, settings and checkpoint."""
+
+    shard: Shard
+    lock: threading.Lock
+    made_for: tuple[str, StoreConfig, str]
+    times: _DiskTimes
+
+
 class Host:
     """The shards of a host and what they share. :mod:`state_backends.server.requests` has checked all requests.
 
     A verb that concerns more than the blocks of one shard is a method here; :meth:`work` passes other verbs to the
-    shard. The first operator's policy decides about the I/O thread, and the first one with the backend ``tiered`` about
-    memory pressure and the times of prestages. The budget is the largest that any operator asks for; RocksDB's block
-    cache is part of it. ``shard``: the class of shards, for experiments.
+    shard. ``shard``: the class of shards, for experiments.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, shard: Callable[..., Shard] = Shard) -> None:
-        self.budget = MemoryBudget(0)
+        self.shared = Shared()
         self._new_shard = shard
-        self._cache: Cache | None = None
         self._lock = threading.Lock()
-        self._io: IoThread | None = None
-        self._pressure: PressureManager | None = None
-        self._prestage: PrestagePolicy | None = None
-        self._starts_early = True
-        self._calm = self._staging_share = 0.0
-        self._sampler: Sampler | None = None
-        self._guard: Guard | None = None
-        self._shards: dict[ShardKey, tuple[Shard, threading.Lock]] = {}
-        self._made_for: dict[ShardKey, tuple[str, StoreConfig, str]] = {}  # state_dir, settings, checkpoint
-        self._disk_times: dict[ShardKey, _DiskTimes] = {}
+        self._shards: dict[ShardKey, _Held] = {}
         self.attempts = Attempts()
         self._schedule = Schedule(clock)
         self._executions_s: deque[float] = deque(maxlen=_REMEMBERED_EXECUTIONS)
         self._folders = Folders(locate)
         self._committed = Committed()
         self._requests: dict[tuple[str, str], Requests] = {}  # by operator
-        self._closing: list[tuple[Shard, threading.Lock]] = []  # no attempt can find them any more
+        self._closing: list[_Held] = []  # no attempt can find them any more
         self._closed_counts = StoreStats()  # counts of the shards that were closed
         self._endpoint = MetricsEndpoint(self.stats)
-        self._holes = Holes()
 
     # -- attempts -----------------------------------------------------------------------------------------
 
@@ -117,20 +103,22 @@ class Host:
         identity, config = request.identity.identity(), request.store.config()
         with self._lock:
             key = self.attempts.check(request.attempt, identity, request.run, request.operator_uid, request.place)
-            self._start(config)
+            self._endpoint.serve(config.metrics_port)
+            self.shared.start(config, self.tick, self._next_prestage_s)
             before, made_for = self._shards.get(key), (request.state_dir, config, identity.checkpoint)
-            if before is None or self._made_for[key] != made_for:
+            if before is None or before.made_for != made_for:
                 # The shard is new, or the query was restarted with another policy, state.dir or checkpoint.
-                self._shards[key] = self._make(key, identity, request.state_dir, config), threading.Lock()
+                times = _DiskTimes() if before is None else before.times
+                shard = self._make(key, identity, request.state_dir, config, times)
+                self._shards[key] = _Held(shard, threading.Lock(), made_for, times)
                 if before is not None:
                     self._closing.append(before)
-                self._made_for[key] = made_for
-            shard, lock = self._shards[key]
+            shard, lock, _, times = held = self._shards[key]
             self.attempts.begin(request.attempt, Work(key, shard, lock))
             reopened = request.attempt != request.makes
             self._schedule.opened(key, reopened=reopened, next_start=request.next_start)
-        if before is not None and before[0] is not shard:
-            self._close(*before)
+        if before is not None and before is not held:
+            self._close(before)
         with lock:
             rebuilds = shard.rebuilds
             try:
@@ -155,7 +143,7 @@ class Host:
             with self._lock:
                 self._committed.restored(key[:2])
         if request.moved:
-            answer["moved"] = self._disk_times[key].take()
+            answer["moved"] = times.take()
         return {**answer, "others": _summary(self._others(key, identity))} if request.others else answer
 
     def learnt(self, request: LearntRequest) -> dict[str, Any]:
@@ -169,7 +157,7 @@ class Host:
         with self._lock:
             found = self._shards.get((request.query, request.operator, request.shard))
         keys: Any = request.keys  # as a list: see requests.Keys
-        return found is not None and found[0].expect(keys)
+        return found is not None and found.shard.expect(keys)
 
     def tiers(self, request: TiersRequest) -> list[tuple[int, int, int]]:
         """Returns where the bytes of a version are now: see :meth:`BlockStore.tiers`. Waits for no attempt.
@@ -178,7 +166,7 @@ class Host:
         """
         with self._lock:
             found = self._shards.get((request.query, request.operator, request.shard))
-        store = None if found is None or not found[0].has_had(request.token) else found[0].store
+        store = None if found is None or not found.shard.has_had(request.token) else found.shard.store
         tiers = {} if store is None else store.tiers(request.below)
         return [(slice_us, *sizes) for slice_us, sizes in tiers.items()]
 
@@ -208,7 +196,7 @@ class Host:
     def _others(self, key: ShardKey, identity: Identity) -> list[dict[str, Any]]:
         """Returns what the operator's other shards with the same definition have learnt of lateness."""
         with self._lock:
-            shards = [shard for k, (shard, _) in self._shards.items() if k[:2] == key[:2] and k != key]
+            shards = [held.shard for k, held in self._shards.items() if k[:2] == key[:2] and k != key]
         # A commit sets a new snapshot object, so these objects do not change.
         snapshots = [shard.snapshot for shard in shards if shard.identity.definition == identity.definition]
         return [snapshot["lateness"] for snapshot in snapshots if snapshot is not None and "lateness" in snapshot]
@@ -232,46 +220,43 @@ class Host:
         with self._lock:
             self._executions_s.extend(e.seconds for e in executions)
             found = self._shards.get(key)
-            store = None if found is None else found[0].store  # another request may be closing it
+            store = None if found is None else found.shard.store  # another request may be closing it
             if store is None:
                 return
             store.plan(slices, later)
             if executions:
                 store.processing_bytes_per_s = processing_bytes_per_s(executions)
-            if not (slices or later) or self._prestage is None:
+            shared = self.shared
+            if not (slices or later) or shared.prestage is None:
                 return
             size = store.size_on_disk(slices)
             start = now_s = self._schedule.now_s()
-            for other, _ in self._shards.values():
-                if other.store is not None and (missing := size - self._staging_room()) > 0:
-                    other.store.let_go(missing)
-            store.make_room(self._staging_room())
+            for other in [held.shard.store for held in self._shards.values()]:
+                if other is not None and (missing := size - shared.staging_room()) > 0:
+                    other.let_go(missing)
+            store.make_room(shared.staging_room())
             # What waits for its time, although there is room, comes too late if the batch comes early.
-            if self._starts_early and size <= self._staging_room():
-                later = tuple(_fitting(store, later, self.budget.room(until_share=self._calm) - size))
+            if shared.starts_early and size <= shared.staging_room():
+                later = tuple(_fitting(store, later, shared.room_for_later() - size))
             else:
                 later = ()
-                start = self._prestage.start_at_s(self._schedule.due_s(key), size, now_s)
+                start = shared.prestage.start_at_s(self._schedule.due_s(key), size, now_s)
             self._schedule.plan(PlannedPrestage(start, key, token, tuple(slices), later))
         self.tick_prestages()
-        if self._sampler is not None:
-            self._sampler.wake()
-
-    def _staging_room(self) -> int:
-        """Returns how many bytes may be staged so that memory pressure does not take them out of memory again."""
-        return self.budget.room(spare_bytes=self.budget.limit_bytes // _SPARE, until_share=self._staging_share)
+        if self.shared.sampler is not None:
+            self.shared.sampler.wake()
 
     # -- periodic work ------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Starts prestages that are due, and checks memory pressure. Gives back what the heap keeps for itself."""
         self.tick_prestages()
-        self._holes.tick(self.budget.limit_bytes)
+        self.shared.fill_holes()
         with self._lock:
-            stores = [(key, shard.store) for key, (shard, _) in self._shards.items() if shard.store is not None]
+            all_stores = [(key, held.shard.store) for key, held in self._shards.items()]
             median_s = median(self._executions_s) if self._executions_s else None
-        if self._pressure is not None:
-            self._pressure.tick(stores, median_s)
+        if self.shared.pressure is not None:
+            self.shared.pressure.tick([(key, store) for key, store in all_stores if store is not None], median_s)
 
     def _next_prestage_s(self) -> float | None:
         """Returns the seconds until the next planned prestage starts, or None if none is planned."""
@@ -283,7 +268,7 @@ class Host:
         """Starts prestages that are due."""
         with self._lock:
             due = [(self._shards[p.key], p) for p in self._schedule.take_due() if p.key in self._shards]
-        for (shard, lock), planned in due:
+        for (shard, lock, *_), planned in due:
             if not lock.acquire(blocking=False):
                 # The shard is busy, perhaps with a commit over a slow network. The others must not wait for that.
                 with self._lock:
@@ -311,22 +296,21 @@ class Host:
             closing = list(self._closing)
             for key in idle:
                 log.debug("shard %d of operator %s is idle, and will be closed", key[2], key[1])
-                self._made_for.pop(key, None)
-                self._disk_times.pop(key, None)
             self.attempts.forget(idle, self._shards)
             for operator in self._schedule.gone(self._shards):
                 self._committed.forget(operator)
                 self._requests.pop(operator, None)
-        for shard, lock in closing:
-            self._close(shard, lock, wait=False)
+        for held in closing:
+            self._close(held, wait=False)
 
-    def _close(self, shard: Shard, lock: threading.Lock, *, wait: bool = True) -> None:
+    def _close(self, held: _Held, *, wait: bool = True) -> None:
         """Closes a shard that is in the list of closing shards. Without ``wait``, only if no request works on it."""
+        shard, lock, *_ = held
         if not lock.acquire(blocking=wait):
             return
         try:
             with self._lock:
-                if all(other is not shard for other, _ in self._closing):
+                if all(other is not held for other in self._closing):
                     return  # another thread has closed it
             with contextlib.suppress(StateError):
                 try:
@@ -334,7 +318,7 @@ class Host:
                 finally:
                     shard.storage.close()
             with self._lock:
-                self._closing.remove((shard, lock))
+                self._closing = [other for other in self._closing if other is not held]
                 self._closed_counts.add(shard.stats())
         finally:
             lock.release()
@@ -344,21 +328,21 @@ class Host:
     def stats(self, request: StatsRequest | None = None) -> dict[str, Any]:
         totals = StoreStats()
         with self._lock:
-            shards = list(self._shards.items())
+            shards = [(key, held.shard) for key, held in self._shards.items()]
             closing = list(self._closing)
             totals.add(self._closed_counts)
             attempts, planned = len(self.attempts), len(self._schedule)
-            queries = self._committed.to_json((key[:2], shard.snapshot) for key, (shard, _) in shards)
+            queries = self._committed.to_json((key[:2], shard.snapshot) for key, shard in shards)
             asked = [(operator, requests.to_json()) for operator, requests in self._requests.items()]
         for (query, operator), counts in asked:
             if any(counts.values()) and operator in queries.get(query, {}):
-                batches = [shard.requested for key, (shard, _) in shards if key[:2] == (query, operator)]
+                batches = [shard.requested for key, shard in shards if key[:2] == (query, operator)]
                 queries[query][operator] |= {"requests": newest(batches), "requests_total": counts}
-        for shard, _ in closing:
-            totals.add(shard.stats())
+        for held in closing:
+            totals.add(held.shard.stats())
         operators: dict[str, Any] = {}
         rebuilds = 0
-        for (query, operator, _), (shard, _) in shards:
+        for (query, operator, _), shard in shards:
             rebuilds += shard.rebuilds
             stats = shard.stats()
             totals.add(stats)
@@ -369,12 +353,7 @@ class Host:
                 _add(operators.setdefault(operator, {}), shard.snapshot["counters"])
         return {
             **totals.to_json(),
-            "peak_m_bucket_bytes": self.budget.peak_bytes,
-            "budget_bytes": self.budget.limit_bytes,
-            "used_bytes": self.budget.used_bytes,
-            "reserved_bytes": self.budget.reserved_bytes,
-            "ledger_bytes": self.budget.ledger_bytes,
-            "cached_bytes": self.budget.cached_bytes,
+            **self.shared.stats(),
             "resident_bytes": psutil.Process().memory_info().rss,
             "metrics_port": self._endpoint.port,
             "attempts": attempts,
@@ -383,32 +362,26 @@ class Host:
             "shards": len(shards),
             "rebuilds": rebuilds,
             "operators": operators,
-            "io": self._io.stats.to_json() | {"waiting": self._io.waiting()} if self._io is not None else {},
-            "destaged_under_pressure": self._pressure.destaged if self._pressure else 0,
-            "refused_under_pressure": self._pressure.refused if self._pressure else 0,
         }
 
     def close(self) -> None:
         self._endpoint.close()
-        if self._sampler is not None:
-            self._sampler.stop()
+        if self.shared.sampler is not None:
+            self.shared.sampler.stop()
         with self._lock:
             self._closing += self._shards.values()
             self._shards.clear()
             closing = list(self._closing)
-        for shard, lock in closing:
+        for held in closing:
             with contextlib.suppress(Exception):
-                self._close(shard, lock)
-        if self._io is not None:
-            self._io.close()
-        if self._guard is not None:
-            self._guard.close()
+                self._close(held)
+        self.shared.close()
         self._folders.close()
 
     @property
     def failure(self) -> str | None:
-        """Why this host cannot serve any more. None: it works."""
-        return self._io.died() if self._io is not None else None
+        """See :attr:`Shared.failure`."""
+        return self.shared.failure
 
     def touch_folders(self) -> None:
         """Shows other hosts that share a state folder that this one is alive. Call it every few hours at least."""
@@ -417,29 +390,12 @@ class Host:
         for folder in live:
             folder.touch()
 
-    def _start(self, config: StoreConfig) -> None:
-        self._endpoint.serve(config.metrics_port)
-        limit = memory_limit_bytes()
-        self.budget.raise_to(min(config.budget(limit), limit))
-        if self._io is None:
-            self._io = config.make_io()
-            self._cache = make_cache(self.budget)
-        if self._sampler is None and config.backend == "tiered":
-            policy, self._prestage, self._guard = make_policies(config)
-            self._starts_early = config.prestage_class is None
-            # Where the standard policy stops to free memory. Above it, what was staged would leave memory again.
-            self._calm = policy.resume if isinstance(policy, StandardDestage) else _CALM
-            self._staging_share = config.staging_share
-            self._pressure = PressureManager(self.budget, policy, memory_share_used)
-            self._sampler = Sampler(self.tick, self._next_prestage_s)
-
-    def _make(self, key: ShardKey, identity: Identity, state_dir: str, config: StoreConfig) -> Shard:
+    def _make(self, key: ShardKey, identity: Identity, state_dir: str, config: StoreConfig, times: _DiskTimes) -> Shard:
         requests = self._requests.setdefault(key[:2], Requests())
         copies = config.kept_copies_bytes, config.local_copies_bytes
         folders = self._folders.of(state_dir, identity, requests, *copies)
-        assert self._io is not None
-        io, prestage = self._io.of_shard(), self._prestage
-        times = self._disk_times.setdefault(key, _DiskTimes())
+        assert self.shared.io is not None
+        io, prestage = self.shared.io.of_shard(), self.shared.prestage
 
         def on_staged(size_bytes: int, seconds: float, waited_s: float) -> None:
             times.staged.append((size_bytes, seconds, waited_s))
@@ -447,7 +403,7 @@ class Host:
                 prestage.observe(size_bytes, seconds)
 
         def stores(p_bucket: PBucket) -> Stores:
-            made = config.make_stores(p_bucket, io, self.budget)
+            made = config.make_stores(p_bucket, io, self.shared.budget)
             made.blocks.listen(on_staged, lambda size_bytes, seconds: times.written.append((size_bytes, seconds)))
             return made
 
@@ -458,7 +414,7 @@ class Host:
             stores,
             retain=config.retain_versions,
             home=folders.home,
-            cache=self._cache,
+            cache=self.shared.cache,
             requests=folders.requests,
             staged=folders.staged,
         )
