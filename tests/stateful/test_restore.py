@@ -33,12 +33,11 @@ from pyspark.sql.types import (
 )
 
 from aion.spark.session.types import arrow_schema
-from aion.stateful.columns import plain_values
 from aion.stateful.encoding import Codec
 from aion.stateful.handle import Handle
 from aion.stateful.keys import Group, Keys
 from aion.stateful.reading import rows, unpacked
-from aion.stateful.restore import Declaration, Declaring, restored_keys
+from aion.stateful.restore import Declaration, Declaring, plain_values, restored_keys
 from aion.stateful.run import ShardRun, variables_of
 from aion.stateful.variables import Kind, Variables
 from state_backends.format.ordered_map import MemoryMap

@@ -6,11 +6,13 @@ file, named after both, so a batch that runs again replaces its file. The schema
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -21,16 +23,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aion.aggregates import count
+from aion.base.time import duration_us, format_duration
+from aion.core.calendars import CalendarEdges, Steps, ZoneRules
 from aion.core.compaction import BlockFact
 from aion.core.life.actions import SliceFacts
 from aion.core.life.arrival import UNTIMED
+from aion.core.periodic import Cumulative, Periodic, periodic_of
 from aion.core.query.plan import FINAL, Plan, make_plan
 from aion.core.slicing.grid import is_timed
-from aion.core.timing import NO_TIMING
-from aion.core.windows import Aligned
+from aion.core.timing import NO_TIMING, Timing
+from aion.core.windows import Aligned, Calendar
 from aion.core.windows import Definition as WindowDefinition
 from aion.errors import ConfigError, FormatError
-from aion.execute.record import trace_windows
 
 FORMAT = 1
 METADATA = b"aion.trace"
@@ -148,17 +152,15 @@ class Definition(NamedTuple):
         )
 
     def to_json(self) -> dict[str, Any]:
-        windows = [[name, *trace_windows.to_json(window)] for name, window in self.windows.items()]
-        timing = {name: trace_windows.timing_to_json(window.timing) for name, window in self.windows.items()}
+        windows = [[name, *window_to_json(window)] for name, window in self.windows.items()]
+        timing = {name: _timing_to_json(window.timing) for name, window in self.windows.items()}
         return {"format": FORMAT, **self._asdict(), "windows": windows, "timing": timing}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Definition:
         """An earlier Aion did not write ``timing`` and ``final_only``."""
-        timing = {name: trace_windows.timing_from_json(values) for name, values in value.get("timing", {}).items()}
-        windows = {
-            name: trace_windows.from_json(values, timing.get(name, NO_TIMING)) for name, *values in value["windows"]
-        }
+        timing = {name: _timing_from_json(values) for name, values in value.get("timing", {}).items()}
+        windows = {name: window_from_json(values, timing.get(name, NO_TIMING)) for name, *values in value["windows"]}
         final_only = value.get("final_only", False)
         return cls(windows, value["key"], value["kept"], value["blocking"], value["commits"], final_only)
 
@@ -389,3 +391,44 @@ def parquet() -> Any:
     import pyarrow.parquet
 
     return pyarrow.parquet
+
+
+def window_to_json(window: Aligned) -> list[Any]:
+    """Returns the definition of windows as JSON values. A calendar brings the rules of its zone."""
+    # A trace has no keys, so nobody can tell which rows a definition with ``fill`` has for windows without events.
+    if isinstance(window, Cumulative):
+        return [{name: value for name, value in window.spec().items() if not name.startswith("fill")}]
+    if isinstance(window, Periodic):
+        return [window.size_us, window.slide_us, window.offset_us]
+    steps, rules = window.edges.steps, window.edges.rules
+    start = [] if steps.start is None else [steps.start]
+    return [steps.every, rules.name, base64.b64encode(rules.tzif).decode("ascii"), *start]
+
+
+def window_from_json(values: Sequence[Any], timing: Timing = NO_TIMING) -> Aligned:
+    if isinstance(values[0], Mapping):
+        return periodic_of(values[0], timing)
+    if isinstance(values[0], int):
+        size_us, slide_us, offset_us = values
+        return Periodic(size_us, slide_us, offset_us, timing)
+    every, zone, tzif, *start = values
+    rules = ZoneRules(zone, base64.b64decode(tzif))
+    return Calendar(CalendarEdges(Steps.of(every, *start), rules), timing=timing)
+
+
+def _timing_to_json(timing: Timing) -> dict[str, Any]:
+    """What the definition says about its own executions, and nothing that it leaves to the policy."""
+    trigger = None if timing.trigger is None else {key: _plain(value) for key, value in timing.trigger}
+    values = {"early_us": timing.early_us, "bound_us": timing.bound_us, "trigger": trigger}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _timing_from_json(values: Mapping[str, Any]) -> Timing:
+    trigger = values.get("trigger")
+    items = None if trigger is None else tuple(trigger.items())
+    return Timing(values.get("early_us"), values.get("bound_us"), items)
+
+
+def _plain(value: Any) -> Any:
+    """A setting of a trigger as the same setting in JSON."""
+    return format_duration(duration_us(value)) if isinstance(value, timedelta) else value

@@ -23,8 +23,7 @@ from aion.core.calendars import Steps
 from aion.core.slicing.grid import SliceGrid
 from aion.core.topology import Strategy, Tree, merging_strategies
 from aion.errors import WindowError
-from aion.execute.record.trace import Definition, read_trace
-from aion.execute.record.trace_windows import from_json, to_json
+from aion.execute.record.trace import Definition, read_trace, window_from_json, window_to_json
 from aion.spark.api.explain import explain_plan
 from tests.calendar_oracle import hours_of, window_of
 from tests.local.test_calendars import us
@@ -108,7 +107,7 @@ def test_hours_begin_when_the_clocks_show_them(at: list[int], zone: str, count: 
     assert found == [hours_of(t, count, ZoneInfo(zone)) for t in at]
     assert [next(window.covering(t)) for t in at] == found
     assert all(end - start <= window.edges.longest_us for start, end in found)
-    assert from_json(to_json(window)).edges == window.edges
+    assert window_from_json(window_to_json(window)).edges == window.edges
     day = aion.Calendar("1 day", zone).edges
     assert window.edges.makes_redundant(day) == (24 % count == 0) and not day.makes_redundant(window.edges)
     if 24 % count == 0:
@@ -145,7 +144,7 @@ def test_a_start_is_part_of_the_definition_and_of_its_name() -> None:
         "type": "calendar", "every": "1 week", "zone": "America/New_York", "start": "sunday 05:00",
     }  # fmt: skip
     assert "start" not in aion.Calendar("1 week", zone="America/New_York").spec()
-    assert from_json(to_json(window)).edges == window.edges
+    assert window_from_json(window_to_json(window)).edges == window.edges
 
 
 @pytest.mark.parametrize("every", ["1 day", "1 week", "1 month"])

@@ -19,7 +19,7 @@ from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.grid import BEYOND_SLICE, NO_SLICE, SliceGrid
 from aion.core.windows import named
 from aion.errors import WindowError
-from aion.execute.record.trace_windows import from_json, to_json
+from aion.execute.record.trace import window_from_json, window_to_json
 from tests.durations import us
 from tests.oracle import Definition, slice_of
 
@@ -92,7 +92,7 @@ def test_windows_are_made_again_of_what_is_stored(window: Periodic) -> None:
     made = periodic_of(window.spec())
     assert made.spec() == window.spec()
     assert list(made.covering(7)) == list(window.covering(7))
-    assert from_json(to_json(window)).spec() == window.spec()
+    assert window_from_json(window_to_json(window)).spec() == window.spec()
 
 
 @given(cumulatives, instants)
