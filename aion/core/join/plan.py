@@ -132,9 +132,10 @@ class JoinPlan:
                 raise SchemaError(f"{name!r} is {what}; rename it before the join")
 
     def _check(self, name: str, side: Side) -> None:
-        schema = side.schema
-        for what, column in (("time", side.time), *(("key", k) for k in self.key), *(("id", i) for i in side.identity)):
-            if what == "id" and column == PAIR_BEFORE and side.is_result:
+        schema, asked = side.schema, "unique" if side.unique else "id"
+        keys, identity = (("key", column) for column in self.key), ((asked, column) for column in side.identity)
+        for what, column in (("time", side.time), *keys, *identity):
+            if what == asked and column == PAIR_BEFORE and side.is_result:
                 continue
             if column not in schema.names:
                 raise SchemaError(
@@ -143,7 +144,8 @@ class JoinPlan:
             if what != "time" and not can_identify(schema.field(column).type):
                 raise SchemaError(
                     f"{what}: column {column!r} of the {name} side is of type {schema.field(column).type}; rows are "
-                    "recognised by numbers, texts, bytes, dates and times; give id= other columns, or make a text of it"
+                    f"recognised by numbers, texts, bytes, dates and times; give {asked}= other columns, or make a "
+                    "text of it"
                 )
         if not self.key:
             raise ConfigError("key: a join needs at least one column that is equal on both sides; give e.g. key='id'")

@@ -201,6 +201,10 @@ class _Input:
         bound_us = None if bound is None else duration_us(bound, what="bound")
         if bound_us is not None and bound_us < 0:
             raise ConfigError(f"bound: {bound!r} is negative; give e.g. '2 hours'")
+        if asked is not None and unique is not None:
+            raise ConfigError(
+                f"id, unique: both name columns that identify rows of the {self._which} side; give one of them"
+            )
         if self.results is not None:
             return self._side_of_results(self.results, key, time, asked if unique is None else unique, bound_us)
         schema = arrow_schema(self.df.drop(HELPER).schema)
@@ -274,7 +278,7 @@ def _plan(
     times = (None, None) if time is None else _two("time", time)
     bounds = _two("bound", bound) if isinstance(bound, tuple | list) else (bound, bound)
     unique, ids = (_two(what, given) for what, given in zip(("unique", "id"), identities, strict=True))
-    names = key_names(key)
+    names = tuple(map(str, key_names(key)))  # a Column cannot go to a task
     left, right = (
         side.side(names, times[number], ids[number], unique[number], bounds[number])
         for number, side in enumerate(sides)
@@ -324,7 +328,10 @@ def _packed(given: _Input, plan: JoinPlan, side: int, config: JoinConfig) -> Dat
                 "a text of it"
             )
     placed = hash_column([(F.col(quoted(name)), types[name]) for name in plan.key])
-    return in_arrow(rows.select("*", placed.alias(_HASH)), JoinChild(config.name, config.ids, side), CHILD)
+    # Under names that pyspark need not quote.
+    columns = [F.col(quoted(name)).alias(f"column{number}") for number, name in enumerate(rows.columns)]
+    child = JoinChild(config.name, config.ids, side, (*rows.columns, _HASH))
+    return in_arrow(rows.select(*columns, placed.alias(_HASH)), child, CHILD)
 
 
 def _observed(result: DataFrame, name: str) -> DataFrame:

@@ -22,15 +22,16 @@ def packed_in(frame: Any) -> Any:
 
 
 class JoinChild(StatefulChild):
-    """Packs the rows of one side. ``side``: its number."""
+    """Packs the rows of one side. ``side``: its number. ``names``: those that the columns get."""
 
-    def __init__(self, operator: str, ids: tuple[int, ...], side: int) -> None:
+    def __init__(self, operator: str, ids: tuple[int, ...], side: int, names: tuple[str, ...]) -> None:
         super().__init__(operator, ids, asks=side == 0)
-        self._side = side
+        self._side, self._names = side, names
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         said = {SIDE: str(self._side)}
-        yield from super().__call__(batch.replace_schema_metadata(said) for batch in batches)
+        named = (batch.rename_columns(self._names).replace_schema_metadata(said) for batch in batches)
+        yield from super().__call__(named)
 
 
 @dataclass(frozen=True, kw_only=True)

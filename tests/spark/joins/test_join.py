@@ -223,6 +223,8 @@ def test_what_cannot_be_joined_is_refused_with_a_sentence(spark: SparkSession, t
         (ConfigError, "how: 'outer' is none of inner, left, right, full, asof", {"how": "outer"}),
         (ConfigError, "early: '1 minute' is neither 'batch' nor None", {"how": "left", "early": "1 minute"}),
         (ConfigError, "is none of a text in SQL, an expression", {"on": payments["amount"] > 1}),
+        (SchemaError, "unique: the left side has no column 'order'", {"unique": ("order", None)}),
+        (ConfigError, "id, unique: both name columns that", {"id": (None, "id"), "unique": (None, "amount")}),
         (SchemaError, "on: there is no column 'prize'", {"on": "a.prize < b.amount"}),
         (ConfigError, "right: it is not a stream", {"right": spark.createDataFrame([], PAYMENTS_DDL)}),
         (SchemaError, "cast one of them", {"right": payments.withColumn("id", payments["id"].cast("binary"))}),
@@ -257,3 +259,23 @@ def test_the_page(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Monke
     with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as database:
         rows = sorted(database.execute("SELECT order_id, price, amount, kind FROM paid_orders"))
     assert rows == [("a", 10.0, 10.0, "on_time"), ("b", 20.0, 20.0, "late"), ("later", 0.0, 0.0, "on_time")]
+
+
+@pytest.mark.slow
+def test_columns_may_have_any_name(two: Two, sink: Sink, tmp_path: Path) -> None:
+    """pyspark itself takes a dot in a name for the field of a column. The key is a Column."""
+    odd = {"id": "id`1", "price": "price.eur"}
+    orders = two.orders.read(ORDERS_DDL).withColumnsRenamed(odd).withWatermark("ordered", "0 seconds")
+    payments = two.payments.read(PAYMENTS_DDL).withColumnsRenamed(odd).withWatermark("paid", "0 seconds")
+    within = ("0 seconds", "1 hour")
+    joined = aion.join(
+        orders, payments, key=orders["`id``1`"], within=within, on="`price.eur` <= amount", how="left", bound="1 hour"
+    )
+    two.orders.put([("a", 0, 10.0), ("b", 0, 20.0)])
+    two.payments.put([("a", 1, 10.0), ("b", 1, 10.0)])
+    assert [(row["id`1"], row["price.eur"], row["amount"]) for row in sink.run(joined)] == [("a", 10.0, 10.0)]
+    for table in (two.orders, two.payments):
+        table.put([("later", 4000, 1.0)])
+    sink = Sink(tmp_path)
+    rows = [(row["id`1"], row["price.eur"], row["amount"]) for row in sink.run(joined) if row["id`1"] != "later"]
+    assert rows == [("b", 20.0, None)]
