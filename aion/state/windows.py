@@ -27,6 +27,7 @@ from aion.core.query.evolved import of_shard
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import slices_from_json, start_of
 from aion.core.timed.calendar_state import pinned_plan
+from aion.core.windows import PerRecord, Session
 from aion.execute.panes.applying import Seen, decode_all
 from aion.execute.panes.combining import windows_at_once
 from aion.execute.panes.contents import RowContents
@@ -239,7 +240,10 @@ def _of_keys(reading: _Reading, part: Plan) -> Iterator[pa.RecordBatch]:
             windows, members = memory.peek(pages[begin : begin + PAGES_AT_ONCE], None if asked.keys is None else only)
             complete = windows["closes"] < NEVER
             if members is not None or len(windows):
-                wanted = np.flatnonzero(asked.overlap(windows["start"], np.where(complete, windows["end"], NEVER)))
+                ends = windows["end"] + isinstance(
+                    window, PerRecord | Session
+                )  # an event at its end is in such a window
+                wanted = np.flatnonzero(asked.overlap(windows["start"], np.where(complete, ends, NEVER)))
                 if members is not None:
                     members = type(members)(members.begins[wanted], members.lengths[wanted], members.seqs, members.rows)
                 if len(wanted):

@@ -212,6 +212,19 @@ def test_what_is_not_asked_for_is_not_read(tmp_path: Path, monkeypatch: pytest.M
             read(query.place, key={"segment": 7})
 
 
+def test_a_stretch_of_time_begins_with_its_start(tmp_path: Path) -> None:
+    """An event at the end of a session, or of a window per record, is in it; no other window has its end."""
+    asked = spec(aion.Tumbling("10 seconds"), aion.Session("3 seconds"), aion.PerRecord("5 seconds"))
+    with running(RunningWindows(tmp_path, str(tmp_path / "state"), asked, SCHEMA)) as query:
+        query.batch(batch_of([(1, 7, 1)]), None)
+        query.batch(batch_of([(2, 30, 1)]), 20)
+        found = {}
+        for at in (7, 8, 9, 10, 11):
+            rows = read(query.place, key={"k": 1}, window=(at * S, (at + 1) * S)).read_all()
+            found[at] = sorted(end.timestamp() for end in rows["window_end"].to_pylist())
+    assert found == {7: [7, 10, 10], 8: [10, 10], 9: [10, 10], 10: [10], 11: []}
+
+
 @pytest.mark.slow(if_tiny=True)
 def test_of_sessions_only_the_pages_of_a_key_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = spec(aion.Session("3 seconds"))
