@@ -11,6 +11,8 @@ import re
 from aion.errors import ConfigError
 from aion.installation import require_extra
 
+SOURCES_FROM = (4, 2)
+"""From this version on, a source in Python may say what it reads in a batch."""
 OLDEST, NEWEST = "4.1", "4.3"
 """The versions of pyspark that Aion was tested with. A test compares them with pyproject.toml."""
 

@@ -25,7 +25,7 @@ from aion.core.ingest.conforming import nullable
 from aion.errors import ConfigError, SchemaError
 from aion.execute.files.formats import Format
 from aion.execute.files.lakes import opened
-from aion.spark import numbers
+from aion.spark import SOURCES_FROM, numbers
 from aion.spark.session.sessions import is_remote, qualified
 from aion.spark.session.types import arrow_schema
 from aion.spark.tasks.file_child import Transform, transformed
@@ -38,7 +38,6 @@ _SOURCE_OPTIONS = (
 _TEXT_SOURCE_OPTIONS = ("ignoreCorruptFiles", "ignoreMissingFiles")
 """What Spark's readers do with files, besides lines."""
 
-_LAKES_FROM = (4, 2)
 """The first version of Spark that asks a source in Python for the files of a batch, and says how many it wants."""
 
 _ARGUMENTS = {
@@ -176,7 +175,7 @@ class Table:
         options: Mapping[str, object] | None,
     ) -> Table:
         """Checks the arguments. Those that are ``refused`` make no sense for a table. Raises ConfigError."""
-        if numbers(spark.version) < _LAKES_FROM:
+        if numbers(spark.version) < SOURCES_FROM:
             raise ConfigError(f"format: tables of {format_} need Spark 4.2, and this is Spark {spark.version}")
         for argument, value in refused.items():
             if value:

@@ -15,7 +15,7 @@ from pyspark.sql.types import DataType, StructType, TimestampType
 from aion.base.time import duration_us, format_duration, format_instant, instant_us
 from aion.core.heartbeat import RUN
 from aion.errors import ConfigError, SchemaError, WatermarkError
-from aion.spark.api.heartbeat import AT, HeartbeatSource
+from aion.spark import SOURCES_FROM, numbers
 from aion.spark.session.plans import plan_of
 from aion.spark.session.sessions import refuse
 from aion.spark.session.types import quoted
@@ -232,7 +232,12 @@ def _interval(us: int) -> Column:
 def _with_heartbeat(df: DataFrame, rules: Rules, delay_us: int) -> DataFrame:
     """Returns the rows of a DataFrame with heartbeats, which have only the column ``_BEAT``."""
     spark = df.sparkSession
-    refuse(spark, "idle_after, complete_until", "leave out idle_after, and give complete_until the name of a column")
+    how = "leave out idle_after, and give complete_until the name of a column"
+    refuse(spark, "idle_after, complete_until", how)
+    if numbers(spark.version) < SOURCES_FROM:
+        raise ConfigError(f"idle_after, complete_until: they need Spark 4.2, and this is Spark {spark.version}; {how}")
+    from aion.spark.api.heartbeat import AT, HeartbeatSource
+
     if spark not in _registered:
         with of_aion(spark):
             spark.dataSource.register(HeartbeatSource)

@@ -28,6 +28,7 @@ import org.apache.spark.sql.catalyst.expressions.Concat;
 import org.apache.spark.sql.catalyst.expressions.EvalMode;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.If;
+import org.apache.spark.sql.catalyst.expressions.IsNotNull;
 import org.apache.spark.sql.catalyst.expressions.IsNull;
 import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.OctetLength;
@@ -41,6 +42,7 @@ import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.CollectMetrics;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.MapInArrow;
+import org.apache.spark.sql.execution.FilterExec;
 import org.apache.spark.sql.execution.ProjectExec;
 import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.SparkStrategy;
@@ -167,6 +169,7 @@ public class PartialAggregates extends SparkStrategy {
     private SparkPlan packed(Seq output, CollectMetrics marker) {
         SparkPlan groups = aggregated(marker, true);
         Expression shard = null;
+        Expression slice = null;
         List nulls = new ArrayList();
         List fields = new ArrayList();
         List bytes = new ArrayList();
@@ -177,6 +180,7 @@ public class PartialAggregates extends SparkStrategy {
                 shard = column;
                 continue;
             }
+            slice = slice == null ? column : slice;
             int bit = fields.size() % 64;
             if (bit == 0 && word != null) {
                 nulls.add(inBytes(word));
@@ -202,7 +206,8 @@ public class PartialAggregates extends SparkStrategy {
         all.addAll(bytes);
         List columns = listOf(named(shard, (Attribute) output.head()));
         columns.add(named(new Concat(seq(all)), (Attribute) output.last()));
-        return new ProjectExec(seq(columns), groups);
+        // Rows without a slice are no events. Sent, they would open shards in batches that have nothing for them.
+        return new ProjectExec(seq(columns), new FilterExec(new IsNotNull(slice), groups));
     }
 
     // A value as a bigint. Null: it is sent as bytes.

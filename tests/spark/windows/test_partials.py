@@ -460,6 +460,18 @@ def column_of(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
     return pa.array(values, pa.int64()).cast(type_) if pa.types.is_timestamp(type_) else pa.array(values, type_)
 
 
+def packed_rows(spark: SparkSession, marked: DataFrame, tally: Tally) -> list[Any]:
+    """The rows that reach the root, as in a batch that asks no shards."""
+    tally._strategy.setWay(tally._call, "packed")
+    spark.conf.set(QUIET, "0 9")
+    spark.sparkContext.setLocalProperty("streaming.sql.batchId", "5")
+    try:
+        return list(marked.mapInArrow(as_bytes, "shard int, block binary").collect())
+    finally:
+        spark.conf.unset(QUIET)
+        spark.sparkContext.setLocalProperty("streaming.sql.batchId", None)
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 @settings(phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
 @given(rows=st.lists(ODD, min_size=1, max_size=5))
@@ -484,20 +496,27 @@ def test_groups_of_any_type_reach_their_shards(spark: SparkSession, shards: int,
     keys = [(F.col(f"column{n}"), df.schema[n].dataType) for n in range(len(key))]
     assert partials.why_in_python(spark, plan, drops_bad_texts=False) is None
     marked, tally = partials.grouped(df, plan, "w", shard=shard_of_group(keys, ids), flags=None, flagged={})
-    tally._strategy.setWay(tally._call, "packed")
-    spark.conf.set(QUIET, "0 9")
-    spark.sparkContext.setLocalProperty("streaming.sql.batchId", "5")
-    try:
-        found = marked.mapInArrow(as_bytes, "shard int, block binary").collect()
-    finally:
-        spark.conf.unset(QUIET)
-        spark.sparkContext.setLocalProperty("streaming.sql.batchId", None)
+    found = packed_rows(spark, marked, tally)
     how = Grouped(plan)
     batch = unpacked([row.block for row in found], [each.type for each in (*how.groups, *how.aggregates)])
     assert states_of(plan, [batch], grouped=True, ids=ids) == states_of(plan, [events], grouped=False, ids=ids)
     of_keys = [pa.RecordBatch.from_arrays(batch.columns[1 : 1 + len(key)], key)]
     settled = pa.RecordBatch.from_arrays([mended(c) for c in of_keys[0].columns], key)
     assert [row.shard for row in found] == ShardOfKeys(ids)(settled.columns, len(found)).tolist()
+
+
+def test_rows_that_are_no_events_do_not_reach_the_root(spark: SparkSession) -> None:
+    plan = make_plan(
+        EVENTS, key="k", time="ts", windows=aion.Tumbling("7 seconds"), aggregates={"n": A.count()}, apply=None,
+        outputs=None,
+    )  # fmt: skip
+    assert partials.why_in_python(spark, plan, drops_bad_texts=False) is None
+    df = spark.sql("select 'a' column0, timestamp_seconds(id) column1, cast(id as tinyint) flag from range(4)")
+    options: dict[str, Any] = {"flags": "flag", "flagged": {1: None, 3: None}}
+    for condition, rows in (("true", 1), ("flag in (1, 3)", 0)):
+        some = df.where(condition)
+        marked, tally = partials.grouped(some, plan, "w", shard=shard_of_group([], (0,)), **options)
+        assert len({row.block for row in packed_rows(spark, marked, tally)}) == rows
 
 
 def mended(column: pa.Array) -> pa.Array:
