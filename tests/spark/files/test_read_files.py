@@ -282,7 +282,8 @@ def test_the_handle_is_no_dataframe(spark: SparkSession, stream: FileStream, tmp
     assert f"files {reading} of them the columns k, ts, v. child" in said
     of_rows = said.replace(f"files {reading} of them the columns k, ts, v. ", "").replace(
         "Python groups the events, because the tasks of Python read the files themselves.",
-        "Spark's own functions group the events, before they reach Python.",
+        "Spark's own functions group the events, before they reach Python; if few groups come out, they go to the root "
+        "without Python here.",
     )
     assert of_rows == " ".join(aion.explain(df, **WINDOWS).split())
     with pytest.raises(errors.SchemaError, match="there is no column 'nokey'"):
