@@ -39,8 +39,7 @@ class Opened(NamedTuple):
 class LocalStores:
     """The stores of a shard. The folder ``live`` has RocksDB's own files, and new files.
 
-    ``staged``: the folder of shared memory for staged bodies; None: there is none. Statistics may be asked for in any
-    thread.
+    ``staged``: the folder of shared memory for staged bodies, if there is one. Any thread may ask for statistics.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class LocalStores:
     ) -> None:
         self.staged = staged
         self.opened: Opened | None = None
-        """None: they are closed, and most likely no longer there."""
+        """It is None while they are closed."""
         self.written: list[SstFile] = []
         """Files that an attempt or merging has made, and that no manifest names yet."""
         self.is_suspect = False

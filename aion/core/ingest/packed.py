@@ -33,11 +33,12 @@ def can_be_packed(type_: pa.DataType) -> bool:
 
 
 def is_packed(row: bytes) -> bool:
+    """Returns whether a value that has reached the root is such a row, and not a block or a fragment of one."""
     return row[: len(MAGIC)] == MAGIC
 
 
 def unpacked(rows: Sequence[bytes], types: Sequence[pa.DataType]) -> pa.RecordBatch:
-    """Returns rows as columns of these types, without names that say more than their numbers."""
+    """Returns rows as columns of these types. The names of the columns are their numbers."""
     data = np.frombuffer(b"".join(rows), np.uint8)
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     begins = np.cumsum(lengths) - lengths + len(MAGIC)

@@ -122,8 +122,8 @@ def grouped(
     only have more columns.
 
     ``rows``: the columns of the plan, ``column0``, ``column1``, ... ``name``: of the operator. ``shard``: the shard of
-    a row by its key, to which its group goes if the function above is left out; None: it never is. ``flags``: the
-    column that says which rows no window takes. ``flagged``: the slices of these rows, by their flags.
+    a row by its key, to which its group goes if the function above is left out; without it, that function always stays.
+    ``flags``: the column that says which rows no window takes. ``flagged``: the slices of these rows, by their flags.
     """
     how, columns, call = Grouped(plan), rows.columns, uuid.uuid4().hex
     _tallies.append(tally := Tally(rows.sparkSession.sparkContext, call, _strategy(rows.sparkSession)))
