@@ -341,8 +341,8 @@ def remarks(settings: Settings) -> str:
 
 def flink_remark(chosen: Mapping[str, Contender | FlinkJob], done: Sequence[tuple[Turn, Run]]) -> str:
     """How Flink was measured, or how to get it."""
-    from experiments.ingest.flink import CHECKPOINT_MS, FlinkJob
-    from experiments.shared.flink import HOW_TO_GET
+    from experiments.ingest.flink import FlinkJob
+    from experiments.shared.flink import CHECKPOINT_MS, HOW_TO_GET
 
     jobs = [name for name, contender in chosen.items() if isinstance(contender, FlinkJob)]
     if not jobs:

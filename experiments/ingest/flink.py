@@ -5,19 +5,16 @@ Flink is no dependency of Aion. Whoever wants the comparison downloads its jars 
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.shared.flink import OPENED, FlinkError, class_path, printed
+from experiments.shared.flink import CHECKPOINT_MS, FlinkError, class_path, found_by
 from experiments.shared.generate import EventPlan
 from experiments.shared.stream import SKIPPED_BATCHES, Run
 
 PROGRAM = Path(__file__).with_name("FlinkWindows.java")
-CHECKPOINT_MS = 2_000
-HEAP = "6g"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +73,14 @@ class Flink:
         """One run to the end of the stream. The rate is that of the events after the first two batches."""
         events = load.events_per_batch * load.batches
         with tempfile.TemporaryDirectory(dir=work_dir, prefix="flink-") as checkpoints:
-            command = [
-                *("java", f"-Xmx{HEAP}"),
-                *(f"--add-opens={name}=ALL-UNNAMED" for name in OPENED),
-                *("-cp", self._class_path, PROGRAM.stem, job.backend, job.mode),
-                *map(str, (load.cores, events, load.events_per_batch * SKIPPED_BATCHES, load.events_per_batch)),
-                *map(str, (load.span_ms, load.window_ms, load.keys, load.payload_bytes)),
-                *map(str, (load.late_percent, load.past_windows)),
-                *(str(Path(checkpoints).absolute()), str(CHECKPOINT_MS)),
-            ]
-            lines = printed(command).splitlines()
-        return as_run(job, load, json.loads(next(line for line in lines if line.startswith("{"))))
+            arguments = (
+                *(job.backend, job.mode),
+                *(load.cores, events, load.events_per_batch * SKIPPED_BATCHES, load.events_per_batch),
+                *(load.span_ms, load.window_ms, load.keys, load.payload_bytes, load.late_percent, load.past_windows),
+                *(Path(checkpoints).absolute(), CHECKPOINT_MS),
+            )
+            found = found_by(PROGRAM, self._class_path, arguments)
+        return as_run(job, load, found)
 
 
 def as_run(job: FlinkJob, load: Load, found: dict[str, Any]) -> Run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -11,12 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from experiments.shared.flink import OPENED, FlinkError, class_path, printed
+from experiments.shared.flink import BACKENDS, CHECKPOINT_MS, FlinkError, class_path, found_by
 
 PROGRAM = Path(__file__).with_name("FlinkJoin.java")
-BACKENDS = {"flink-heap": "hashmap", "flink-rocksdb": "rocksdb"}
-CHECKPOINT_MS = 2_000
-HEAP = "6g"
 ROW = np.dtype([("side", "i1"), ("id", "<i8"), ("time", "<i8"), ("value", "<f8")])
 SIDES = (("orders", "ordered", "price"), ("payments", "paid", "amount"))
 END = 2
@@ -26,13 +22,13 @@ MOST_ROWS = (2**31 - 1) // ROW.itemsize
 
 
 class Written(NamedTuple):
-    """How many rows a file has, with those that end batches; how many of them are not measured; and events of both
-    sides among the rest.
+    """What a file has. ``rows``: with those that end batches. ``skipped``: the first of them, which are not measured.
+    ``events``: the rows of both sides.
     """
 
     rows: int
     skipped: int
-    measured: int
+    events: int
 
 
 def write_rows(folder: Path, path: Path, batches: int, *, unmeasured: int) -> Written:
@@ -40,7 +36,7 @@ def write_rows(folder: Path, path: Path, batches: int, *, unmeasured: int) -> Wr
 
     Raises FlinkError if there are more than it can read.
     """
-    parts, skipped, measured = [], 0, 0
+    parts, skipped = [], 0
     for batch in range(batches):
         latest = []
         for side, (name, time, value) in enumerate(SIDES):
@@ -53,14 +49,12 @@ def write_rows(folder: Path, path: Path, batches: int, *, unmeasured: int) -> Wr
         end = np.zeros(1, ROW)
         end["side"], end["time"] = END, min(latest)
         parts.append(end)
-        count = sum(map(len, parts[-3:]))
-        skipped += count if batch < unmeasured else 0
-        measured += 0 if batch < unmeasured else count - 1
+        skipped += sum(map(len, parts[-3:])) if batch < unmeasured else 0
     rows = np.concatenate(parts)
     if len(rows) > MOST_ROWS:
         raise FlinkError(f"{len(rows):,} rows of both sides: Flink's program reads at most {MOST_ROWS:,}")
     rows.tofile(path)
-    return Written(len(rows), skipped, measured)
+    return Written(len(rows), skipped, len(rows) - batches)
 
 
 class FlinkJoin:
@@ -70,14 +64,15 @@ class FlinkJoin:
         self._class_path = class_path(PROGRAM, jars, work)
 
     def run(self, contender: str, path: Path, written: Written, within_s: int, cores: int) -> tuple[float, int]:
-        """Joins the rows of a file. Returns the seconds for those that are measured, and how many pairs were found."""
+        """Joins the rows of a file. Returns the seconds for those that are measured, and how many pairs were found.
+
+        Raises FlinkError if it has not read all rows.
+        """
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="flink-") as folder:
-            command = [
-                *("java", f"-Xmx{HEAP}"),
-                *(f"--add-opens={name}=ALL-UNNAMED" for name in OPENED),
-                *("-cp", self._class_path, PROGRAM.stem, BACKENDS[contender], str(cores), str(path)),
-                *(str(written.rows), str(written.skipped), str(within_s)),
-                *(str(Path(folder) / "checkpoints"), str(CHECKPOINT_MS)),
-            ]
-            found = json.loads(next(line for line in printed(command).splitlines() if line.startswith("{")))
+            checkpoints = Path(folder) / "checkpoints"
+            counts = written.rows, written.skipped, within_s
+            arguments = (BACKENDS[contender], cores, path, *counts, checkpoints, CHECKPOINT_MS)
+            found = found_by(PROGRAM, self._class_path, arguments)
+        if found["rows"] != written.events:
+            raise FlinkError(f"Flink has read {found['rows']:,} of {written.events:,} rows")
         return found["measured_s"], found["pairs"]

@@ -111,9 +111,10 @@ def measure(
     flink: Flink | None = None,
 ) -> list[Result]:
     from experiments.nexmark.events import generate, write
-    from experiments.nexmark.flink import BACKENDS, write_events
+    from experiments.nexmark.flink import write_events
     from experiments.nexmark.joins import JOINS
     from experiments.nexmark.queries import QUERIES
+    from experiments.shared.flink import BACKENDS
     from experiments.shared.stream import session
 
     table = generate(stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from experiments.nexmark.events import AUCTION, BID, PERSON
-from experiments.shared.flink import OPENED, FlinkError, class_path, printed
+from experiments.shared.flink import BACKENDS, CHECKPOINT_MS, FlinkError, class_path, found_by
 
 PROGRAM = Path(__file__).with_name("FlinkNexmark.java")
-BACKENDS = {"flink-heap": "hashmap", "flink-rocksdb": "rocksdb"}
-CHECKPOINT_MS = 2_000
-HEAP = "6g"
 EVENT = np.dtype([("kind", "i1"), ("auction", "<i8"), ("person", "<i8"), ("price", "<i8"), ("ts", "<i8")])
 KINDS = {PERSON: 0, AUCTION: 1, BID: 2}
 MOST_EVENTS = (2**31 - 1) // EVENT.itemsize
@@ -84,14 +80,9 @@ class Flink:
         """
         with tempfile.TemporaryDirectory(dir=events.parent, prefix="flink-") as folder:
             results = Path(folder) / "results.csv"
-            command = [
-                *("java", f"-Xmx{HEAP}"),
-                *(f"--add-opens={name}=ALL-UNNAMED" for name in OPENED),
-                *("-cp", self._class_path, PROGRAM.stem, query, BACKENDS[contender], str(cores), str(events)),
-                *(str(number), str(skipped), str(results), str(Path(folder) / "checkpoints"), str(CHECKPOINT_MS)),
-            ]
-            lines = printed(command).splitlines()
-            found = json.loads(next(line for line in lines if line.startswith("{")))
+            checkpoints = Path(folder) / "checkpoints"
+            of_query = query, BACKENDS[contender], cores, events, number, skipped
+            found = found_by(PROGRAM, self._class_path, (*of_query, results, checkpoints, CHECKPOINT_MS))
             with results.open() as file:
                 rows: list[Mapping[str, Any]] = [parsed(query, line) for line in csv.reader(file)]
         if found["events"] != number:

@@ -6,18 +6,25 @@ Whoever wants a comparison downloads the jars from PyPI and passes their path.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 SETUP = Path(__file__).with_name("FlinkSetup.java")
 LIBRARY = re.compile(r"pyflink/lib/.*\.jar")
 # What Flink's own start script opens to its serialisers on Java 17.
 OPENED = ("java.base/java.util", "java.base/java.lang", "java.base/java.time")
+BACKENDS = {"flink-heap": "hashmap", "flink-rocksdb": "rocksdb"}
+"""Flink's names for the state backends of contenders."""
+CHECKPOINT_MS = 2_000
+_HEAP = "6g"
 HOW_TO_GET = (
     "Flink is not measured. For its jars (330 MB): pip download --no-deps -d out apache-flink-libraries==2.3.0, "
     "then --flink out/apache_flink_libraries-2.3.0-py2.py3-none-any.whl"
@@ -73,6 +80,14 @@ def _unpacked(jars: Path, work: Path) -> Path:
             wheel.extractall(unfinished, [name for name in wheel.namelist() if LIBRARY.fullmatch(name)])
             shutil.copytree(unfinished, folder)
     return folder
+
+
+def found_by(program: Path, class_path: str, arguments: Sequence[object]) -> dict[str, Any]:
+    """Runs a program. Returns what its line of JSON says. Raises FlinkError if it fails."""
+    opened = (f"--add-opens={name}=ALL-UNNAMED" for name in OPENED)
+    command = ["java", f"-Xmx{_HEAP}", *opened, "-cp", class_path, program.stem, *map(str, arguments)]
+    found: dict[str, Any] = json.loads(next(line for line in printed(command).splitlines() if line.startswith("{")))
+    return found
 
 
 def printed(command: list[str]) -> str:

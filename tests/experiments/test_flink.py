@@ -14,8 +14,9 @@ import pytest
 
 from experiments.ingest.flink import JOBS, Flink, Load, as_run
 from experiments.joins import command as joins
-from experiments.joins.flink import BACKENDS, END, ROW, FlinkJoin, write_rows
-from experiments.shared.flink import FlinkError
+from experiments.joins import flink as of_joins
+from experiments.joins.flink import END, ROW, FlinkJoin, write_rows
+from experiments.shared.flink import BACKENDS, FlinkError
 from experiments.shared.generate import EventPlan
 
 LOAD = Load.of(EventPlan(2_000, payload_bytes=100), batches=5, cores=2)
@@ -43,17 +44,22 @@ def test_what_is_not_flink_is_refused_with_the_way_to_get_it(tmp_path: Path) -> 
             Flink(jars, tmp_path)
 
 
-def test_rows_of_a_join_are_those_of_the_batches_one_after_the_other(tmp_path: Path) -> None:
+def test_rows_of_a_join_are_those_of_the_batches_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     joins.generate(tmp_path, rows=10, batches=3, late_share=0)
     written = write_rows(tmp_path, tmp_path / "rows.bin", 3, unmeasured=1)
     rows = np.fromfile(tmp_path / "rows.bin", ROW)
     ends = np.flatnonzero(rows["side"] == END)
     assert written.rows == len(rows) == ends[-1] + 1 and written.skipped == ends[0] + 1
-    assert written.measured == len(rows) - written.skipped - 2
+    assert written.events == len(rows) - 3
     for begin, end in itertools.pairwise([-1, *ends]):
         batch = rows[begin + 1 : end]
         latest = [batch["time"][batch["side"] == side].max() for side in (0, 1)]
         assert len(batch) > 10 and rows["time"][end] == min(latest)
+    monkeypatch.setattr(of_joins, "MOST_ROWS", len(rows) - 1)
+    with pytest.raises(FlinkError, match=f"program reads at most {len(rows) - 1}"):
+        write_rows(tmp_path, tmp_path / "rows.bin", 3, unmeasured=1)
 
 
 @pytest.fixture(scope="module")

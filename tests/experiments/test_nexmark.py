@@ -22,9 +22,10 @@ from experiments.nexmark.events import (
     Stream,
     generate,
 )
-from experiments.nexmark.flink import BACKENDS, EVENT, Flink, parsed, write_events
+from experiments.nexmark.flink import EVENT, Flink, parsed, write_events
 from experiments.nexmark.queries import QUERIES
 from experiments.nexmark.shared import of_kind
+from experiments.shared.flink import BACKENDS
 
 
 @pytest.fixture(scope="module")
