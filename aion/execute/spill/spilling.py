@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, MutableSequence, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -221,6 +221,11 @@ def _split(
                     yield from _split(names, file.drain(), limit_bytes, folder, splits + 1)
 
 
+def temporary_file(folder: str | None) -> IO[bytes]:
+    """Returns an open file that nobody else sees, and that is gone when it is closed."""
+    return tempfile.TemporaryFile(prefix="aion-spill-", dir=folder)
+
+
 def file_of(keys: Sequence[pa.Array], rows: int, splits: int) -> Ints:
     """Which of the ``FILES`` files of a split each row is in, by its key. ``splits``: how often it was split before."""
     return (_hashes(keys, rows, splits) % np.uint64(FILES)).astype(np.int64)
@@ -280,8 +285,7 @@ class _File:
     def __init__(self, names: Sequence[str], folder: str | None, buffer_bytes: int) -> None:
         self._names = list(names)
         self._buffer_bytes = buffer_bytes
-        # It stays open until close().
-        self._file = tempfile.TemporaryFile(prefix="aion-spill-", dir=folder)  # noqa: SIM115
+        self._file = temporary_file(folder)
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
         self._written: list[tuple[bool, bool]] = []
         self._waiting: list[pa.RecordBatch] = []

@@ -6,7 +6,6 @@ a killed process leaves none behind.
 
 from __future__ import annotations
 
-import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ import pyarrow as pa
 from aion.base.stretches import at_once
 from aion.core.keyed.orders import ExecuteKeyed, Members, together
 from aion.core.keyed.table import Table, stacked
-from aion.execute.spill.spilling import file_of
+from aion.execute.spill.spilling import file_of, temporary_file
 from state_backends.thresholds import threshold
 
 BINS = threshold(64, 2)
@@ -73,7 +72,7 @@ class _File:
     """Rows in a temporary file, by bin."""
 
     def __init__(self, folder: str | None) -> None:
-        self._file = tempfile.TemporaryFile(prefix="aion-spill-", dir=folder)  # noqa: SIM115
+        self._file = temporary_file(folder)
         weakref.finalize(self, self._file.close)  # nobody takes the rows of a batch that failed
         self._places: list[list[tuple[int, int]]] = [[] for _ in range(BINS)]
         self._schema: pa.Schema | None = None
