@@ -66,7 +66,11 @@ class _DiskTimes:
 
 
 class _Held(NamedTuple):
-    """A shard of this host. ``lock``: of whoever works on it. ``made_for``: its state_dir, settings and checkpoint."""
+    """A shard of this host.
+
+    ``lock``: a request that works on the shard holds it. ``made_for``: the state_dir, the settings and the checkpoint.
+    ``times``: how long the disk took.
+    """
 
     shard: Shard
     lock: threading.Lock

@@ -75,7 +75,7 @@ class Shared:
 
     @property
     def failure(self) -> str | None:
-        """Why this host cannot serve any more. None: it works."""
+        """Says why this host cannot serve any more. It is None as long as the host works."""
         return self.io.died() if self.io is not None else None
 
     def stats(self) -> dict[str, Any]:

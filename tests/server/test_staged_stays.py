@@ -129,7 +129,7 @@ def test_what_is_read_last_makes_room_for_what_is_planned_before_it(batches: Bat
     staged = batches.stats()["staging"]["staged_bytes"] // SLICE_BYTES
     batches.commit(batches.open(), next_=[390, 380, *SLICES[:20]])
     stats = batches.stats()["staging"]
-    assert stats["vain_bytes"] // SLICE_BYTES <= 3, "the new plan needs room for three slices, and no more make room"
+    assert stats["vain_bytes"] // SLICE_BYTES <= 3, "the new plan makes room for its three slices, and for nothing else"
     kept = [*SLICES[: staged - 3]]
     assert not batches.misses(batches.open(), [390, 380, *kept])
 

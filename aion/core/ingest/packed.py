@@ -1,7 +1,7 @@
-"""Rows of grouped events as binary values, each of which Spark's own functions have put together. Pure.
+"""How a group of events is one binary value, which Spark's own functions write and the root reads. Pure.
 
-So such rows reach the root without a worker of Python before it, in the column that otherwise holds blocks. Big endian,
-because Spark's functions write numbers so:
+So groups reach the root without a worker of Python before it, in the column that otherwise holds blocks. Numbers are
+big endian, because Spark's functions write them so:
 
     magic "AIOG" | words of nulls u64 ... | fields i64 ... | bytes ...
 

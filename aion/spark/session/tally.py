@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from aion.core.ingest.builder import ShardBlock
 
 _LEAST_GROUPS = threshold(1 << 12, 2)
-"""Fewer groups in a batch cost little in any case."""
+"""With fewer groups in a batch than this, grouping costs little, and the root alone can make the blocks."""
 _FEW, _ENOUGH = threshold(6, 2), threshold(10, 4)
 """With fewer events in a group, and with at least that many again, Spark stops and begins to group them."""
 

@@ -40,6 +40,6 @@ class RootConfig(TaskConfig):
     rows_first: bool = False
     """Whether the rows of a batch come before its watermark moves."""
     tally: Tally | None = None
-    """Counts what reaches the root without a child. None: all comes from children."""
+    """What counts the groups that reach the root without a child. It is None if all blocks come from children."""
     trace_folder: str | None = None
     """The folder for a trace of the input. None: no trace."""

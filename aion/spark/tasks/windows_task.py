@@ -118,10 +118,13 @@ class WindowsTenants(Tenants):
             # Bring back to memory, behind the I/O of this batch, what was there before.
             attempt.prestage(active)
 
+        here = ShardOfKeys((batch.shard,))
+
         def blocks(rows: Iterable[pd.DataFrame]) -> Iterator[list[Block]]:
             parts, groups = Defragmenter(), None
             for frame in rows:
                 sent = [*filter(len, frame["block"])]
+                # All rows of a batch come in one way, which its plan decides.
                 if sent and is_packed(sent[0]):
                     groups = groups or _Groups(plan, make_builder(plan, self._policy, self._codec, here), config.tally)
                     yield from groups.blocks(sent)
@@ -130,8 +133,6 @@ class WindowsTenants(Tenants):
             parts.end()
             if groups is not None:
                 yield from groups.finish()
-
-        here = ShardOfKeys((batch.shard,))
 
         def of_events(rows: Iterable[pd.DataFrame]) -> Iterator[list[Block]]:
             """Takes the sent blocks apart, and makes blocks of the events that have not come before."""

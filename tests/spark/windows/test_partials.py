@@ -473,14 +473,17 @@ def packed_rows(spark: SparkSession, marked: DataFrame, tally: Tally) -> list[An
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-@settings(phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
+@settings(phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)  # each try runs a job of Spark
 @given(rows=st.lists(ODD, min_size=1, max_size=5))
 def test_groups_of_any_type_reach_their_shards(spark: SparkSession, shards: int, rows: list[tuple[Any, ...]]) -> None:
     """Without a worker of Python, in the rows that it would have made, and with the same states."""
     key = KEYS.names[:-1]
-    aggregates = {"n": A.count()} | {
-        f"least_{name}": A.min(name) for name in key if name not in ("text", "bytes", "flag")
-    }
+    ordered = [name for name in key if name not in ("text", "bytes", "flag")]
+    aggregates = {"n": A.count(), "first": A.min("ts")} | {f"least_{name}": A.min(name) for name in ordered}
+    # With these, a row has more fields than one word has bits for nulls.
+    aggregates |= {f"most_{name}": A.max(name) for name in ordered} | {f"n_{name}": A.count(name) for name in key}
+    aggregates |= {f"sum_{name}": A.sum(name) for name in ("tiny", "single", "double", "digits")}
+    aggregates |= {f"mean_{name}": A.mean(name) for name in ("tiny", "large")}
     plan = make_plan(
         KEYS, key=key, time="ts", windows=aion.Tumbling("7 seconds"), aggregates=aggregates, apply=None, outputs=None
     )
@@ -498,6 +501,7 @@ def test_groups_of_any_type_reach_their_shards(spark: SparkSession, shards: int,
     marked, tally = partials.grouped(df, plan, "w", shard=shard_of_group(keys, ids), flags=None, flagged={})
     found = packed_rows(spark, marked, tally)
     how = Grouped(plan)
+    assert len(how.groups) + len(how.aggregates) > 64
     batch = unpacked([row.block for row in found], [each.type for each in (*how.groups, *how.aggregates)])
     assert states_of(plan, [batch], grouped=True, ids=ids) == states_of(plan, [events], grouped=False, ids=ids)
     of_keys = [pa.RecordBatch.from_arrays(batch.columns[1 : 1 + len(key)], key)]
