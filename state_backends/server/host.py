@@ -66,11 +66,7 @@ class _DiskTimes:
 
 
 class _Held(NamedTuple):
-    """A shard of this host.
-
-    ``lock``: a request that works on the shard holds it. ``made_for``: the state_dir, the settings and the checkpoint.
-    ``times``: how long the disk took.
-    """
+    """A shard. A request that works on it holds its ``lock``. ``made_for``: the state_dir, settings and checkpoint."""
 
     shard: Shard
     lock: threading.Lock
@@ -381,11 +377,6 @@ class Host:
                 self._close(held)
         self.shared.close()
         self._folders.close()
-
-    @property
-    def failure(self) -> str | None:
-        """See :attr:`Shared.failure`."""
-        return self.shared.failure
 
     def touch_folders(self) -> None:
         """Shows other hosts that share a state folder that this one is alive. Call it every few hours at least."""

@@ -89,7 +89,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow.fli
 
     def ping(self, request: requests.PingRequest) -> dict[str, Any]:
         """Answers if the server works. Raises ServerError if it does not; then the client starts another one."""
-        if (failure := self.host.failure) is not None:
+        if (failure := self.host.shared.failure) is not None:
             raise ServerError(failure)
         if request.executor_pid is not None:
             self.watch.add(request.executor_pid, request.daemon_pid)
@@ -187,15 +187,15 @@ def serve(folder: Path, host: Host, watch: Executors, stop: threading.Event) -> 
         part.write_text(str(os.getpid()))
         part.rename(folder / PID)  # from now on clients find it
         touch_at = time.monotonic() + TOUCH_SECONDS
-        while not stop.wait(LOOK_SECONDS) and lease.is_valid and _is_at(socket, bound) and host.failure is None:
+        while not stop.wait(LOOK_SECONDS) and lease.is_valid and _is_at(socket, bound) and host.shared.failure is None:
             server_folder.trim_log(folder)
             host.close_idle(server_folder.ended(folder))
             if time.monotonic() >= touch_at:
                 touch_at = time.monotonic() + TOUCH_SECONDS
                 host.touch_folders()
                 os.utime(folder / PID)
-        if host.failure is not None:
-            log.critical("this server ends, and the next request starts another: %s", host.failure)
+        if host.shared.failure is not None:
+            log.critical("this server ends, and the next request starts another: %s", host.shared.failure)
         _end_soon()
         ending = threading.Thread(target=server.shutdown, name="aion-shutdown", daemon=True)
         ending.start()

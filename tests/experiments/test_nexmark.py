@@ -22,7 +22,7 @@ from experiments.nexmark.events import (
     Stream,
     generate,
 )
-from experiments.nexmark.flink import EVENT, Flink, parsed, write_events
+from experiments.nexmark.flink import COLUMNS, EVENT, Flink, parsed, write_events
 from experiments.nexmark.queries import QUERIES
 from experiments.nexmark.shared import of_kind
 from experiments.shared.flink import BACKENDS
@@ -98,7 +98,8 @@ def test_ratios_are_of_those_that_ran() -> None:
 def test_flink_answers_as_all_events_at_once_do(events: pa.Table, tmp_path: Path) -> None:
     flink = Flink(Path(os.environ["AION_FLINK"]), tmp_path)
     write_events(events, tmp_path / "events.bin")
-    for name, query in QUERIES.items():
+    for name in COLUMNS:  # its program has no joins
+        query = QUERIES[name]
         for contender in BACKENDS:
             run = flink.run(name, contender, tmp_path / "events.bin", events.num_rows, 50_000, 2)
             assert query.newest(run.rows) == query.truth(events), (name, contender)
