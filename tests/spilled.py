@@ -14,6 +14,7 @@ from aion.core.ingest.encoding import encode
 from aion.core.life.actions import Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.panes.applying import apply_window
+from aion.execute.spill.spilling import Room
 from state_backends.format.block import Block, BlockKind, Compression
 from state_backends.store.protocol import StoredBlock
 
@@ -88,7 +89,7 @@ def files_in(folder: Path) -> list[str]:
 
 def spilled(apply: Apply, folder: Path) -> Iterator[pa.RecordBatch]:
     stored = [StoredBlock(i, block_of(sorted([*range(60)] * 5), range(300))) for i in range(4)]
-    return apply_window(plan_of(apply), execute(4), iter(stored), memory_limit_bytes=1000, spill_folder=str(folder))
+    return apply_window(plan_of(apply), execute(4), iter(stored), room=Room(1000, str(folder)))
 
 
 def mapped_bytes(path: Path) -> int:

@@ -32,6 +32,7 @@ from aion.errors import FormatError, PolicyError, WindowError
 from aion.execute.executor import Executor
 from aion.execute.panes.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.panes.contents import RowContents
+from aion.execute.spill.spilling import Room
 from policies.cleanup import Cleanup
 from state_backends.backends import StoreConfig
 from state_backends.format.block import Codec, Compression
@@ -336,14 +337,7 @@ def make_contents(plan: Plan, codec: CodecPool, policy: Policy) -> RowContents:
         compression=Compression[policy.state.compression.upper()],
         codec=Codec[policy.state.codec.upper()],
     )
-    return RowContents(
-        plan,
-        codec,
-        compactor,
-        memory_limit_bytes=policy.apply.memory_bytes,
-        spill_folder=local_dir(),
-        aggregation=policy.execution.aggregation,
-    )
+    return RowContents(plan, codec, compactor, room_of(policy), aggregation=policy.execution.aggregation)
 
 
 def make_executor(plan: Plan, operator: Operator, attempt: ShardAttempt, codec: CodecPool, policy: Policy) -> Executor:
@@ -351,10 +345,10 @@ def make_executor(plan: Plan, operator: Operator, attempt: ShardAttempt, codec: 
     return Executor(plan, operator, attempt, make_contents(plan, codec, policy))
 
 
-def local_dir() -> str | None:
-    """The folder for Spark's own temporary files, which Spark's workers find in their environment. None elsewhere."""
+def room_of(policy: Policy) -> Room:
+    """Returns the room for rows. Spark's workers find the folder for its temporary files in their environment."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    return folder if folder and Path(folder).is_dir() else None
+    return Room(policy.apply.memory_bytes, folder if folder and Path(folder).is_dir() else None)
 
 
 def hand_over_bytes(plan: Plan, policy: Policy) -> int | None:

@@ -16,12 +16,12 @@ from aion.core.query.plan import Plan
 from aion.core.slicing.grid import NO_SLICE
 from aion.execute.assembly import (
     PANES_KEPT,
-    local_dir,
     longest_bound_us,
     make_bound,
     make_operator,
     panes_kept_us,
     predicts,
+    room_of,
 )
 from aion.execute.executor import Executor
 from aion.execute.panes.changing import Changes
@@ -75,10 +75,7 @@ class Windows:
         self._changes = None
         if plan.changes:
             assert self._secret is not None
-            limit = policy.apply.memory_bytes
-            self._changes = Changes(
-                plan, attempt, self._secret, over, memory_limit_bytes=limit, spill_folder=local_dir()
-            )
+            self._changes = Changes(plan, attempt, self._secret, over, room_of(policy))
 
     def record(self, recorder: Recorder) -> None:
         """Lets a recorder note what comes, from now on."""

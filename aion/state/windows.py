@@ -33,6 +33,7 @@ from aion.execute.panes.combining import windows_at_once
 from aion.execute.panes.contents import RowContents
 from aion.execute.panes.keyed import KeyedExecutor
 from aion.execute.panes.rows import WindowColumns, pane_rows
+from aion.execute.spill.spilling import Room
 from aion.state.columns import conformed, of_windows, shown_of
 from aion.state.filters import Asked
 from state_backends.server.reading import VersionReader
@@ -167,7 +168,7 @@ def _panes(reading: _Reading, order: Execute) -> Iterator[pa.RecordBatch]:
     spans = None if until == NEVER else dict.fromkeys(order.slices, (-1, until))
     blocks = reading.reader.read(order.slices, only=Only(spans, None if keys is None else keys.ranges))
     if plan.layout is not None or (plan.updates is not None and plan.updates.layout is not None):
-        contents = RowContents(plan, memory_limit_bytes=reading.memory_bytes)
+        contents = RowContents(plan, room=Room(reading.memory_bytes))
         for rows in contents.panes(order, blocks, keys):
             yield rows.filter(pc.not_equal(rows.column("kind"), PaneKind.RETRACTED.value))
         return
@@ -283,8 +284,7 @@ def _keyed_panes(reading: _Reading, part: Plan, order: ExecuteKeyed) -> Iterator
         part,
         reading.reader,  # type: ignore[arg-type]
         None,
-        memory_limit_bytes=reading.memory_bytes,
-        spill_folder=None,
+        Room(reading.memory_bytes),
         seeks=True,
         timed=_untimed,
     )

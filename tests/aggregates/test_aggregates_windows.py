@@ -24,7 +24,7 @@ from aion.core.query.plan import Plan, make_plan
 from aion.execute.executor import Executor
 from aion.execute.panes.contents import RowContents
 from aion.execute.spill.grouping import Piece
-from aion.execute.spill.spilling import parts_by_key
+from aion.execute.spill.spilling import Room, parts_by_key
 from state_backends.format.block import Block, Codec
 from state_backends.store.protocol import Only, StoredBlock
 from tests import aggregate_oracle as o
@@ -209,7 +209,7 @@ def test_windows_larger_than_the_limit_go_by_way_of_files(tmp_path: Path) -> Non
     blocks = [b for i in range(8) for b in blocks_of(plan, events_of(keys[i::8], values[i::8]), target_bytes=4096)]
 
     def rows(limit: int, folder: str) -> dict[int, Any]:
-        found = carried_out(plan, ListSession(blocks), [execute(0)], memory_limit_bytes=limit, spill_folder=folder)
+        found = carried_out(plan, ListSession(blocks), [execute(0)], room=Room(limit, folder))
         by_key = {row["k"]: (row["m"], row["n"], row["s"], row["l"], row["events"]) for row in found}
         assert len(by_key) == len(found)
         return by_key
@@ -227,7 +227,7 @@ def test_parts_of_keys_are_whole_and_in_order(batches: list[list[int]], limit: i
     begins = np.cumsum([0, *map(len, batches)])
     made = [pa.record_batch([b, range(n, n + len(b))], schema) for b, n in zip(batches, begins, strict=False)]
     pieces = (Piece(batch, True, False) for batch in made)
-    parts = [pa.Table.from_batches(p.batches, schema) for p in parts_by_key(["k"], pieces, limit) if p.batches]
+    parts = [pa.Table.from_batches(p.batches, schema) for p in parts_by_key(["k"], pieces, Room(limit)) if p.batches]
     found: dict[int, list[int]] = {}
     for part in parts:
         rows = part.to_pylist()
@@ -261,7 +261,7 @@ def test_slices_are_read_once_for_overlapping_windows_and_in_the_limit() -> None
             expected.append((e.window.start_us, k, np.median(mine), len(mine)))
     for limit in (1 << 30, 1 << 19):  # the second for a few windows at a time
         session = ListSession(blocks)
-        rows = carried_out(plan, session, executes, memory_limit_bytes=limit)
+        rows = carried_out(plan, session, executes, room=Room(limit))
         found = [(pa.scalar(r["window_start"]).value, r["k"], r["m"], r["events"]) for r in rows]
         assert sorted(found) == sorted(expected)
         assert session.reads == [tuple(range(0, 40_000, 1000))]

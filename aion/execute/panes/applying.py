@@ -31,7 +31,7 @@ from aion.execute.panes.rows import WindowColumns, pane_rows
 from aion.execute.panes.updates import Newest, with_seq
 from aion.execute.spill.grouping import Group, Piece, keys_of
 from aion.execute.spill.held_rows import HeldRows, stretches
-from aion.execute.spill.spilling import MEMORY_LIMIT_BYTES, group_by_key, parts_by_key
+from aion.execute.spill.spilling import ROOM, Room, group_by_key, parts_by_key
 from state_backends.files.bodies import give_back_pages
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
@@ -103,17 +103,14 @@ def apply_window(
     blocks: Iterable[StoredBlock],
     pool: CodecPool | None = None,
     keys: Keys | None = None,
-    *,
-    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-    spill_folder: str | None = None,
+    room: Room = ROOM,
 ) -> Iterator[pa.RecordBatch]:
     """The result rows of one execution. The function runs for the keys that changed since the execution before.
 
     A key for which it returns nothing is retracted if the execution before had events of it.
 
     ``keys``: those keys, if they are known. Without key columns, the events are passed on as they are read. With key
-    columns, the events are grouped first: in memory up to ``memory_limit_bytes`` of decoded events, and beyond that
-    through temporary files in ``spill_folder``.
+    columns, the events are grouped first. ``room``: of decoded events.
     """
     window = Window(execute.window.start_us, execute.window.end_us, plan.names[execute.window.definition])
     collected = _Collected(plan, execute.kind)
@@ -126,7 +123,7 @@ def apply_window(
             pieces = (
                 Piece(d.batch, d.seq > execute.changed_since, d.seq >= execute.late_from, d.mapped) for d in decoded
             )
-            with closing(group_by_key(plan.key, pieces, memory_limit_bytes, spill_folder, give_back_pages)) as groups:
+            with closing(group_by_key(plan.key, pieces, room, give_back_pages)) as groups:
                 yield from _apply_groups(plan, execute, groups, collected)
     yield from collected.rest()
 
@@ -137,9 +134,7 @@ def newest_panes(
     blocks: Iterable[StoredBlock],
     pool: CodecPool | None = None,
     keys: Keys | None = None,
-    *,
-    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-    spill_folder: str | None = None,
+    room: Room = ROOM,
 ) -> Iterator[pa.RecordBatch]:
     """The same if events replace earlier ones: the function or the aggregates see the newest ones.
 
@@ -150,7 +145,7 @@ def newest_panes(
     collected = _Collected(plan, execute.kind)
     with closing(decode_all(plan, blocks, pool, keys)) as decoded:
         pieces = (Piece(with_seq(d.batch, d.seq), True, False, d.mapped) for d in decoded)
-        with closing(parts_by_key(plan.key, pieces, memory_limit_bytes, spill_folder)) as parts:
+        with closing(parts_by_key(plan.key, pieces, room)) as parts:
             for newest in (Newest.of(plan, execute, part.batches) for part in parts if part.batches):
                 if plan.updates.layout is not None:
                     yield from newest.panes(plan, execute)

@@ -25,7 +25,7 @@ from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.query.evolution import widens_or_is
 from aion.core.query.plan import Plan
 from aion.execute.panes.rows import ENTERED
-from aion.execute.spill.spilling import MEMORY_LIMIT_BYTES, HeldBatches, parts_by_key
+from aion.execute.spill.spilling import ROOM, HeldBatches, Room, parts_by_key
 from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
 
@@ -42,8 +42,7 @@ class Changes:
     """The panes of a batch, and what they change. ``values``: the map of the shard. ``secret``: the key of identities.
 
     ``over``: the numbers of definitions that have no windows any more, if the map may still have rows of them.
-    ``memory_limit_bytes``: about how many bytes of panes are in memory. The others wait in files in ``spill_folder``,
-    and the panes of some of the keys are compared at a time.
+    ``room``: of the panes. If it is not enough, the panes of some of the keys are compared at a time.
     """
 
     def __init__(
@@ -52,9 +51,7 @@ class Changes:
         values: OrderedMap,
         secret: bytes,
         over: Sequence[int] = (),
-        *,
-        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-        spill_folder: str | None = None,
+        room: Room = ROOM,
     ) -> None:
         self._plan = plan
         self._values = values
@@ -73,8 +70,7 @@ class Changes:
         self._page = pa.schema(
             [*(pa.field(n, pa.int64()) for n in ids), *plan.outputs, *(pa.field(n, pa.int64()) for n in counts)]
         )
-        self._limit, self._folder = memory_limit_bytes, spill_folder
-        self._panes = HeldBatches(memory_limit_bytes // 2, spill_folder)
+        self._room, self._panes = room, HeldBatches(room.share(2))
 
     def take(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Keeps panes until the end of the batch. Yields rows of other kinds."""
@@ -94,7 +90,7 @@ class Changes:
         for number in self._over:
             self._drop([key for key, _ in self._values.scan(_space(number), _space(number + 1))])
         self._over = ()
-        with closing(parts_by_key(self._plan.key, self._panes.take(), self._limit, self._folder)) as parts:
+        with closing(parts_by_key(self._plan.key, self._panes.take(), self._room)) as parts:
             for part in parts:
                 if part.batches:
                     yield from self._changes(part.batches)

@@ -24,7 +24,7 @@ from aion.execute.panes.combining import Loaded, tagged
 from aion.execute.panes.keyed import KeyedExecutor
 from aion.execute.panes.rows import TOO_LATE, WindowColumns, pane_rows
 from aion.execute.spill.grouping import Piece
-from aion.execute.spill.spilling import MEMORY_LIMIT_BYTES, drained, parts_by_key
+from aion.execute.spill.spilling import ROOM, Room, drained, parts_by_key
 from state_backends.format.block import Block
 from state_backends.store.attempt import ShardAttempt
 from state_backends.store.codec_pool import CodecPool
@@ -174,8 +174,8 @@ class RowContents:
 
     Blocks are decoded in the threads of ``codec``; without one, in the caller's. With a ``compactor``, blocks are
     compacted, and a window that was executed before reads only what may have changed (docs/inside/window-costs.md).
-    ``memory_limit_bytes``, ``spill_folder``: see :func:`aion.execute.panes.applying.apply_window`. ``aggregation``: how
-    windows that overlap are combined from their slices (:mod:`aion.core.slicing.tree`).
+    ``room``: of the rows that are worked on. ``aggregation``: how windows that overlap are combined from their slices
+    (:mod:`aion.core.slicing.tree`).
     """
 
     def __init__(
@@ -183,16 +183,14 @@ class RowContents:
         plan: Plan,
         codec: CodecPool | None = None,
         compactor: BlockCompactor | None = None,
+        room: Room = ROOM,
         *,
-        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-        spill_folder: str | None = None,
         aggregation: Aggregation = "auto",
     ) -> None:
         self._plan = plan
         self._codec = codec
         self._compactor = compactor
-        self._memory_limit_bytes = memory_limit_bytes
-        self._spill_folder = spill_folder
+        self._room = room
         self._aggregation = aggregation
 
     clock = staticmethod(time.perf_counter)
@@ -204,20 +202,12 @@ class RowContents:
     @property
     def compaction_bytes(self) -> int:
         assert self._compactor is not None
-        return compaction_bytes(self._memory_limit_bytes, self._compactor.compression)
+        return compaction_bytes(self._room.limit_bytes, self._compactor.compression)
 
     def keyed(
         self, part: Plan, attempt: ShardAttempt, timed: Callable[[], AbstractContextManager[Seen]]
     ) -> KeyedExecutor:
-        return KeyedExecutor(
-            part,
-            attempt,
-            self._codec,
-            memory_limit_bytes=self._memory_limit_bytes,
-            spill_folder=self._spill_folder,
-            seeks=self.compacts,
-            timed=timed,
-        )
+        return KeyedExecutor(part, attempt, self._codec, self._room, seeks=self.compacts, timed=timed)
 
     def slices(self, blocks: Sequence[Block]) -> SliceFacts | None:
         own = [index for index, block in enumerate(blocks) if self._plan.holds(block.header.slice_us)]
@@ -250,33 +240,25 @@ class RowContents:
         if self._plan.layout is None:
             (execution,) = order
             compute = apply_window if self._plan.updates is None else newest_panes
-            yield from compute(
-                self._plan,
-                execution,
-                blocks,
-                self._codec,
-                keys,
-                memory_limit_bytes=self._memory_limit_bytes,
-                spill_folder=self._spill_folder,
-            )
+            yield from compute(self._plan, execution, blocks, self._codec, keys, self._room)
             return
         with self._plan.layout.fits(), closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
             for loaded in self._load(decoded):
-                yield from loaded.windows(order, self._memory_limit_bytes, self._aggregation)
+                yield from loaded.windows(order, self._room.limit_bytes, self._aggregation)
 
     def _load(self, decoded: Iterable[Decoded]) -> Iterator[Loaded]:
         """All partials at once. If they do not fit in memory, those of some keys at a time, through files."""
         decoded = iter(decoded)
-        names, limit = [field.name for field in self._plan.key_fields], self._memory_limit_bytes
+        names = [field.name for field in self._plan.key_fields]
         held: list[Decoded] = []
         size = 0
         for block in decoded:
             held.append(block)
             size += block.batch.nbytes
-            if size > limit and names:
+            if size > self._room.limit_bytes and names:
                 rows = (tagged(self._plan, d.batch, d.slice_us, d.seq) for d in chain(drained(held), decoded))
                 pieces = (Piece(batch, True, False) for batch in rows)
-                with closing(parts_by_key(names, pieces, limit, self._spill_folder)) as parts:
+                with closing(parts_by_key(names, pieces, self._room)) as parts:
                     yield from (Loaded.of_tagged(self._plan, part.batches) for part in parts if part.batches)
                 return
         yield Loaded.of_blocks(self._plan, [block[:3] for block in held])

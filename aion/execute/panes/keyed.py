@@ -24,7 +24,7 @@ from aion.execute.panes.keyed_panes import panes, placed, retractions
 from aion.execute.panes.rows import TOO_LATE, WindowColumns, pane_rows
 from aion.execute.spill.grouping import Piece
 from aion.execute.spill.held_rows import HeldRows
-from aion.execute.spill.spilling import parts_by_key
+from aion.execute.spill.spilling import Room, parts_by_key
 from aion.execute.spill.waiting import SpilledRows, WaitingOrders
 from state_backends.format.block import Block
 from state_backends.store.protocol import Only, StoredBlock
@@ -40,9 +40,8 @@ _WAITING_SHARE = 8  # what waits for the end of its batch may take this part of 
 class KeyedExecutor:
     """Carries out the orders for windows of single keys of one part of a plan, in one shard.
 
-    It holds about ``memory_limit_bytes`` of rows at once. If there are more, it goes through files in ``spill_folder``
-    and computes some of the keys at a time. ``seeks``: blocks may be compacted, so the blocks of a few keys can be
-    found. ``timed``: notes how long executions take.
+    If ``room`` is not enough for the rows, it goes through files and computes some of the keys at a time. ``seeks``:
+    blocks may be compacted, so the blocks of a few keys can be found. ``timed``: notes how long executions take.
     """
 
     def __init__(
@@ -50,27 +49,25 @@ class KeyedExecutor:
         plan: Plan,
         attempt: ShardAttempt,
         codec: CodecPool | None,
+        room: Room,
         *,
-        memory_limit_bytes: int,
-        spill_folder: str | None,
         seeks: bool,
         timed: Callable[[], AbstractContextManager[Seen]],
     ) -> None:
         self._plan = plan
         self._attempt = attempt
         self._codec = codec
-        self._limit = memory_limit_bytes
-        self._folder = spill_folder
+        self._room = room
         self._timed = timed
         self._seeks = seeks and bool(plan.key) and not plan.by_event
 
     def waiting(self) -> SpilledRows:
         """Where the rows of one definition wait for the end of a batch."""
-        return SpilledRows(self._limit // _WAITING_SHARE, self._folder)
+        return SpilledRows(self._room.share(_WAITING_SHARE))
 
     def orders(self, *orders: ExecuteKeyed) -> WaitingOrders:
         """These orders, which are carried out together, and a place for more of their kind and definition."""
-        waiting = WaitingOrders(self._limit // _WAITING_SHARE, self._folder)
+        waiting = WaitingOrders(self._room.share(_WAITING_SHARE))
         for order in orders:
             waiting.add(order)
         return waiting
@@ -151,10 +148,12 @@ class KeyedExecutor:
         names, split = self._plan.block_keys, orders.in_memory is None
         with fits, closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
             pieces = (Piece(placed(d.batch, d.seq), True, False, d.mapped) for d in decoded)
-            with closing(parts_by_key(names, pieces, self._limit, self._folder, split=split)) as parts:
+            with closing(parts_by_key(names, pieces, self._room, split=split)) as parts:
                 for part in parts:
                     if part.batches and len(order := orders.of(part.files)):
-                        yield from compute(self._plan, order, HeldRows(part.batches, part.forget), self._limit)
+                        yield from compute(
+                            self._plan, order, HeldRows(part.batches, part.forget), self._room.limit_bytes
+                        )
 
     def _keys_of(self, windows: Table) -> Keys:
         keys = pa.Table.from_arrays(windows.keys, self._plan.block_keys)

@@ -36,6 +36,24 @@ PAGES_AROUND_BYTES = 1 << 16
 _T = TypeVar("_T")
 
 
+class Room(NamedTuple):
+    """Where rows may be: about ``limit_bytes`` of them in memory, and the others in temporary files in ``folder``.
+
+    If it is None, that is the platform's temporary folder. The files have no name, so that even a killed process leaves
+    none behind. Whoever writes or reads them raises OSError if that is not possible.
+    """
+
+    limit_bytes: int = MEMORY_LIMIT_BYTES
+    folder: str | None = None
+
+    def share(self, n: int) -> Room:
+        """Returns the same with an n-th of the memory."""
+        return Room(self.limit_bytes // n, self.folder)
+
+
+ROOM = Room()
+
+
 class Part(NamedTuple):
     """Batches that are computed together. ``forget``: call it now and then, between reads.
 
@@ -51,27 +69,24 @@ class Part(NamedTuple):
 def group_by_key(
     names: Sequence[str],
     pieces: Iterator[Piece],
-    limit_bytes: int = MEMORY_LIMIT_BYTES,
-    folder: str | None = None,
+    room: Room = ROOM,
     give_back: Callable[[], None] = lambda: None,
 ) -> Generator[Group, None, None]:
     """The groups of the keys with a changed piece. Their order has no meaning.
 
-    It holds at most ``limit_bytes`` of events, and about half as much more while it splits them into files. Events that
-    were handed over (docs/inside/hand-over.md) are mapped, so a window of any size needs no files if they are large.
-    ``give_back`` frees the memory of what has been read of them: it is called before they are more than the limit. The
-    files are in ``folder`` (None: the platform's temporary folder). They have no name, so that even a killed process
-    leaves none behind. Raises OSError if they cannot be written or read.
+    It needs about half as much memory more while it splits them into files. Events that were handed over
+    (docs/inside/hand-over.md) are mapped, so a window of any size needs no files if they are large. ``give_back`` frees
+    the memory of what has been read of them: it is called before they are more than the limit.
     """
     held: list[Piece] = []
     size = 0
-    read = _MappedReads(limit_bytes, give_back)
+    read = _MappedReads(room.limit_bytes, give_back)
     for piece in pieces:
         held.append(piece)
         size += piece.memory_bytes
-        if size > limit_bytes:
+        if size > room.limit_bytes:
             del piece
-            yield from _split(names, chain(drained(held), pieces), limit_bytes, folder)
+            yield from _split(names, chain(drained(held), pieces), room)
             return
         if piece.mapped:
             read.whole(piece.batch)
@@ -114,12 +129,7 @@ class _MappedReads:
 
 
 def parts_by_key(
-    names: Sequence[str],
-    pieces: Iterator[Piece],
-    limit_bytes: int = MEMORY_LIMIT_BYTES,
-    folder: str | None = None,
-    *,
-    split: bool = False,
+    names: Sequence[str], pieces: Iterator[Piece], room: Room = ROOM, *, split: bool = False
 ) -> Generator[Part, None, None]:
     """Splits pieces into parts. All rows of a key are in the same part, in their order. One part if all fit in memory.
 
@@ -134,40 +144,36 @@ def parts_by_key(
     for piece in pieces:
         held.append(piece)
         size += piece.memory_bytes
-        if size > limit_bytes or split:
+        if size > room.limit_bytes or split:
             del piece
-            yield from _split_parts(names, chain(drained(held), pieces), limit_bytes, folder)
+            yield from _split_parts(names, chain(drained(held), pieces), room)
             return
     yield Part([piece.batch for piece in drained(held)])
 
 
 def _split_parts(
-    names: Sequence[str],
-    pieces: Iterator[Piece],
-    limit_bytes: int,
-    folder: str | None,
-    before: tuple[int, ...] = (),
+    names: Sequence[str], pieces: Iterator[Piece], room: Room, before: tuple[int, ...] = ()
 ) -> Generator[Part, None, None]:
     """``before``: the files that the pieces went through."""
     with ExitStack() as stack:
 
         def new_file() -> _File:
-            file = _File(names, folder, max(limit_bytes // (4 * FILES), _LEAST_BUFFER_BYTES))
+            file = _File(names, room.share(4 * FILES))
             return stack.enter_context(closing(file))
 
         for number, file in _fill(names, pieces, len(before), new_file):
             with closing(file):
-                if file.size_bytes <= limit_bytes or file.key is not None or len(before) == MAX_SPLITS:
+                if file.size_bytes <= room.limit_bytes or file.key is not None or len(before) == MAX_SPLITS:
                     yield file.mapped()._replace(files=(*before, number))
                 else:
-                    yield from _split_parts(names, file.drain(), limit_bytes, folder, (*before, number))
+                    yield from _split_parts(names, file.drain(), room, (*before, number))
 
 
 class HeldBatches:
-    """Batches that wait until all are there: up to ``limit_bytes`` in memory, the others in a file in ``folder``."""
+    """Batches that wait until all are there."""
 
-    def __init__(self, limit_bytes: int, folder: str | None) -> None:
-        self._limit_bytes, self._folder = limit_bytes, folder
+    def __init__(self, room: Room) -> None:
+        self._room = room
         self._held: list[Piece] = []
         self._size_bytes = 0
         self._file: _File | None = None
@@ -175,9 +181,9 @@ class HeldBatches:
     def add(self, batch: pa.RecordBatch) -> None:
         self._held.append(Piece(batch, True, False))
         self._size_bytes += batch.nbytes
-        if self._size_bytes > self._limit_bytes:
+        if self._size_bytes > self._room.limit_bytes:
             if self._file is None:
-                self._file = _File([], self._folder, max(self._limit_bytes // 4, _LEAST_BUFFER_BYTES))
+                self._file = _File([], self._room.share(4))
                 weakref.finalize(self, self._file.close)  # nobody takes the batches of a batch that failed
             for piece in drained(self._held):
                 self._file.add(piece)
@@ -199,26 +205,24 @@ def drained(held: MutableSequence[_T]) -> Iterator[_T]:
         yield held.pop()
 
 
-def _split(
-    names: Sequence[str], pieces: Iterator[Piece], limit_bytes: int, folder: str | None, splits: int = 0
-) -> Generator[Group, None, None]:
+def _split(names: Sequence[str], pieces: Iterator[Piece], room: Room, splits: int = 0) -> Generator[Group, None, None]:
     """The groups of pieces that do not fit in memory. ``splits``: how often they have been split before."""
     with ExitStack() as stack:
 
         def new_file() -> _File:
-            file = _File(names, folder, max(limit_bytes // (4 * FILES), _LEAST_BUFFER_BYTES))
+            file = _File(names, room.share(4 * FILES))
             return stack.enter_context(closing(file))
 
         for _, file in _fill(names, pieces, splits, new_file):
             with closing(file):
                 if not file.changed:
                     continue
-                if file.size_bytes <= limit_bytes or (file.key is None and splits == MAX_SPLITS):
+                if file.size_bytes <= room.limit_bytes or (file.key is None and splits == MAX_SPLITS):
                     yield from group_in_memory(names, file.drain())
                 elif file.key is not None:
                     yield Group(file.key, (p.batch for p in file.drain()), file.events, file.late_events, file.seen)
                 else:
-                    yield from _split(names, file.drain(), limit_bytes, folder, splits + 1)
+                    yield from _split(names, file.drain(), room, splits + 1)
 
 
 def temporary_file(folder: str | None) -> IO[bytes]:
@@ -277,15 +281,15 @@ def _parts(batch: pa.RecordBatch, hashes: Hashes, largest: np.uint64) -> Iterato
 class _File:
     """A temporary file of pieces, and what must be known about them before they are read.
 
-    Consecutive pieces with the same ``changed`` and ``late`` are merged into batches of about ``buffer_bytes``.
+    Consecutive pieces with the same ``changed`` and ``late`` are merged into batches of about the size of the buffer.
     ``key``: the key of all pieces, if they have only one. ``changed``, ``seen``: whether any piece is changed, and
     any is not. ``size_bytes``, ``events``, ``late_events``: of all pieces.
     """
 
-    def __init__(self, names: Sequence[str], folder: str | None, buffer_bytes: int) -> None:
+    def __init__(self, names: Sequence[str], buffer: Room) -> None:
         self._names = list(names)
-        self._buffer_bytes = buffer_bytes
-        self._file = temporary_file(folder)
+        self._buffer_bytes = max(buffer.limit_bytes, _LEAST_BUFFER_BYTES)
+        self._file = temporary_file(buffer.folder)
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
         self._written: list[tuple[bool, bool]] = []
         self._waiting: list[pa.RecordBatch] = []

@@ -17,7 +17,7 @@ import pyarrow as pa
 from aion.base.stretches import at_once
 from aion.core.keyed.orders import ExecuteKeyed, Members, together
 from aion.core.keyed.table import Table, stacked
-from aion.execute.spill.spilling import file_of, temporary_file
+from aion.execute.spill.spilling import Room, file_of, temporary_file
 from state_backends.thresholds import threshold
 
 BINS = threshold(64, 2)
@@ -27,13 +27,11 @@ BINS = threshold(64, 2)
 class SpilledRows:
     """See :class:`aion.core.keyed.waiting.WaitingRows`. A column ``hash`` has the hash of each row's key.
 
-    It holds up to ``limit_bytes``, and about as many again while it writes them to the file in ``folder`` (None: the
-    platform's temporary folder). The file has no name, so that even a killed process leaves none behind. Raises OSError
-    if it cannot be written or read.
+    It needs about as much memory again while it writes them to a file.
     """
 
-    def __init__(self, limit_bytes: int, folder: str | None) -> None:
-        self._limit_bytes, self._folder = limit_bytes, folder
+    def __init__(self, room: Room) -> None:
+        self._room = room
         self._begin()
 
     def _begin(self) -> None:
@@ -48,7 +46,7 @@ class SpilledRows:
         self._tables.append(rows)
         self._rows += len(rows)
         self._size_bytes += sum(column.nbytes for column in (*rows.keys, *rows.columns.values()))
-        if self._size_bytes > self._limit_bytes:
+        if self._size_bytes > self._room.limit_bytes:
             self._spill()
 
     def take(self) -> Iterator[Table]:
@@ -57,14 +55,14 @@ class SpilledRows:
         tables, file = self._tables, self._file
         self._begin()
         if file is not None:
-            yield from file.drain(self._limit_bytes)
+            yield from file.drain(self._room.limit_bytes)
         elif tables:
             yield stacked(tables)
 
     def _spill(self) -> None:
         tables, self._tables, self._size_bytes = self._tables, [], 0
         if tables:
-            self._file = self._file or _File(self._folder)
+            self._file = self._file or _File(self._room.folder)
             self._file.write(stacked(tables))
 
 
@@ -124,12 +122,11 @@ def _table(batch: pa.RecordBatch) -> Table:
 class WaitingOrders:
     """Orders of one kind for windows of one definition, which the operator gives for some pages at a time.
 
-    They are carried out together, so that blocks are read once. It holds up to ``limit_bytes``, and writes the others
-    to a file in ``folder``, as :class:`SpilledRows` does.
+    They are carried out together, so that blocks are read once. What has no room in memory waits in files.
     """
 
-    def __init__(self, limit_bytes: int, folder: str | None) -> None:
-        self._limit_bytes, self._folder = limit_bytes, folder
+    def __init__(self, room: Room) -> None:
+        self._room = room
         self._orders: list[ExecuteKeyed] = []
         self._size_bytes = self._members = 0
         self._slices: set[int] = set()
@@ -141,7 +138,7 @@ class WaitingOrders:
         windows, members = order.windows, order.members
         arrays = [] if members is None else [members.begins, members.lengths, members.seqs, members.rows]
         self._size_bytes += sum(column.nbytes for column in (*windows.keys, *windows.columns.values(), *arrays))
-        if self._size_bytes > self._limit_bytes:
+        if self._size_bytes > self._room.limit_bytes:
             self._spill()
 
     @property
@@ -177,7 +174,7 @@ class WaitingOrders:
         order = together(self._orders)
         self._orders, self._size_bytes, self._like = [], 0, order.some(np.zeros(len(order), np.bool_))
         if self._files is None:
-            self._files = _File(self._folder), _File(self._folder)
+            self._files = _File(self._room.folder), _File(self._room.folder)
         windows = order.windows.replaced(hash=file_of(order.windows.keys, len(order), 0))
         if (members := order.members) is not None:
             windows = windows.replaced(begin=members.begins + self._members, length=members.lengths)

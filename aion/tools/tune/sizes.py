@@ -19,6 +19,7 @@ from aion.execute.panes.applying import Seen
 from aion.execute.panes.block_compactor import MOST_BYTES
 from aion.execute.panes.keyed import KeyedExecutor
 from aion.execute.record.trace import Cost
+from aion.execute.spill.spilling import Room
 from aion.tools.tune.disk import SimulatedDisk
 from aion.tools.tune.files import sized
 from state_backends.format.block import Block, Compacted
@@ -69,7 +70,7 @@ class SizesOnly:
         self, part: Plan, attempt: ShardAttempt, timed: Callable[[], AbstractContextManager[Seen]]
     ) -> KeyedExecutor:
         """It has nothing to do: no trace has windows of single keys."""
-        return KeyedExecutor(part, attempt, None, memory_limit_bytes=0, spill_folder=None, seeks=False, timed=timed)
+        return KeyedExecutor(part, attempt, None, Room(0), seeks=False, timed=timed)
 
     def keys(self, blocks: Iterator[StoredBlock]) -> Keys:
         found = list(self._worked_on(blocks, self._processing))

@@ -22,7 +22,7 @@ from aion.execute.panes.applying import apply_window
 from aion.execute.panes.contents import RowContents
 from aion.execute.spill import spilling
 from aion.execute.spill.grouping import Group, Piece, key_codes
-from aion.execute.spill.spilling import group_by_key, hash_rows
+from aion.execute.spill.spilling import Room, group_by_key, hash_rows
 from state_backends.format.block import Compression
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
@@ -94,7 +94,7 @@ def test_groups_are_those_of_plain_python_whatever_fits_in_memory(
     window: tuple[list[str], list[Piece]], limit_bytes: int
 ) -> None:
     names, pieces = window
-    assert found(group_by_key(names, iter(pieces), limit_bytes)) == expected(names, pieces)
+    assert found(group_by_key(names, iter(pieces), Room(limit_bytes))) == expected(names, pieces)
 
 
 @given(windows(), st.integers(0, 2**32))
@@ -135,7 +135,7 @@ def test_keys_that_no_hash_separates_are_grouped_in_memory(monkeypatch: pytest.M
     pieces = [
         Piece(pa.record_batch({"k": [1, 2, 1], "value": [i, 1, 2], "text": [""] * 3}), True, False) for i in (0, 9)
     ]
-    assert found(group_by_key(["k"], iter(pieces), 1)) == expected(["k"], pieces)
+    assert found(group_by_key(["k"], iter(pieces), Room(1))) == expected(["k"], pieces)
 
 
 @given(
@@ -157,7 +157,7 @@ def test_panes_are_the_same_as_in_memory(
     plan, order = plan_of(digest), execute(len(blocks), changed_since=changed_since, late_from=late_from)
     stored = [StoredBlock(i, block_of(sorted(keys), range(len(keys)), compression)) for i, keys in enumerate(blocks)]
     with CodecPool(threads) as pool:
-        in_files = rows_of(apply_window(plan, order, iter(stored), pool, memory_limit_bytes=limit_bytes))
+        in_files = rows_of(apply_window(plan, order, iter(stored), pool, room=Room(limit_bytes)))
     in_memory = rows_of(apply_window(plan, order, iter(stored)))
     assert in_files == in_memory
     changed = {key for keys in blocks[changed_since + 1 :] for key in keys}
@@ -202,7 +202,7 @@ def test_an_executor_hands_the_limit_on(tmp_path: Path) -> None:
     assert set(used) == {0}
     used.clear()
     with CodecPool(1) as pool:
-        assert panes(codec=pool, memory_limit_bytes=2000, spill_folder=str(tmp_path)) == panes()
+        assert panes(codec=pool, room=Room(2000, str(tmp_path))) == panes()
     assert max(used) > 0
     assert files_in(tmp_path) == []
 
@@ -253,8 +253,8 @@ def test_mapped_events_need_no_files_if_they_are_large(monkeypatch: pytest.Monke
     small = pa.record_batch({"k": list(range(4000)), "value": list(range(4000))})
     with monkeypatch.context() as patch:
         patch.setattr(spilling.tempfile, "TemporaryFile", never)
-        groups = group_by_key(["k"], iter([Piece(batch, True, False, mapped=True)] * 50), limit_bytes=100_000)
+        groups = group_by_key(["k"], iter([Piece(batch, True, False, mapped=True)] * 50), Room(100_000))
         found = {group.key: sum(part.num_rows for part in group.parts) for group in groups}
         assert found == {(1,): 100, (2,): 50, (3,): 50}
         with pytest.raises(AssertionError, match="temporary"):
-            list(group_by_key(["k"], iter([Piece(small, True, False, mapped=True)] * 9), limit_bytes=100_000))
+            list(group_by_key(["k"], iter([Piece(small, True, False, mapped=True)] * 9), Room(100_000)))

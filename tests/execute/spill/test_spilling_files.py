@@ -12,6 +12,7 @@ import pytest
 
 from aion.errors import ApplyError
 from aion.execute.panes.applying import apply_window
+from aion.execute.spill.spilling import Room
 from state_backends.store.protocol import StoredBlock
 from tests.spilled import block_of, digest, execute, files_in, plan_of, rows_of, spilled
 
@@ -56,7 +57,7 @@ def test_files_are_gone_when_a_block_cannot_be_read(tmp_path: Path) -> None:
         raise OSError("the disk")
 
     with pytest.raises(OSError, match="the disk"):
-        list(apply_window(plan_of(digest), execute(3), stored(), memory_limit_bytes=9000, spill_folder=str(tmp_path)))
+        list(apply_window(plan_of(digest), execute(3), stored(), room=Room(9000, str(tmp_path))))
     assert files_in(tmp_path) == []
 
 
@@ -77,7 +78,7 @@ def test_a_full_disk_is_an_error_and_no_wrong_result(tmp_path: Path, monkeypatch
 def test_windows_that_fit_use_no_files(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     stored = [StoredBlock(0, block_of([i % 6 for i in range(100)], range(100)))]
-    rows = rows_of(apply_window(plan_of(digest), execute(1), iter(stored), spill_folder=str(missing)))
+    rows = rows_of(apply_window(plan_of(digest), execute(1), iter(stored), room=Room(folder=str(missing))))
     assert len(rows) == 6
     with pytest.raises(FileNotFoundError):
-        list(apply_window(plan_of(digest), execute(1), iter(stored), memory_limit_bytes=9, spill_folder=str(missing)))
+        list(apply_window(plan_of(digest), execute(1), iter(stored), room=Room(9, str(missing))))

@@ -17,6 +17,7 @@ from aion.core.ingest.encoding import encode
 from aion.core.query.plan import make_plan
 from aion.execute.panes.applying import apply_window
 from aion.execute.spill import spilling
+from aion.execute.spill.spilling import Room
 from state_backends.files.bodies import Bodies, Places
 from state_backends.files.handed import HandedFile, name_of
 from state_backends.format.block import BlockKind
@@ -79,9 +80,7 @@ def test_memory_is_bounded_for_a_window_far_larger_than_the_limit(threads: int, 
 
     plan = plan_of(count)
     with peak, CodecPool(threads) as pool:
-        panes = apply_window(
-            plan, execute(blocks), stored(), pool, memory_limit_bytes=limit, spill_folder=str(tmp_path)
-        )
+        panes = apply_window(plan, execute(blocks), stored(), pool, room=Room(limit, str(tmp_path)))
         counted = {row["key"]: (row["digest"], row["events"]) for batch in panes for row in batch.to_pylist()}
     assert sum(n for n, _ in counted.values()) == blocks * rows
     assert all(n == events for n, events in counted.values())
@@ -126,7 +125,7 @@ def test_a_keyed_window_that_was_handed_over_is_mapped_within_the_limit(tmp_path
     )  # fmt: skip
     bodies = Bodies(Places([str(tmp_path)]))
     stored = (StoredBlock(seq, bodies.of(reference)) for seq, reference in enumerate(references))
-    panes = list(apply_window(plan, execute(blocks), stored, memory_limit_bytes=limit, spill_folder=str(tmp_path)))
+    panes = list(apply_window(plan, execute(blocks), stored, room=Room(limit, str(tmp_path))))
     assert {row["length"] for batch in panes for row in batch.to_pylist()} == {blocks * 32_000}
     assert blocks * rows * 32_000 > 8 * limit
     assert 0 < most < limit + MIB, "the limit, and one block"
@@ -163,9 +162,7 @@ def test_results_cut_out_of_the_events_do_not_keep_them_in_memory(
             yield StoredBlock(seq, encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=rows, min_us=0, max_us=0))
 
     with peak:
-        panes = list(
-            apply_window(plan, execute(blocks), stored(), memory_limit_bytes=limit, spill_folder=str(tmp_path))
-        )
+        panes = list(apply_window(plan, execute(blocks), stored(), room=Room(limit, str(tmp_path))))
     assert sum(b.num_rows for b in panes) == 300
     assert peak.bytes < 2 * limit + 4 * MIB
 
@@ -180,7 +177,7 @@ def test_a_large_key_is_streamed_and_need_not_be_read_to_its_end(tmp_path: Path)
 
     plan = plan_of(peek, key=("key",))
     stored = [StoredBlock(i, block_of([7] * 10_000, range(10_000))) for i in range(10)]
-    panes = apply_window(plan, execute(10), iter(stored), memory_limit_bytes=1 << 19, spill_folder=str(tmp_path))
+    panes = apply_window(plan, execute(10), iter(stored), room=Room(1 << 19, str(tmp_path)))
     assert [row["events"] for row in rows_of(panes)] == [100_000]
     assert seen[0] <= 20_000
     assert files_in(tmp_path) == []

@@ -17,7 +17,7 @@ from aion.core.keyed.orders import ExecuteKeyed, Members, together
 from aion.core.keyed.table import Table
 from aion.core.life.actions import PaneKind
 from aion.execute.panes import keyed
-from aion.execute.spill.spilling import FILES, file_of
+from aion.execute.spill.spilling import FILES, Room, file_of
 from aion.execute.spill.waiting import WaitingOrders
 from state_backends.store.attempt import StoreAttempt
 from tests.core.keyed.test_keyed_paging import sizes
@@ -108,7 +108,7 @@ def test_blocks_are_read_once_for_windows_of_all_pages(monkeypatch: pytest.Monke
 def test_windows_of_a_file_have_their_own_members(data: st.DataObject, limit_bytes: int) -> None:
     """Windows may share rows, and some rows are in no window."""
     parts = data.draw(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=6), min_size=1, max_size=4))
-    waiting, expected = WaitingOrders(limit_bytes, None), set()
+    waiting, expected = WaitingOrders(Room(limit_bytes)), set()
     for number, counts in enumerate(parts):
         keys, begins, lengths = [], [], []
         for at, count in enumerate(counts):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from aion.core.keyed.table import Table, hashes_of, stacked
 from aion.core.keyed.waiting import RowsInMemory, WaitingRows
+from aion.execute.spill.spilling import Room
 from aion.execute.spill.waiting import BINS, SpilledRows
 
 rows = st.lists(st.tuples(st.sampled_from(["a", "b", "ccc", "", None]), st.none() | st.integers(0, 3)), max_size=20)
@@ -31,7 +32,7 @@ def listed(found: Table) -> list[tuple[object, ...]]:
 
 
 def make(limit_bytes: int | None) -> WaitingRows:
-    return RowsInMemory() if limit_bytes is None else SpilledRows(limit_bytes, None)
+    return RowsInMemory() if limit_bytes is None else SpilledRows(Room(limit_bytes))
 
 
 @given(batches=st.lists(st.lists(rows, max_size=4), max_size=3), limit_bytes=st.sampled_from([None, 0, 300, 1 << 20]))
@@ -60,7 +61,7 @@ def test_many_rows_leave_memory_and_no_file_is_left(tmp_path: Path) -> None:
     keys = pa.array(np.arange(1000))
     one = Table([keys], {"first": np.arange(1000)})
     one = one.replaced(hash=hashes_of(one))
-    waiting = SpilledRows(20_000, str(tmp_path))
+    waiting = SpilledRows(Room(20_000, str(tmp_path)))
     for _ in range(5):
         waiting.add(one)
     pieces = [*waiting.take()]
@@ -72,7 +73,7 @@ def test_many_rows_leave_memory_and_no_file_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_rows_that_nobody_takes_leave_no_open_file() -> None:
-    waiting = SpilledRows(0, None)
+    waiting = SpilledRows(Room(0))
     waiting.add(table([("a", 1)], 0))
     del waiting
     gc.collect()
