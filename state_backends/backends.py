@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
+from pydantic import Field
 from rocksdict import Cache
 
 from policies.destage import DestagePolicy, StandardDestage
@@ -102,9 +103,17 @@ def make_cache(budget: MemoryBudget) -> Cache:
     return Cache(size)
 
 
+_Size = Annotated[int, Field(ge=1, le=2**63 - 1)]
+_Room = Annotated[int, Field(ge=0, le=1 << 62)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_ClassName = Annotated[str, Field(max_length=1000)]
+
+
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
     """The part of a policy that stores need. It has plain values only, because it is sent to the state server as JSON.
+
+    The server checks them by their types; the policies check their own arguments.
 
     The memory budget is ``budget_bytes``. If that is None, it is ``budget_share`` (0 to 1) of the memory that the
     host's processes may use. ``destage``: arguments of ``destage_class``, or of StandardDestage if that is None.
@@ -114,24 +123,24 @@ class StoreConfig:
     :class:`state_backends.server.metrics.MetricsEndpoint`.
     """
 
-    backend: str = "tiered"
-    budget_bytes: int | None = None
-    budget_share: float = 0.25
-    bucket_limit_bytes: int = 64 << 20
-    windows: tuple[tuple[int, int, int], ...] = ()
-    keep_fraction: float = 0.0
+    backend: Annotated[str, Field(pattern="|".join(f"^{name}$" for name in STORES))] = "tiered"
+    budget_bytes: _Size | None = None
+    budget_share: _Share = 0.25
+    bucket_limit_bytes: _Size = 64 << 20
+    windows: Annotated[tuple[tuple[_Size, _Size, Annotated[int, Field(ge=0)]], ...], Field(max_length=1024)] = ()
+    keep_fraction: _Share = 0.0
     prestages: bool = True
     blocking: bool = True
-    io_threads: int = 1
-    rate_limit_bytes_per_s: int | None = None
-    retain_versions: int = 100
-    kept_copies_bytes: int = 0
-    local_copies_bytes: int | None = None
+    io_threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    rate_limit_bytes_per_s: _Size | None = None
+    retain_versions: Annotated[int, Field(ge=1, le=1 << 31)] = 100
+    kept_copies_bytes: _Room = 0
+    local_copies_bytes: _Room | None = None
     destage: Mapping[str, Any] = field(default_factory=dict)
-    destage_class: str | None = None
+    destage_class: _ClassName | None = None
     prestage: Mapping[str, Any] = field(default_factory=dict)
-    prestage_class: str | None = None
-    metrics_port: int | None = None
+    prestage_class: _ClassName | None = None
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

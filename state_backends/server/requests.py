@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from state_backends.backends import STORES, StoreConfig
+from state_backends.backends import StoreConfig
 from state_backends.format.block import Block
 from state_backends.format.errors import RequestError
 from state_backends.format.plain_names import PLAIN, is_plain
@@ -135,32 +135,6 @@ class IdentityFields(ServerRequest):
         return Identity(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
-class StoreFields(ServerRequest):
-    """See :class:`state_backends.backends.StoreConfig`. The policies check their own arguments."""
-
-    backend: Annotated[str, Field(pattern="|".join(f"^{name}$" for name in STORES))]
-    budget_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None
-    budget_share: Annotated[float, Field(ge=0, le=1)]
-    bucket_limit_bytes: Annotated[int, Field(ge=1, le=_MOST)]
-    windows: Annotated[tuple[tuple[Length, Length, Number], ...], Field(max_length=1024)]
-    keep_fraction: Annotated[float, Field(ge=0, le=1)]
-    prestages: bool
-    blocking: bool
-    io_threads: Annotated[int, Field(ge=1, le=1024)]
-    rate_limit_bytes_per_s: Annotated[int, Field(ge=1, le=_MOST)] | None
-    retain_versions: Annotated[int, Field(ge=1, le=1 << 31)]
-    kept_copies_bytes: Annotated[int, Field(ge=0, le=1 << 62)]
-    local_copies_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None
-    destage: dict[str, Any]
-    destage_class: Text | None
-    prestage: dict[str, Any]
-    prestage_class: Text | None
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None
-
-    def config(self) -> StoreConfig:
-        return StoreConfig(**{name: getattr(self, name) for name in type(self).model_fields})
-
-
 class OpenRequest(ServerRequest):
     """Starts an attempt. ``token``: the version to start from. ``makes``: the token of the version to make.
 
@@ -184,7 +158,7 @@ class OpenRequest(ServerRequest):
     place: tuple[int, int] | None = None
     next_start: tuple[Seconds, Seconds] | None = None
     state_dir: Annotated[str, Field(max_length=3000), AfterValidator(_state_dir)]
-    store: StoreFields
+    store: StoreConfig
     others: bool
     moved: bool = False
     committed: int = -1
