@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -16,12 +17,14 @@ from aion.core.join.results import Net
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.lateness.observe import NewBounds
 from aion.core.life.rules import FixedBound
-from aion.execute.assembly import asked_bound
+from aion.execute.assembly import asked_bound, prestages
 from aion.execute.panes.applying import as_texts
 from aion.execute.tenant import Saved
-from state_backends.format.ordered_map import OrderedMap
+from state_backends.format.ordered_map import LazyMap
+from state_backends.thresholds import threshold
 
 SECRET = "identity_secret"
+_NEXT_KEYS = threshold(1 << 16, 3)
 
 
 class Joined:
@@ -31,7 +34,7 @@ class Joined:
     """
 
     def __init__(
-        self, plan: JoinPlan, policy: Policy, values: OrderedMap, snapshot: Mapping[str, Any] | None = None
+        self, plan: JoinPlan, policy: Policy, values: LazyMap, snapshot: Mapping[str, Any] | None = None
     ) -> None:
         self._learnt = [
             AdaptiveBound(
@@ -50,6 +53,7 @@ class Joined:
         self._secret = secrets.token_bytes(SECRET_BYTES) if snapshot is None else bytes.fromhex(snapshot[SECRET])
         self.join = Join(plan, values, self.bounds, self._secret, as_texts, snapshot)
         self._net = Net() if plan.emit == CHANGES else None
+        self._reads_ahead = prestages(policy) and values.on_disk
 
     def advance(self, at_us: int | None) -> Iterator[pa.RecordBatch]:
         if at_us is not None:
@@ -73,4 +77,6 @@ class Joined:
 
     def save(self) -> Saved:
         sides = {name: bound.to_json() for name, bound in zip(SIDES, self._learnt, strict=True)}
-        return Saved({**self.join.snapshot(), "next_seq": 0, "sides": sides, SECRET: self._secret.hex()})
+        snapshot = {**self.join.snapshot(), "next_seq": 0, "sides": sides, SECRET: self._secret.hex()}
+        keys = dict.fromkeys(islice(self.join.next_keys(), _NEXT_KEYS)) if self._reads_ahead else ()
+        return Saved(snapshot, next_keys=[*keys])

@@ -12,13 +12,15 @@ class Saved(NamedTuple):
     """What a commit needs. ``snapshot``: what the version keeps beside blocks and values.
 
     ``next_slices``: those that the next batch will probably read. ``executions``: of this batch. ``later_slices``:
-    those that the batches after the next one will probably read, the soonest first.
+    those that the batches after the next one will probably read, the soonest first. ``next_keys``: of the values that
+    the next batch will probably read, if they are not in memory.
     """
 
     snapshot: dict[str, Any]
     next_slices: Sequence[int] = ()
     executions: Sequence[Execution] = ()
     later_slices: Sequence[int] = ()
+    next_keys: Sequence[bytes] = ()
 
 
 class Tenant(Protocol):

@@ -5,14 +5,17 @@ payments is later than the watermark allows; stock Spark drops these without a w
 Flink has such a join for inner ones only.
 
 The leg ``open`` has one shard of Aion with a state server, without Spark: the time of a small batch where few orders
-wait for their payment, and where many do.
+wait for their payment, and where many do. In the leg ``due``, orders turn out not to be paid, and the disk is slow:
+with and without fetching ahead what is due next.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from experiments.shared.bench import PACKAGES, wide_console
+from state_backends.thresholds import threshold
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +43,9 @@ UNMEASURED = 2
 _OF_FLINK = ("flink-heap", "flink-rocksdb")
 HOWS = ("inner", "left")
 SMALL_ROWS, SMALL_BATCHES = 1000, 12
-"""Rows of each side in a batch of the leg ``open``, and how many such batches there are."""
+"""Rows of each side in a batch of the legs ``open`` and ``due``, and how many such batches there are."""
+DUE_GAP_S = threshold(5, 0)
+"""Between the batches of the leg ``due``: enough to read what is due from its disk."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ def joins(
     batches: Annotated[int, typer.Option(min=4, help="Batches; the first two are not measured.")] = 12,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each; they take turns.")] = 3,
     cores: Annotated[int, typer.Option(min=1, help="Cores, and shuffle partitions.")] = 2,
-    legs: Annotated[str, typer.Option(help="Some of: spark,open.")] = "spark,open",
+    legs: Annotated[str, typer.Option(help="Some of: spark,open,due.")] = "spark,open",
     open_rows: Annotated[str, typer.Option(help="Numbers of open rows.")] = "10000,10000000",
     budget_mib: Annotated[int, typer.Option(min=16, help="The memory budget where rows are open.")] = 256,
     flink: Annotated[
@@ -69,47 +75,61 @@ def joins(
 ) -> None:
     """Join two streams with Aion and with stock Spark, with late rows and without."""
     chosen = legs.split(",")
-    if not {*chosen} <= {"spark", "open"}:
-        raise typer.BadParameter(f"{legs}: give some of spark,open", param_hint="--legs")
+    if not {*chosen} <= {"spark", "open", "due"}:
+        raise typer.BadParameter(f"{legs}: give some of spark,open,due", param_hint="--legs")
     out.mkdir(parents=True, exist_ok=True)
     if "spark" in chosen:
         _beside_stock(rows, batches, runs, cores, out, flink_of(flink, out))
-    if "open" in chosen:
-        _with_open_rows([int(number) for number in open_rows.split(",")], budget_mib, out)
+    for leg in ("open", "due"):
+        if leg in chosen:
+            _with_open_rows(leg, [int(number) for number in open_rows.split(",")], budget_mib, out)
 
 
-def _with_open_rows(numbers: list[int], budget_mib: int, out: Path) -> None:
+def _with_open_rows(leg: str, numbers: list[int], budget_mib: int, out: Path) -> None:
     from rich.table import Table
 
-    from experiments.joins.open_rows import OpenRows
+    from experiments.joins.open_rows import READS_PER_S
     from experiments.shared import bench
 
     console = wide_console()
-    title = f"Batches of {SMALL_ROWS:,} new orders and {SMALL_ROWS:,} payments; budget {budget_mib} MiB"
+    others = {
+        "open": f"{SMALL_ROWS:,} payments",
+        "due": f"as many that are not paid; {READS_PER_S:,} reads a second from disk, {DUE_GAP_S} s between batches",
+    }
+    title = f"Batches of {SMALL_ROWS:,} new orders and {others[leg]}; budget {budget_mib} MiB"
     table = Table(title=title, title_justify="left")
-    for column in ("open orders", "seconds a batch", "fastest", "slowest", "pairs a batch"):
+    for column in ("open orders", "fetched ahead", "seconds a batch", "fastest", "slowest", "results a batch"):
         table.add_column(column, justify="right")
     found = []
     for number in numbers:
-        with tempfile.TemporaryDirectory(
-            prefix="work-",
-            dir=out.absolute(),
-            ignore_cleanup_errors=True,  # the server may still write there
-        ) as work:
-            shard = OpenRows(number, budget_mib, Path(work))
-            done = [shard.batch(SMALL_ROWS) for _ in range(SMALL_BATCHES)][2:]
-            shard.close()
-        seconds = [each for each, _ in done]
-        pairs = {results for _, results in done}
-        if pairs != {SMALL_ROWS}:
-            raise RuntimeError(f"{number:,} open orders: {SMALL_ROWS} pairs a batch are right, not {pairs}")
-        cells = (f"{value:.3f}" for value in (_median(seconds), min(seconds), max(seconds)))
-        table.add_row(f"{number:,}", *cells, f"{SMALL_ROWS:,}")
-        found.append({"open": number, "seconds": seconds})
-    record = {"experiment": "joins", "versions": bench.versions(PACKAGES), "machine": bench.machine(), "open": found}
-    bench.write_json(out / "open.json", record)
+        for fetches in (None,) if leg == "open" else (False, True):
+            done = _small_batches(number, budget_mib, fetches, out)
+            seconds, results = [each for each, _ in done], [rows for _, rows in done]
+            cells = (f"{value:.3f}" for value in (_median(seconds), min(seconds), max(seconds)))
+            table.add_row(f"{number:,}", {None: "", True: "yes", False: "no"}[fetches], *cells, f"{_median(results):,}")
+            found.append({"open": number, "fetches": fetches, "seconds": seconds, "results": results})
+    record = {"experiment": "joins", "versions": bench.versions(PACKAGES), "machine": bench.machine(), leg: found}
+    bench.write_json(out / f"{leg}.json", record)
     console.print(table)
-    console.print(f"written: {out / 'open.json'}", highlight=False)
+    console.print(f"written: {out / f'{leg}.json'}", highlight=False)
+
+
+def _small_batches(number: int, budget_mib: int, fetches: bool | None, out: Path) -> list[tuple[float, int]]:
+    """Runs batches of the leg ``open``, or if ``fetches`` is given, of ``due``. Returns seconds and results of each."""
+    from experiments.joins.open_rows import OpenRows
+
+    done = []
+    with tempfile.TemporaryDirectory(
+        prefix="work-",
+        dir=out.absolute(),
+        ignore_cleanup_errors=True,  # the server may still write there
+    ) as work:
+        shard = OpenRows(number, budget_mib, Path(work), fetches=fetches)
+        for _ in range(SMALL_BATCHES):
+            time.sleep(0 if fetches is None else DUE_GAP_S)
+            done.append(shard.batch(SMALL_ROWS) if fetches is None else shard.due(SMALL_ROWS))
+        shard.close()
+    return done[2:]
 
 
 def flink_of(jars: Path | None, out: Path) -> FlinkJoin | None:
@@ -297,7 +317,7 @@ _IN_MEMORY = {
 """Spark's default: all state is in the memory of the JVM. The other contender has it in RocksDB."""
 
 
-def _median(values: list[float]) -> float:
+def _median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 

@@ -1,4 +1,4 @@
-"""A slow disk, for the state server of an experiment: each read of blocks takes its time (a seek).
+"""A slow disk, for the state server of an experiment: each read of blocks or of a value takes its time (a seek).
 
 It also writes down how much of what an execution reads is in memory when the execution begins.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,22 @@ from policies.destage import StandardDestage
 from state_backends.format.block import Block
 from state_backends.store import body_files, fetching
 from state_backends.store.io import Steps
+from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.ledger import IN_MEMORY
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import Only, StoredBlock
 from state_backends.store.reading import Reader
 
+_VALUES_A_STEP = 4  # between two steps, the I/O thread does what is more urgent
+
 
 class SlowDisk(StandardDestage):
     """The standard policy. A policy file names it as ``destage.class``, and so the state server imports it.
 
-    ``reads_per_s``: how many reads the disk does in a second, of rows and of bodies, also if the system has them in
-    memory. ``together``: neighbours in a file are read with one of them. ``record``: the file that gets a line for each
-    read of windows: the bytes that are in memory when it begins, and all of its bytes. The rest of the arguments are
-    those of StandardDestage.
+    ``reads_per_s``: how many reads the disk does in a second, of rows, bodies and values, also if the system has them
+    in memory. ``together``: neighbours in a file are read with one of them. ``record``: the file that gets a line for
+    each read of windows: the bytes that are in memory when it begins, and all of its bytes. The rest of the arguments
+    are those of StandardDestage.
     """
 
     def __init__(self, reads_per_s: int, together: bool = True, record: str | None = None, **others: Any) -> None:
@@ -41,7 +44,7 @@ class SlowDisk(StandardDestage):
 
 
 def _slow_down(seek_s: float) -> None:
-    fetch, preadv = PBucket.fetch, os.preadv
+    fetch, preadv, get = PBucket.fetch, os.preadv, RunFiles.get
 
     def slow_fetch(self: PBucket, *where: Any) -> Steps[list[Block]]:
         time.sleep(seek_s)
@@ -51,7 +54,16 @@ def _slow_down(seek_s: float) -> None:
         time.sleep(seek_s)
         return preadv(*where)
 
+    def slow_get(self: RunFiles, keys: Sequence[bytes], most_bytes: int) -> Steps[list[bytes | None]]:
+        found: list[bytes | None] = []
+        while len(found) < len(keys) and sum(map(len, filter(None, found))) < most_bytes:
+            values = yield from get(self, keys[len(found) : len(found) + _VALUES_A_STEP], most_bytes)
+            time.sleep(seek_s * len(values))
+            found += values
+        return found
+
     PBucket.fetch = slow_fetch  # type: ignore[assignment,method-assign]
+    RunFiles.get = slow_get  # type: ignore[method-assign]
     os.preadv = slow_preadv
 
 

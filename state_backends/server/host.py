@@ -100,7 +100,7 @@ class Host:
 
     def open(self, request: OpenRequest) -> dict[str, Any]:
         """Starts an attempt; see :meth:`Shard.open`. Raises PolicyError for a policy class that cannot be used."""
-        identity, config = request.identity.identity(), request.store.config()
+        identity, config = request.identity.identity(), request.store
         with self._lock:
             key = self.attempts.check(request.attempt, identity, request.run, request.operator_uid, request.place)
             self._endpoint.serve(config.metrics_port)
@@ -183,6 +183,7 @@ class Host:
 
     def commit(self, request: CommitRequest) -> None:
         """Commits a new version; see :meth:`Shard.commit`. Then plans the prestages for the next attempt."""
+        keys: Any = request.keys  # as a list: see requests.Keys
         work = self.attempts.find(request.attempt, request.server)
         with work.locked():
             before = work.shard.snapshot
@@ -191,6 +192,8 @@ class Host:
                 self._committed.committed(work.key[:2], before, request.snapshot)
         executions = [Execution(*e) for e in request.executions]
         self.plan_prestage(work.key, token, request.prestage, executions, later=request.later)
+        if keys:
+            work.shard.expect(keys)
         self.attempts.end(request.attempt)
 
     def _others(self, key: ShardKey, identity: Identity) -> list[dict[str, Any]]:

@@ -234,8 +234,9 @@ class RemoteAttempt:
         prestage: Sequence[int] = (),
         executions: Sequence[Execution] = (),
         later: Sequence[int] = (),
+        keys: Sequence[bytes] = (),
     ) -> None:
-        """Commits. ``prestage``: slices that the next attempt will probably read. ``executions``: of this attempt.
+        """Commits. ``prestage``, ``keys``: what the next attempt will probably read. ``executions``: of this attempt.
 
         ``later``: slices that attempts after the next one will probably read, the soonest first.
 
@@ -243,7 +244,8 @@ class RemoteAttempt:
         version. That is safe, because nobody asks for the version before this returns.
         """
         tuples = [tuple(execution) for execution in executions]
-        self._call("commit", snapshot=snapshot, prestage=list(prestage), later=list(later), executions=tuples)
+        ahead = {"prestage": list(prestage), "later": list(later), "keys": wire.pack_keys(keys) if keys else None}
+        self._call("commit", snapshot=snapshot, executions=tuples, **ahead)
         self._forget()
 
     def abort(self) -> None:

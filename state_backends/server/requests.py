@@ -275,7 +275,7 @@ class TiersRequest(ServerRequest):
 
 
 class CommitRequest(AttemptRequest):
-    """Commits. ``prestage``: slices that the next attempt will probably read. ``later``: those after it will.
+    """Commits. ``prestage``, ``keys``: what the next attempt will probably read. ``later``: what those after it will.
 
     ``executions``: see policies.sizing.Execution.
     """
@@ -283,6 +283,7 @@ class CommitRequest(AttemptRequest):
     snapshot: Snapshot
     prestage: Slices
     later: Slices = ()
+    keys: Keys | None = None
     executions: tuple[tuple[Number, Seconds, Seconds], ...]
 
 

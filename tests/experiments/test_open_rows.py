@@ -1,4 +1,6 @@
-"""The leg ``open`` of ``aion experiment joins``: each payment finds its open order, however many are filled at once."""
+"""The legs ``open`` and ``due`` of ``aion experiment joins``: each payment finds its open order, and each order whose
+payment did not come comes out, however many are filled at once.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,9 @@ from experiments.joins import open_rows
 open_rows.FILLED_AT_ONCE = 200
 rows = open_rows.OpenRows(500, 64, Path(sys.argv[1]))
 print([rows.batch(100)[1] for _ in range(2)])
+rows.close()
+rows = open_rows.OpenRows(500, 64, Path(sys.argv[1]) / "due", fetches=True)
+assert sum(rows.due(100)[1] for _ in range(5)) == 500
 rows.close()
 """
 

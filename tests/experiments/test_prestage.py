@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from experiments.prestage import report
 from experiments.prestage.disk import SlowDisk
 from experiments.prestage.runs import Cell, write
 from experiments.prestage.settings import MODES, PAYLOAD_BYTES, TRIGGERS, Disk, Settings
+from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import Rig
 
@@ -61,6 +62,25 @@ def test_a_slow_disk_takes_its_time_for_each_read_of_rows_and_bodies(
         begin = time.perf_counter()
         assert os.preadv(file.fileno(), [bytearray(3)], 0) == 3
     assert time.perf_counter() - begin >= 0.05
+
+
+def test_a_slow_disk_takes_its_time_for_each_value_a_few_at_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(_: Any, keys: Sequence[bytes], most_bytes: int) -> Iterator[int]:
+        yield 1
+        return [*keys]
+
+    monkeypatch.setattr(RunFiles, "get", get)
+    monkeypatch.setattr(PBucket, "fetch", PBucket.fetch)
+    monkeypatch.setattr(os, "preadv", os.preadv)
+    SlowDisk(100)
+    keys = [b"%02d" % number for number in range(10)]
+    for most_bytes, found in ((1000, keys), (3, keys[:4])):
+        begin, steps = time.perf_counter(), RunFiles.get(None, keys, most_bytes)  # type: ignore[arg-type]
+        with pytest.raises(StopIteration) as end:
+            while True:
+                next(steps)
+        assert end.value.value == found, "it ends early after most_bytes"
+        assert time.perf_counter() - begin >= len(found) / 100
 
 
 @pytest.fixture

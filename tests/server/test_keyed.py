@@ -115,6 +115,34 @@ def test_what_is_expected_is_in_memory_before_the_attempt_begins(connect: Connec
 
 
 @pytest.mark.slow
+def test_a_commit_says_what_the_next_attempt_needs(connect: Connect, tmp_path: Path) -> None:
+    client = connect()
+    store = StoreConfig(backend="tiered", budget_bytes=1 << 20, bucket_limit_bytes=1 << 18)
+    first = open_shard(client, tmp_path, None, "t1", store=store)
+    first.put([KeyedValue(b"%05d" % n, bytes(20_000)) for n in range(100)])
+    first.commit(snapshot(0))
+    second = open_shard(client, tmp_path, "t1", "t2", store=store)
+    assert second.get([b"00099", b"00000"]) == [bytes(20_000)] * 2, "not all of them can be in memory"
+    wanted = [b"%05d" % n for n in range(40, 46)]
+    second.commit(snapshot(0), keys=wanted)
+
+    def nothing_waits() -> bool:
+        """Whether what has been asked for is in memory: it is asked for again, and nothing is read."""
+        before = client.stats()["io"]["by_priority"]["prestage"]["requests"]
+        return (
+            client.expect("query", "windowed", 0, wanted)
+            and client.stats()["io"]["by_priority"]["prestage"]["requests"] == before > 0
+        )
+
+    wait_until(nothing_waits)
+    misses = client.stats()["value_misses"]
+    third = open_shard(client, tmp_path, "t2", "t3", store=store)
+    assert third.get(wanted) == [bytes(20_000)] * len(wanted)
+    assert client.stats()["value_misses"] == misses, "they were in memory"
+    third.abort()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lost_before", ["put", "get", "scan", "commit"])
 def test_an_attempt_goes_on_when_its_server_is_lost(
     application: str, connect: Connect, tmp_path: Path, lost_before: str

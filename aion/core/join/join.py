@@ -79,6 +79,7 @@ class Join:
         self._rows = 0
         self.counters = Counters()
         self.at_us: int | None = None
+        self._step_us = 0  # how far the watermark went in this batch
         self._lines = [_NOWHERE, _NOWHERE]
         self._shown = [_NOWHERE, _NOWHERE]  # rows due up to then that had no partner have been shown
         self._dropped = [_NOWHERE, _NOWHERE]  # bins before these are gone
@@ -126,6 +127,7 @@ class Join:
         for side, bound in enumerate(self._bounds):
             bound.advance(self.at_us, to_us)
             self._lines[side] = max(self._lines[side], to_us - bound.bound_for_new_window())
+        self._step_us = 0 if self.at_us is None else to_us - self.at_us
         self.at_us = to_us
 
     def arrive(self, side: int, rows: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -150,14 +152,19 @@ class Join:
     @property
     def due_us(self) -> int | None:
         """Returns the watermark at which the next row without a partner is shown, or None if no row waits for that."""
-        found = [due for side, due in enumerate(self._due_us) if due is not None and self._plan.outer[side]]
-        if not found or self._plan.emit != FINAL:
-            return min(found, default=None)
-        return min(
-            due + self._bounds[1 - side].bound_for_new_window() + 1
-            for side, due in enumerate(self._due_us)
-            if due is not None and self._plan.outer[side]
-        )
+        found = [(side, due) for side, due in enumerate(self._due_us) if due is not None and self._plan.outer[side]]
+        if self._plan.emit == FINAL:
+            found = [(side, due + self._bounds[1 - side].bound_for_new_window() + 1) for side, due in found]
+        return min((due for _, due in found), default=None)
+
+    def next_keys(self) -> Iterator[bytes]:
+        """Yields the keys that the next batch reads for what is due, if the watermark goes as far as in this one."""
+        for side, stored in enumerate(self._sides):
+            if self._plan.outer[side] and self._step_us:
+                for due in stored.soon(self._limit(side) + self._step_us):
+                    yield from stored.pages.keys(stored.found(due))
+                    if self._plan.how == ASOF:
+                        yield from self._newest.keys(due)
 
     # -- rows that come -----------------------------------------------------------------------------------
 
@@ -262,7 +269,7 @@ class Join:
             # Where the new rows are that a kept one matches. They are fewer, so they are sorted.
             first, last = self._plan.interval(side)
             searched, hashes = Sorted(rows.hash, rows.time), Hashes(rows.hash)
-            found = stored.around(rows, *self._plan.interval(1 - side))
+            found = stored.around(rows.hash, rows.time, *self._plan.interval(1 - side))
             for part in stored.pages.parts(found):
                 at, there = hashes.among(part)
                 for kept, come in searched.pairs(there.hash, there.time + first, there.time + last):
@@ -309,7 +316,7 @@ class Join:
             other = 1 - side
             stored, searched, hashes = self._sides[other], Sorted(old.hash, old.time), Hashes(old.hash)
             first, last = self._plan.interval(other)
-            found = stored.around(old, *self._plan.interval(side))
+            found = stored.around(old.hash, old.time, *self._plan.interval(side))
             for part in stored.pages.parts(found):
                 at, there = hashes.among(part)
                 lost = [np.empty(0, np.int64)]
@@ -352,7 +359,7 @@ class Join:
         found = np.zeros(len(rows), np.bool_)
         first, last = self._plan.interval(side)
         stored, hashes = self._sides[1 - side], Hashes(rows.hash)
-        parts = stored.pages.parts(stored.around(rows, first, last))
+        parts = stored.pages.parts(stored.around(rows.hash, rows.time, first, last))
         for others in chain([new], (hashes.among(part)[1] for part in parts)):
             searched = Sorted(others.hash, others.time)
             for mine, their in searched.pairs(rows.hash, rows.time + first, rows.time + last):
@@ -385,19 +392,10 @@ class Join:
         if due_us is None or due_us > limit:
             self._shown[side] = max(self._shown[side], limit)
             return
-        for due in stored.due(limit):
-            for at in range(0, len(due), _PIECE_ROWS):
-                rows = self._found(side, due[at : at + _PIECE_ROWS])
-                if self._plan.early and self._plan.emit == CHANGES:  # those that have been shown early are the same
-                    rows = rows.take(np.flatnonzero(~self._were_there(side, rows)))
-                if not len(rows):
-                    continue
-                if self._plan.how == ASOF:
-                    yield from self._of_newest(rows, self._kinds(rows.has(CAME_AFTER)))
-                else:
-                    alone = np.flatnonzero(~rows.has(MATCHED))
-                    kinds = self._kinds(rows.has(CAME_AFTER)[alone])
-                    yield from self._alone(side, rows, alone, kinds)
+        for rows in chain.from_iterable(self._found(side, due) for due in stored.due(limit)):
+            if self._plan.early and self._plan.emit == CHANGES:  # those that have been shown early are the same
+                rows = rows.take(np.flatnonzero(~self._were_there(side, rows)))
+            yield from self._without_match(side, rows, self._kinds(rows.has(CAME_AFTER)))
         self._shown[side] = max(self._shown[side], limit)
         self._due_us[side] = stored.next_due_us()
 
@@ -405,29 +403,32 @@ class Join:
         """Yields the rows of this batch that have no partner yet. Those that are due are shown already."""
         for fresh in self._fresh[side]:
             waiting = fresh[fresh[:, 0] > self._shown[side], 1:]
-            for at in range(0, len(waiting), _PIECE_ROWS):
-                rows = self._found(side, waiting[at : at + _PIECE_ROWS])
-                kinds = pa.repeat(PaneKind.EARLY.value, len(rows))
-                if self._plan.how == ASOF:
-                    yield from self._of_newest(rows, kinds)
-                else:
-                    alone = np.flatnonzero(~rows.has(MATCHED))
-                    yield from self._alone(side, rows, alone, kinds.take(pa.array(alone)))
+            for rows in self._found(side, waiting):
+                yield from self._without_match(side, rows, pa.repeat(PaneKind.EARLY.value, len(rows)))
 
-    def _found(self, side: int, due: Ints) -> Rows:
-        """The rows that an index of what is due has, as they are kept."""
+    def _found(self, side: int, every: Ints) -> Iterator[Rows]:
+        """Yields the rows that an index of what is due has, as they are kept."""
         stored = self._sides[side]
-        some = [Rows.stored(stored.schema.empty_table())]
-        found = stored.pages.pages(stored.bins(due[:, 1]), due[:, 0])
-        wanted = due[np.lexsort((due[:, 3], due[:, 2]))][:, 2:]
-        by_id, hashes = Sorted(wanted[:, 0], np.zeros(len(wanted), np.int64)), Hashes(due[:, 0])
-        for part in stored.pages.parts(found):
-            _, there = hashes.among(part)
-            first, second = there.identity
-            zeros = np.zeros(len(there), np.int64)
-            for search, at in by_id.pairs(first, zeros, zeros):
-                some.append(there.take(np.unique(search[second[search] == wanted[at, 1]])))
-        return together([rows for rows in some if len(rows)] or some)
+        for begin in range(0, len(every), _PIECE_ROWS):
+            due = every[begin : begin + _PIECE_ROWS]
+            some = [Rows.stored(stored.schema.empty_table())]
+            wanted = due[np.lexsort((due[:, 3], due[:, 2]))][:, 2:]
+            by_id, hashes = Sorted(wanted[:, 0], np.zeros(len(wanted), np.int64)), Hashes(due[:, 0])
+            for part in stored.pages.parts(stored.found(due)):
+                _, there = hashes.among(part)
+                first, second = there.identity
+                zeros = np.zeros(len(there), np.int64)
+                for search, at in by_id.pairs(first, zeros, zeros):
+                    some.append(there.take(np.unique(search[second[search] == wanted[at, 1]])))
+            yield together([rows for rows in some if len(rows)] or some)
+
+    def _without_match(self, side: int, rows: Rows, kinds: pa.Array) -> Iterator[pa.RecordBatch]:
+        """Yields those of the rows that have no partner, or each with its newest partner. ``kinds``: of each row."""
+        if self._plan.how != ASOF:
+            alone = np.flatnonzero(~rows.has(MATCHED))
+            yield from self._alone(side, rows, alone, kinds.take(pa.array(alone)))
+        elif len(rows):
+            yield from self._of_newest(rows, kinds)
 
     def _of_newest(self, left: Rows, kinds: pa.Array) -> Iterator[pa.RecordBatch]:
         partner, which = self._newest.partners(left)
@@ -451,7 +452,7 @@ class Join:
             return
         first, last = self._plan.interval(RIGHT)
         stored, hashes = self._sides[LEFT], Hashes(touching.hash)
-        for part in stored.pages.parts(stored.around(touching, first, last)):
+        for part in stored.pages.parts(stored.around(touching.hash, touching.time, first, last)):
             _, there = hashes.among(part)
             there = there.take(np.flatnonzero(self._is_shown(LEFT, there)))
             there = there.take(np.flatnonzero(self._were_there(LEFT, there)))

@@ -16,6 +16,7 @@ from aion.core.join.rows import NO_KEY, Hashes, Rows, SideRows, together
 from aion.core.life.actions import PaneKind, dropped_of
 from aion.core.life.arrival import UNTIMED
 from aion.core.life.lifecycle import Counters
+from aion.core.paged_rows import Pages
 from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.slicing.grid import DROPPED_SLICE
 
@@ -145,12 +146,19 @@ class Newest:
         best = Rows.stored(self._right.schema.empty_table())
         which = np.full(len(left), -1)
         hashes = Hashes(left.hash)
-        for part in self._right.pages.parts(self._right.around(left, *self._interval)):
+        for part in self._right.pages.parts(self._around(left.hash, left.time)):
             _, others = hashes.among(part)
             if without is not None:
                 others = others.take(np.flatnonzero(~others.are_among(np.column_stack(without.identity))))
             best, which = self.better(left, best, which, others)
         return best, which
+
+    def keys(self, due: Ints) -> list[bytes]:
+        """Returns the keys of the pages that :meth:`partners` reads for rows that are due: see :meth:`SideRows.due`."""
+        return self._right.pages.keys(self._around(due[:, 0], due[:, 1]))
+
+    def _around(self, hashes: Ints, times: Ints) -> Pages:
+        return self._right.around(hashes, times, *self._interval)
 
     def better(self, left: Rows, best: Rows, which: Ints, others: Rows) -> tuple[Rows, Ints]:
         """The newest of the best partners so far and of others."""

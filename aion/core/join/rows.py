@@ -186,14 +186,24 @@ class SideRows:
 
     def due(self, at_us: int) -> Iterator[Ints]:
         """Yields what is due at a time, some rows at a time, and forgets it: hash, time and identity of each row."""
+        for key, rows, is_due in self._noted(at_us):
+            left = rows[~is_due]
+            self._values.put([(key, left.tobytes() or None, None)])
+            yield rows[is_due, 1:]
+
+    def soon(self, at_us: int) -> Iterator[Ints]:
+        """Yields what will be due at a time, as :meth:`due` will, and forgets nothing."""
+        for _, rows, is_due in self._noted(at_us):
+            yield rows[is_due, 1:]
+
+    def _noted(self, at_us: int) -> Iterator[tuple[bytes, Ints, Flags]]:
+        """Yields values of the index that have something due at a time: the key, the rows, and which of them are."""
         after = self._due_key(at_us // self._due_us + 1, 0)
         for key, value in self._values.scan(self._due, after):
             rows = np.frombuffer(value, np.int64).reshape(-1, _ROW)
             is_due = rows[:, 0] <= at_us
             if is_due.any():
-                left = rows[~is_due]
-                self._values.put([(key, left.tobytes() or None, None)])
-                yield rows[is_due, 1:]
+                yield key, rows, is_due
 
     def next_due_us(self) -> int | None:
         """Returns a time before which no row is due, or None if no row ever is."""
@@ -204,18 +214,22 @@ class SideRows:
     def _due_key(self, bin_: int, batch: int) -> bytes:
         return self._due + (bin_ + (1 << 63)).to_bytes(8, "big") + batch.to_bytes(8, "big")
 
+    def found(self, due: Ints) -> Pages:
+        """The pages of rows that :meth:`due` or :meth:`soon` yields."""
+        return self.pages.pages(self.bins(due[:, 1]), due[:, 0])
+
     # -- rows ---------------------------------------------------------------------------------------------
 
     def bins(self, times: Ints) -> Ints:
         return times // self.bin_us
 
-    def around(self, rows: Rows, first: int, last: int) -> Pages:
+    def around(self, hashes: Ints, times: Ints, first: int, last: int) -> Pages:
         """The pages of rows with the hashes of others, whose times are from ``first`` to ``last`` after theirs."""
-        begin, end = self.bins(rows.time + first), self.bins(rows.time + last)
+        begin, end = self.bins(times + first), self.bins(times + last)
         counts = end - begin + 1
-        which = np.repeat(np.arange(len(rows)), counts)
+        which = np.repeat(np.arange(len(hashes)), counts)
         within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return self.pages.pages(begin[which] + within, rows.hash[which])
+        return self.pages.pages(begin[which] + within, hashes[which])
 
     def add(self, found: Pages, rows: Rows, *, read: Part | None) -> None:
         """Keeps rows. ``found``: the page of each. ``read``: the first chunks of these pages, if they are still so."""
