@@ -7,19 +7,18 @@ whose state has to come from disk.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import statistics
-import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.shared.generate import EventPlan
-from experiments.shared.stream import SPARK_ALONE, spark_settings
+from experiments.shared.stream import SPARK_ALONE, run_to_end, spark_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,17 +103,13 @@ def measure(
     spark: SparkSession, name: str, contender: str, pandas: bool, paths: Sequence[Path], work: Path
 ) -> Measured:
     """One run over all files. Raises RuntimeError if it did not read all events."""
-    import pyarrow.parquet as pq
-
-    checkpoint = work / "checkpoint"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    events = sum(pq.read_metadata(path).num_rows for path in paths)
     with spark_settings(spark, SPARK_ALONE if contender == "stock" else {}):
-        progress = run(build(contender, LEGS[name], pandas, stream_of(spark, paths)), checkpoint)
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    if (read := sum(report["numInputRows"] for report in progress)) != events:
-        raise RuntimeError(f"{name}, {contender}: read {read:,} events, but the files hold {events:,}")
-    return Measured(name, contender, events // len(paths), durations_ms(progress)[SKIPPED_BATCHES:], progress)
+        run = run_to_end(
+            build(contender, LEGS[name], pandas, stream_of(spark, paths)), work / "checkpoint", events_in(paths)
+        )
+    return Measured(
+        name, contender, run.events // len(paths), durations_ms(run.progress)[SKIPPED_BATCHES:], run.progress
+    )
 
 
 def stream_of(spark: SparkSession, paths: Sequence[Path]) -> DataFrame:
@@ -123,37 +118,15 @@ def stream_of(spark: SparkSession, paths: Sequence[Path]) -> DataFrame:
     return file_stream(spark, paths, SCHEMA, f"{DELAY_MS} milliseconds")
 
 
-def run(stream: DataFrame, checkpoint: Path) -> list[dict[str, Any]]:
-    """Takes all there is, and returns Spark's reports."""
-    query = (
-        stream.writeStream.format("noop")
-        .outputMode("append")
-        .option("checkpointLocation", str(checkpoint.absolute()))
-        .trigger(availableNow=True)
-        .start()
-    )
-    try:
-        query.awaitTermination()
-    finally:
-        query.stop()
-    return [_plain(report) for report in query.recentProgress]
+def events_in(paths: Sequence[Path]) -> int:
+    import pyarrow.parquet as pq
+
+    return sum(pq.read_metadata(path).num_rows for path in paths)
 
 
 def durations_ms(progress: Sequence[Mapping[str, Any]]) -> list[float]:
     """How long each batch with events took, from its trigger to its commit."""
     return [report["durationMs"]["triggerExecution"] for report in progress if report["numInputRows"]]
-
-
-def _plain(report: Any) -> dict[str, Any]:
-    parsed = report if isinstance(report, dict) else json.loads(report.json)
-    operators = parsed.get("stateOperators", [])
-    return {
-        "batchId": parsed["batchId"],
-        "numInputRows": parsed["numInputRows"],
-        "durationMs": parsed["durationMs"],
-        "state_rows": sum(operator["numRowsTotal"] for operator in operators),
-        "commit_ms": sum(operator["commitTimeMs"] for operator in operators),
-    }
 
 
 # -- more state than memory ---------------------------------------------------------------------------
@@ -164,31 +137,20 @@ def tier(spark: SparkSession, phase: str, pandas: bool, paths: Sequence[Path], w
 
     While it runs on disk, the pages of its files are dropped from the page cache again and again.
     """
-    checkpoint, state = work / "checkpoint", work / f"tiers-{phase}"
-    shutil.rmtree(checkpoint, ignore_errors=True)
+    state = work / f"tiers-{phase}"
     shutil.rmtree(state, ignore_errors=True)
     leg = LEGS["tiers"]
     state_bytes = leg.keys * BYTES_OF_A_PROFILE
     budget = state_bytes * 3 if phase == "memory" else state_bytes // STATE_OVER_BUDGET
     policy = {"spark.aion.state.dir": str(state), "spark.aion.memory.budget": str(budget), **prefetch(phase)}
-    over = threading.Event()
-
-    def drop() -> None:
-        while not over.wait(0.1):
-            drop_from_page_cache(state)  # the files that RocksDB has open are links to these
-
-    dropping = threading.Thread(target=drop)
-    if phase != "memory":
-        dropping.start()
-    try:
-        with spark_settings(spark, policy):
-            reports = run(build("aion", leg, pandas, stream_of(spark, paths)), checkpoint)
-    finally:
-        over.set()
-        if phase != "memory":
-            dropping.join()
-    events = sum(report["numInputRows"] for report in reports) // len(paths)
-    return Measured("tiers", phase, events, durations_ms(reports)[SKIPPED_BATCHES:], reports)
+    # The files that RocksDB has open are links to these.
+    look = None if phase == "memory" else partial(drop_from_page_cache, state)
+    with spark_settings(spark, policy):
+        stream = build("aion", leg, pandas, stream_of(spark, paths))
+        run = run_to_end(stream, work / "checkpoint", events_in(paths), look)
+    return Measured(
+        "tiers", phase, run.events // len(paths), durations_ms(run.progress)[SKIPPED_BATCHES:], run.progress
+    )
 
 
 def prefetch(phase: str) -> dict[str, str]:

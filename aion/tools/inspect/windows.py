@@ -63,21 +63,11 @@ def _show_operator(console: Console, operator: str, findings: Sequence[ShardFind
     if not found:
         return
     left = f"; the first {most:,} of {len(found):,} to end, --windows N shows more" if len(found) > most else ""
-    table = tables.table(
-        f"windows of {operator}{left}",
-        (
-            "window",
-            "shard",
-            "events",
-            "late",
-            "kept for",
-            "why",
-            "still to come",
-            "staleness",
-            "runs, if events came",
-        ),
-        ("shard", "events", "late", "kept for", "staleness"),
+    numbers, words = (
+        ("shard", "events", "late", "kept for"),
+        ("why", "still to come", "staleness", "runs, if events came"),
     )
+    table = tables.table(f"windows of {operator}{left}", ("window", *numbers, *words), (*numbers, "staleness"))
     for window, definition, shard in found[:most]:
         table.add_row(
             f"{definition}\n{format_instant(window.start_us)}\n{format_instant(window.end_us)} {window.status}",
