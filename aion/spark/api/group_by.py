@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, Never
@@ -22,15 +21,14 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from aion.base.hashing import hashed_as
-from aion.config import Policy, policy_to_text
+from aion.config import Policy
 from aion.config.layers import Source as PolicySource
 from aion.errors import ConfigError, WatermarkError
 from aion.execute.assembly import prestages
 from aion.spark.api.watermarks import WATERMARK, Rules
 from aion.spark.session import upstream
-from aion.spark.session.sessions import application, grouping, is_grouped
-from aion.spark.session.settings import conf, place_of_state, resolved_policy, shard_count, task_failures
+from aion.spark.session.sessions import grouping, is_grouped
+from aion.spark.session.settings import of_tasks, resolved_policy, shard_count, shards_in_words
 from aion.spark.session.types import arrow_schema, quoted
 from aion.spark.session.workers import in_arrow, of_aion
 from aion.spark.start import checks, listener
@@ -204,7 +202,7 @@ class Grouped:
             None if initial_rows is None else initial_rows.groupBy(SHARD),
             event_time,
         )
-        log.info("stateful %r: state in %s, %d shards", self._name, config.state_dir, len(ids))
+        log.info("stateful %r: state in %s, %s", self._name, config.state_dir, shards_in_words(spark, policy, len(ids)))
         checks.remember(result, Operator(config, config.definition, policy.state.shards == "auto"))
         return result
 
@@ -221,15 +219,7 @@ def stateful_config(
 ) -> StatefulConfig:
     """Returns what the tasks of an operator need. ``rows``: its input."""
     return StatefulConfig(
-        policy=policy_to_text(policy),
-        name=name,
-        uid=uuid.uuid4().hex,
-        application=application(spark),
-        state_dir=place_of_state(spark, policy),
-        ids=ids,
-        key_types=tuple(str(hashed_as(type_)) for type_ in arrow_schema(rows.key).types),
-        retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
-        task_failures=task_failures(spark),
+        **of_tasks(spark, policy, name, ids, arrow_schema(rows.key).types),
         key=rows.key,
         columns=rows.columns,
         initial=initial,

@@ -17,9 +17,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from aion.base.hashing import can_hash, hashed_as
+from aion.base.hashing import can_hash
 from aion.base.time import duration_us, format_duration
-from aion.config import Policy, policy_to_text
+from aion.config import Policy
 from aion.config.layers import Source as PolicySource
 from aion.core.join.plan import (
     CHANGES,
@@ -45,8 +45,7 @@ from aion.spark.api.group_by import stock_method
 from aion.spark.api.results import Results, are_results
 from aion.spark.api.watermarks import HELPER, WATERMARK
 from aion.spark.session import upstream
-from aion.spark.session.sessions import application
-from aion.spark.session.settings import conf, place_of_state, resolved_policy, shard_count, task_failures
+from aion.spark.session.settings import of_tasks, resolved_policy, shard_count, shards_in_words
 from aion.spark.session.types import arrow_schema, quoted
 from aion.spark.session.workers import in_arrow
 from aion.spark.start import checks, listener
@@ -134,22 +133,11 @@ def join(
         raise ConfigError(f"early: {early!r} is neither 'batch' nor None")
     plan = replace(_plan(sides, key, within, time, how, on, (unique, id), bound, emit), early=early is not None)
     listener.watch(spark)
-    ids = tuple(shard_ids(shard_count(spark, resolved)))
+    ids = shard_ids(shard_count(spark, resolved))
     keys = [plan.left.schema.field(column).type for column in plan.key]
-    config = JoinConfig(
-        plan=plan,
-        policy=policy_to_text(resolved),
-        name=name,
-        uid=uuid.uuid4().hex,
-        application=application(spark),
-        state_dir=place_of_state(spark, resolved),
-        ids=ids,
-        key_types=tuple(str(hashed_as(type_)) for type_ in keys),
-        retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
-        task_failures=task_failures(spark),
-    )
+    config = JoinConfig(**of_tasks(spark, resolved, name, ids, keys), plan=plan)
     packed = [_packed(side, plan, number, config) for number, side in enumerate(sides)]
-    log.info("join %r: state in %s, %d shards", name, config.state_dir, len(ids))
+    log.info("join %r: state in %s, %s", name, config.state_dir, shards_in_words(spark, resolved, len(ids)))
     result = stock_method(packed[0].union(packed[1]).groupBy(SHARD), "transformWithStateInPandas")(
         Root(JoinDefinition(config)), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )

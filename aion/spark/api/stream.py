@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,9 +13,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from aion.base.hashing import hashed_as
 from aion.base.time import format_duration
-from aion.config import Policy, policy_to_text
+from aion.config import Policy
 from aion.core.ingest.fragments import fragment_bytes
 from aion.core.life.actions import PaneKind
 from aion.core.query.columns import DROPPED_COLUMNS, NOT_OF_DROPPED, OLD
@@ -33,14 +31,15 @@ from aion.spark.api.explain import explain_plan
 from aion.spark.api.files import Files
 from aion.spark.api.group_by import stock_method
 from aion.spark.api.sources import Source
-from aion.spark.session.sessions import application, parallelism
+from aion.spark.session.sessions import parallelism
 from aion.spark.session.settings import (
     conf,
+    of_tasks,
     place_of_state,
     resolved_policy,
     rows_at_once,
     shard_count,
-    task_failures,
+    shards_in_words,
 )
 from aion.spark.session.types import arrow_schema
 from aion.spark.start import checks, listener
@@ -87,33 +86,25 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     query = _resolve(source, spec)
     plan, resolved, tree = query.plan, query.policy, query.tree
     limit_bytes = fragment_bytes(rows_at_once(spark))
-    state_dir = place_of_state(spark, resolved)
     listener.watch(spark)
-    hand_over = _hand_over(plan, resolved, state_dir, spec.name)
+    hand_over = _hand_over(plan, resolved, place_of_state(spark, resolved), spec.name)
     work = ChildWork(plan.sent, block_settings(resolved), tree, limit_bytes, spec.name, hand_over)
     rows, tally = source.children(work)
     blocks = merged(rows, work)
     config = RootConfig(
+        **of_tasks(spark, resolved, spec.name, tree.shards, work.key_types),
         plan=plan,
-        policy=policy_to_text(resolved),
-        name=spec.name,
-        uid=uuid.uuid4().hex,
-        application=application(spark),
-        state_dir=state_dir,
-        ids=tree.shards,
-        key_types=tuple(str(hashed_as(type_)) for type_ in work.key_types),
-        retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
         watermark_delay_us=source.delay_us(spec.time_column),
         rows_first=source.rows_first,
         tally=tally,
-        task_failures=task_failures(spark),
         trace_folder=None if resolved.trace.folder is None else trace_folder(resolved.trace.folder, spec.name),
     )
-    policy = spark.conf.get("spark.aion.policy", "standard") if spec.policy is None else spec.policy
+    named = spark.conf.get("spark.aion.policy", "standard") if spec.policy is None else spec.policy
+    policy = named if isinstance(named, str | Path) else "of its own"
     learns = "" if resolved.lateness.coverage is None else ", until enough is known of their lateness"
     log.info(
-        "windowed %r: state in %s, %d shards, policy %s; windows are kept for %s after their end%s",
-        spec.name, state_dir, len(tree.shards), policy if isinstance(policy, str | Path) else "of its own",
+        "windowed %r: state in %s, %s, policy %s; windows are kept for %s after their end%s",
+        spec.name, config.state_dir, shards_in_words(spark, resolved, len(tree.shards)), policy,
         format_duration(resolved.lateness.initial_bound_us), learns,
     )  # fmt: skip
     result = stock_method(blocks.groupBy("shard"), "transformWithStateInPandas")(

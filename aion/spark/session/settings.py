@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypedDict
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from aion.config import SPARK_PREFIX, Policy, resolve
+from aion.base.hashing import hashed_as
+from aion.config import SPARK_PREFIX, Policy, policy_to_text, resolve
 from aion.config.layers import Source as PolicySource
 from aion.config.values import location
 from aion.errors import ConfigError
-from aion.spark.session.sessions import is_remote, master, of_application
+from aion.spark.session.sessions import application, is_remote, master, of_application
 
 # Settings without which Aion does not work. The README explains each of them.
 REQUIRED = {
@@ -74,6 +78,43 @@ def shard_count(spark: SparkSession, policy: Policy) -> int:
     """Returns the number of shards of an operator."""
     partitions = int(conf(spark, "spark.sql.shuffle.partitions"))
     return partitions if policy.state.shards == "auto" else int(policy.state.shards)
+
+
+def shards_in_words(spark: SparkSession, policy: Policy, shards: int) -> str:
+    """Says how many shards an operator has, and where one would be quicker: each needs a task of its own in a batch."""
+    words = f"{shards} shard" + ("" if shards == 1 else "s")
+    if shards == 1 or policy.state.shards != "auto" or not master(spark).startswith("local"):
+        return words
+    return f"{words}, as spark.sql.shuffle.partitions says (if batches are small, 1 is quicker)"
+
+
+class OfTasks(TypedDict):
+    """The fields of :class:`aion.spark.tasks.root_config.TaskConfig`."""
+
+    policy: str
+    name: str
+    uid: str
+    application: str
+    state_dir: str
+    ids: tuple[int, ...]
+    key_types: tuple[str, ...]
+    retain_versions: int
+    task_failures: int
+
+
+def of_tasks(spark: SparkSession, policy: Policy, name: str, ids: Sequence[int], key: Iterable[pa.DataType]) -> OfTasks:
+    """Returns what every task of an operator gets. ``ids``: of its shards. ``key``: the types of its key columns."""
+    return {
+        "policy": policy_to_text(policy),
+        "name": name,
+        "uid": uuid.uuid4().hex,
+        "application": application(spark),
+        "state_dir": place_of_state(spark, policy),
+        "ids": tuple(ids),
+        "key_types": tuple(str(hashed_as(type_)) for type_ in key),
+        "retain_versions": int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
+        "task_failures": task_failures(spark),
+    }
 
 
 def task_failures(spark: SparkSession) -> int:

@@ -19,6 +19,7 @@ from aion import aggregates as A
 from aion.spark.session.settings import REQUIRED, of_queries, rows_at_once
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
 
+PARTITIONS = "spark.sql.shuffle.partitions"
 ROWS, BYTES = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
 FILES = "spark.sql.streaming.checkpointFileManagerClass"
 COUNT: dict[str, Any] = {"time": "ts", "windows": aion.Tumbling("10 seconds"), "aggregates": {"n": A.count()}}
@@ -104,6 +105,31 @@ def test_what_a_query_gets_beside_what_the_user_has_set(
 def test_another_writer_of_files_only_for_a_local_master(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark.sparkContext, "master", "yarn")
     assert FILES not in of_queries(spark)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "shards", "words"),
+    [
+        (2, "auto", "2 shards, as spark.sql.shuffle.partitions says (if batches are small, 1 is quicker)"),
+        (1, "auto", "1 shard"),
+        (2, 3, "3 shards"),
+    ],
+)
+def test_the_log_says_where_fewer_shards_would_be_quicker(
+    spark: SparkSession, stream: FileStream, caplog: pytest.LogCaptureFixture, partitions: int, shards: Any, words: str
+) -> None:
+    before = spark.conf.get(PARTITIONS)
+    spark.conf.set(PARTITIONS, partitions)
+    events = stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds")
+    others = stream.read(EVENTS_DDL).selectExpr("k", "ts as other").withWatermark("other", "0 seconds")
+    try:
+        with caplog.at_level(logging.INFO, "aion"):
+            aion.windowed(events, **COUNT, policy={"state": {"shards": shards}})
+            aion.join(events, others, key="k", within=("0 seconds", "1 second"), policy={"state": {"shards": shards}})
+    finally:
+        spark.conf.set(PARTITIONS, before)
+    said = [record.getMessage() for record in caplog.records if ": state in " in record.getMessage()]
+    assert [f"{line.split(', ', 1)[1]}, ".startswith(words + ", ") for line in said] == [True, True], said
 
 
 def test_a_query_has_them_and_the_session_has_not(spark: SparkSession, stream: FileStream, sink: Sink) -> None:
