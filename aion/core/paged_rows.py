@@ -178,11 +178,11 @@ class PagedRows:
         for chunk in range(int(chunks.max(initial=0))):
             yield self._part(found, np.flatnonzero(chunks > chunk), chunk)
 
-    def keys(self, found: Pages) -> list[bytes]:
+    def all_keys(self, found: Pages) -> list[bytes]:
         """Returns the keys of all chunks of pages."""
         chunks = self._chunks(found)
         pages = np.repeat(np.arange(len(chunks)), chunks)
-        return self._keys(found, pages, np.arange(len(pages)) - np.repeat(np.cumsum(chunks) - chunks, chunks))
+        return self.keys(found, pages, np.arange(len(pages)) - np.repeat(np.cumsum(chunks) - chunks, chunks))
 
     def tails(self, found: Pages, pages: Ints) -> Part:
         """Returns the last chunks of some of the pages."""
@@ -192,14 +192,15 @@ class PagedRows:
         return self._read(found, pages, np.full(len(pages), chunk))
 
     def _read(self, found: Pages, pages: Ints, chunks: Ints) -> Part:
-        values = self._values.get(self._keys(found, pages, chunks))
+        values = self._values.get(self.keys(found, pages, chunks))
         rows, counts = self._codec.decode([value for value in values if value is not None])
         sizes = np.zeros(len(values), np.int64)
         sizes[[at for at, value in enumerate(values) if value is not None]] = counts
         last = chunks == self._chunks(found)[pages] - 1
         return Part(pages, chunks, last, np.repeat(np.arange(len(pages)), sizes), rows)
 
-    def _keys(self, found: Pages, pages: Ints, chunks: Ints) -> list[bytes]:
+    def keys(self, found: Pages, pages: Ints, chunks: Ints) -> list[bytes]:
+        """Returns the keys of some chunks. ``pages``: of each, which of the pages it is in; ``chunks``: its number."""
         places = zip(found.places[pages].tolist(), chunks.tolist(), strict=True)
         return [self._page(found.bins[bin_], page, chunk) for (bin_, page), chunk in places]
 

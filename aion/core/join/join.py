@@ -162,7 +162,7 @@ class Join:
         for side, stored in enumerate(self._sides):
             if self._plan.outer[side] and self._step_us:
                 for due in stored.soon(self._limit(side) + self._step_us):
-                    yield from stored.pages.keys(stored.found(due))
+                    yield from stored.pages.all_keys(stored.found(due))
                     if self._plan.how == ASOF:
                         yield from self._newest.keys(due)
 
@@ -244,8 +244,7 @@ class Join:
             elif not self._plan.sides[side].unique and rows.has(NO_KEY).any():
                 kept = np.flatnonzero(~rows.has(NO_KEY))
                 rows, found = rows.take(kept), found._replace(page_of=found.page_of[kept])
-            # What has a partner now was marked after the pages were read.
-            stored.add(found, rows, read=new.first if not outer else None)
+            stored.add(found, rows, read=new.first)
 
     def _note(self, side: int, rows: Rows, at: Ints) -> None:
         """Notes when rows without a partner are due."""

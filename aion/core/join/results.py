@@ -155,7 +155,7 @@ class Newest:
 
     def keys(self, due: Ints) -> list[bytes]:
         """Returns the keys of the pages that :meth:`partners` reads for rows that are due: see :meth:`SideRows.due`."""
-        return self._right.pages.keys(self._around(due[:, 0], due[:, 1]))
+        return self._right.pages.all_keys(self._around(due[:, 0], due[:, 1]))
 
     def _around(self, hashes: Ints, times: Ints) -> Pages:
         return self._right.around(hashes, times, *self._interval)

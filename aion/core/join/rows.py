@@ -162,6 +162,7 @@ class SideRows:
         self.bin_us = max(span_us, _SHORTEST_BIN_US)
         self._due_us = max(span_us // _DUE_BINS, _SHORTEST_DUE_US)
         self._due = space + b"d"
+        self._marked: dict[bytes, npt.NDArray[np.uint8]] = {}  # the flags of chunks that were marked since the last add
 
     # -- the index of what is due -------------------------------------------------------------------------
 
@@ -232,12 +233,22 @@ class SideRows:
         return self.pages.pages(begin[which] + within, hashes[which])
 
     def add(self, found: Pages, rows: Rows, *, read: Part | None) -> None:
-        """Keeps rows. ``found``: the page of each. ``read``: the first chunks of these pages, if they are still so."""
+        """Keeps rows. ``found``: the page of each. ``read``: the first chunks of these pages, if they have been read.
+
+        Since then, rows may have been marked, but none added or removed.
+        """
+        marked, self._marked = self._marked, {}
         if not len(rows):
             return
         pages = np.unique(found.page_of)
         if read is None or not read.last.all():
             read = self.pages.tails(found, pages)
+        elif marked:
+            flags, keys = _flags(read).copy(), self.pages.keys(found, read.pages, read.chunks)
+            for begin, key in zip(np.searchsorted(read.of_chunk, np.arange(len(keys))).tolist(), keys, strict=True):
+                if (now := marked.get(key)) is not None:
+                    flags[begin : begin + len(now)] = now
+            read = read._replace(rows=_with_flags(read.rows, flags))
         of_new = np.searchsorted(read.pages, found.page_of)
         both = pa.concat_tables([read.rows, rows.to_store(self.schema)])
         changed = np.isin(read.pages, pages)
@@ -252,14 +263,16 @@ class SideRows:
 
     def mark(self, found: Pages, part: Part, at: Ints, flags: npt.NDArray[np.uint8]) -> None:
         """Writes the flags of some of the rows that were read."""
-        now = _array(part.rows.column(_own(_FLAGS))).to_numpy().copy()
+        now = _flags(part).copy()
         chunks = np.zeros(len(part.pages), np.bool_)
         chunks[part.of_chunk[at[now[at] != flags]]] = True
         if chunks.any():
             now[at] = flags
-            number = part.rows.schema.get_field_index(_own(_FLAGS))
-            rows = part.rows.set_column(number, part.rows.schema.field(number), pa.array(now))
-            self.pages.write(found, part, rows, part.of_chunk, chunks)
+            self.pages.write(found, part, _with_flags(part.rows, now), part.of_chunk, chunks)
+            numbers = np.flatnonzero(chunks)
+            begins, ends = (np.searchsorted(part.of_chunk, numbers, side) for side in ("left", "right"))
+            keys = self.pages.keys(found, part.pages[numbers], part.chunks[numbers])
+            self._marked |= {key: now[a:b] for key, a, b in zip(keys, begins, ends, strict=True)}
 
 
 class Hashes:
@@ -274,7 +287,7 @@ class Hashes:
         hashes = _array(part.rows.column(_own("hash"))).to_numpy()
         found = self._there[hashes & _MASK]
         if not also_gone:
-            found &= _array(part.rows.column(_own(_FLAGS))).to_numpy() & GONE == 0
+            found &= _flags(part) & GONE == 0
         at = np.flatnonzero(found)
         return at, Rows.stored(part.rows.take(pa.array(at)).combine_chunks())
 
@@ -359,6 +372,15 @@ def _some(rows: Rows, found: Pages, at: Ints) -> tuple[Rows, Pages]:
     if len(at) == len(rows):
         return rows, found
     return rows.take(at), found._replace(page_of=found.page_of[at])
+
+
+def _flags(part: Part) -> npt.NDArray[np.uint8]:
+    return np.asarray(_array(part.rows.column(_own(_FLAGS))).to_numpy())
+
+
+def _with_flags(rows: pa.Table, flags: npt.NDArray[np.uint8]) -> pa.Table:
+    number = rows.schema.get_field_index(_own(_FLAGS))
+    return rows.set_column(number, rows.schema.field(number), pa.array(flags))
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:
