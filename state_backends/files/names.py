@@ -37,7 +37,7 @@ class SstFile(NamedTuple):
         return self.path.rpartition("/")[2]
 
 
-class Doomed(NamedTuple):
+class ToDelete(NamedTuple):
     """Names of manifests and of files that are to be deleted."""
 
     manifests: list[str]

@@ -17,7 +17,7 @@ from state_backends.files.disk_budget import DiskBudget
 from state_backends.files.handed_remote import HandedPlace, read_body
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.local_copies import LocalCopies
-from state_backends.files.names import HANDED, MANIFEST, OPERATOR, Doomed, SstFile
+from state_backends.files.names import HANDED, MANIFEST, OPERATOR, SstFile, ToDelete
 from state_backends.files.parallel import in_parallel, wait_for
 from state_backends.files.partial import PartialCopy
 from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, storage_errors
@@ -61,7 +61,7 @@ class RemoteStorage:
         self._copies = LocalCopies(self._remote, f"{folder}/files", cache, kept, self._in_background, self._budget)
         self._uploads: dict[str, Future[None]] = {}  # by name: files that no version names yet
         self._deleting: set[Future[None]] = set()
-        self._failed = Doomed([], [])  # what could not be deleted
+        self._failed = ToDelete([], [])  # what could not be deleted
         self._lock = threading.Lock()  # of the two lists of what is to be deleted
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
@@ -157,25 +157,27 @@ class RemoteStorage:
         self._copies.forget(names)
         self._budget.forget(self.files / name for name in names if name.endswith(HANDED))
 
-    def delete(self, doomed: Doomed) -> Doomed:
+    def delete(self, to_delete: ToDelete) -> ToDelete:
         """Deletes in the background. Returns what could not be deleted before. A later opening finds it, too."""
-        self.release(doomed.files)
+        self.release(to_delete.files)
         with self._lock:
             adopted, self._adopted = self._adopted, []
-            failed, self._failed = self._failed, Doomed([], [])
-        if not any(doomed) and not adopted:
+            failed, self._failed = self._failed, ToDelete([], [])
+        if not any(to_delete) and not adopted:
             return failed
 
         def not_deleted(error: Exception) -> None:
             log.warning("a later commit tries again, because old files could not be deleted: %s", error)
             with self._lock:
                 self._adopted += adopted
-                self._failed = Doomed(self._failed.manifests + doomed.manifests, self._failed.files + doomed.files)
+                self._failed = ToDelete(
+                    self._failed.manifests + to_delete.manifests, self._failed.files + to_delete.files
+                )
 
         try:
-            paths = [self._at("manifests", name)[1] for name in doomed.manifests]
-            paths += [self._at("files", name)[1] for name in doomed.files]
-            left = [self._left(name) for name in doomed.files if name.endswith(HANDED)]
+            paths = [self._at("manifests", name)[1] for name in to_delete.manifests]
+            paths += [self._at("files", name)[1] for name in to_delete.files]
+            left = [self._left(name) for name in to_delete.files if name.endswith(HANDED)]
             everything = [*paths, *adopted, *filter(None, left)]
             # What it does not come to is found again later.
             self._watch(self._remote.deletions.add(self._remote.delete, everything, not_deleted))

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from state_backends.files.bodies import Footer, Places, read_footer
 from state_backends.files.faults import disk_error, disk_errors
-from state_backends.files.names import MANIFEST, OPERATOR, PART, Doomed, SstFile
+from state_backends.files.names import MANIFEST, OPERATOR, PART, SstFile, ToDelete
 from state_backends.files.partial import PartialCopy
 from state_backends.format.block import BodyAt
 from state_backends.format.errors import CorruptState
@@ -103,7 +103,7 @@ class Storage(Protocol):
     def release(self, names: Collection[str]) -> None:
         """Removes the local copies of these files: the current version does not need them, but older ones may."""
 
-    def delete(self, doomed: Doomed) -> Doomed:
+    def delete(self, to_delete: ToDelete) -> ToDelete:
         """Deletes manifests and files, if they exist. Returns those that could not be deleted. Never raises.
 
         A remote storage deletes in the background, and returns what could not be deleted in earlier calls.
@@ -220,11 +220,11 @@ class LocalStorage:
     def release(self, names: Collection[str]) -> None:
         """Does nothing: this is the only copy."""
 
-    def delete(self, doomed: Doomed) -> Doomed:
-        remaining = Doomed([], [])
+    def delete(self, to_delete: ToDelete) -> ToDelete:
+        remaining = ToDelete([], [])
         for folder, names, failed in (
-            (self._manifests, doomed.manifests, remaining.manifests),
-            (self.files, doomed.files, remaining.files),
+            (self._manifests, to_delete.manifests, remaining.manifests),
+            (self.files, to_delete.files, remaining.files),
         ):
             for name in names:
                 try:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from state_backends.files.names import Doomed, is_merged
+from state_backends.files.names import ToDelete, is_merged
 from state_backends.thresholds import threshold
 from state_backends.versions.manifest import FileEntry, Manifest, Past
 
@@ -78,31 +78,31 @@ class Retention:
         """Returns the part of ``past`` that the manifest lists."""
         return tuple(past[-min(self._keep - 1, MOST_PAST) :])
 
-    def committed(self, manifest: Manifest, past: Sequence[Past], batch: int) -> Doomed:
+    def committed(self, manifest: Manifest, past: Sequence[Past], batch: int) -> ToDelete:
         """Records the new version that an attempt of ``batch`` has made after ``past``. Returns what may be deleted."""
         expired, self._past = list(past[: 1 - self._keep]), list(past[1 - self._keep :])
-        doomed = Doomed([manifest_name(p.token) for p in expired], [name for p in expired for name, _ in p.left])
+        to_delete = ToDelete([manifest_name(p.token) for p in expired], [name for p in expired for name, _ in p.left])
         self.disk_bytes = sum(f.size_bytes for f in manifest.files)
         self.disk_bytes += sum(size for p in self._past for _, size in p.left)
         versions = {manifest_name(token) for token in (manifest.token, *(p.token for p in self._past))}
         named = {f.name for f in manifest.files} | {name for p in self._past for name, _ in p.left}
         for listed, needed, dead in (
-            (self._manifests, versions, doomed.manifests),
-            (self._files, named, doomed.files),
+            (self._manifests, versions, to_delete.manifests),
+            (self._files, named, to_delete.files),
         ):
             for name in [name for name, its_batch in listed.items() if self._floor < its_batch < batch]:
                 del listed[name]
                 if name not in needed and name not in dead:
                     dead.append(name)
-        return doomed
+        return to_delete
 
-    def retry(self, doomed: Doomed) -> None:
+    def retry(self, to_delete: ToDelete) -> None:
         """Makes the next commit delete these again, because they could not be deleted.
 
         They outlive the shard, too: they are among the names that are listed when it is opened.
         """
-        self._manifests.update(dict.fromkeys(doomed.manifests, self._floor + 1))
-        self._files.update(dict.fromkeys(doomed.files, self._floor + 1))
+        self._manifests.update(dict.fromkeys(to_delete.manifests, self._floor + 1))
+        self._files.update(dict.fromkeys(to_delete.files, self._floor + 1))
 
     def note(self, manifests: Iterable[str], files: Iterable[str]) -> None:
         """Adds names to those that are judged when a later batch is committed."""

@@ -17,7 +17,7 @@ from rocksdict import Cache
 
 from state_backends.backends import Stores
 from state_backends.files.bodies import Places
-from state_backends.files.names import Doomed
+from state_backends.files.names import ToDelete
 from state_backends.files.request_counts import Batch
 from state_backends.files.requests import Requests
 from state_backends.files.storage import Storage
@@ -294,7 +294,7 @@ class Shard:
             if self._is_saved(making.token):
                 self._retention.note([], names)
                 return
-        self._retention.retry(self.storage.delete(Doomed([], list(names))))
+        self._retention.retry(self.storage.delete(ToDelete([], list(names))))
 
     def _is_saved(self, token: str) -> bool:
         """Whether the manifest with this token is there. True if nobody knows."""

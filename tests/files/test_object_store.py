@@ -16,7 +16,7 @@ import pytest
 
 from aion.errors import CorruptState, StorageError
 from state_backends.files import requests, s3
-from state_backends.files.names import Doomed
+from state_backends.files.names import ToDelete
 from state_backends.files.remote import Remote, pyarrow_uri
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.versions.manifest import load
@@ -224,7 +224,7 @@ def test_the_shards_of_a_host_delete_together(bucket: ObjectStore) -> None:
         remote.cleaning.submit(may_delete.wait, PATIENCE)
         with bucket.watched() as watched:
             for storage in storages:
-                storage.delete(Doomed([], [f"0000000000-0000000000-{k}.sst" for k in range(3)]))
+                storage.delete(ToDelete([], [f"0000000000-0000000000-{k}.sst" for k in range(3)]))
             may_delete.set()
             for storage in storages:
                 storage.settle()

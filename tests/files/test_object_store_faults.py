@@ -11,7 +11,7 @@ import boto3
 import pytest
 
 from aion.errors import CorruptState, StorageError
-from state_backends.files.names import Doomed
+from state_backends.files.names import ToDelete
 from state_backends.files.remote import Remote, RemoteUpload
 from state_backends.files.remote_storage import RemoteStorage
 from state_backends.versions.manifest import load
@@ -194,7 +194,7 @@ def test_a_deletion_that_fails_is_tried_again_while_the_shard_is_open(bucket: Ob
     for i in range(3):
         token = host.commit(token, f"{i}", (i, i), purge=[i - 1])
     with bucket.denied():
-        host.storage.delete(Doomed(["0000000000-old.json"], ["0000000000-0000000000-old.sst"]))
+        host.storage.delete(ToDelete(["0000000000-old.json"], ["0000000000-0000000000-old.sst"]))
         host.storage.settle()
     for name in ("manifests/0000000000-old.json", "files/0000000000-0000000000-old.sst"):
         bucket.put(f"state/query/tolls/shard-00003/{name}", b"old")

@@ -15,7 +15,7 @@ import pytest
 from aion.errors import CorruptState, DiskError, StorageError
 from state_backends.files import remote as remote_module
 from state_backends.files import requests as requests_module
-from state_backends.files.names import Doomed
+from state_backends.files.names import ToDelete
 from state_backends.files.remote import Remote
 from state_backends.files.remote_storage import RemoteStorage
 from tests.files.rig import (
@@ -157,7 +157,7 @@ def test_a_version_costs_a_request_for_each_file_and_one_for_its_manifest(make: 
     for i in range(5):
         published(storage, write(storage, f"{i}-t.sst", b"x").name)
         storage.save(f"token-{i}", b"m")
-        storage.delete(Doomed([], [f"{i - 1}-t.sst"]))
+        storage.delete(ToDelete([], [f"{i - 1}-t.sst"]))
     storage.settle()
     assert calls.count("open_output_stream") == 10
     assert "get_file_info" not in calls
@@ -173,7 +173,7 @@ def test_what_cannot_be_deleted_is_no_error(make: Callable[..., Place], caplog: 
             raise PermissionError("not yours")
 
     place.before = refuse
-    storage.delete(Doomed([], ["0001-t.sst"]))
+    storage.delete(ToDelete([], ["0001-t.sst"]))
     storage.settle()
     assert "could not be deleted: test://place/of?state: not yours" in caplog.text
     assert files(place.storage()) == ["0001-t.sst"], "retention will find it again"
@@ -191,10 +191,10 @@ def test_what_cannot_be_deleted_keeps_no_other_file(make: Callable[..., Place]) 
             raise PermissionError("not yours")
 
     place.before = refuse
-    storage.delete(Doomed(["a.json"], [kept, *others]))
+    storage.delete(ToDelete(["a.json"], [kept, *others]))
     storage.settle()
     assert files(place.storage()) == [kept]
-    assert storage.delete(Doomed([], [])) == Doomed(["a.json"], [kept, *others])
+    assert storage.delete(ToDelete([], [])) == ToDelete(["a.json"], [kept, *others])
 
 
 def test_a_file_system_that_cannot_be_reached_is_named() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aion.errors import CorruptState
-from state_backends.files.names import Doomed
+from state_backends.files.names import ToDelete
 from state_backends.files.remote_storage import RemoteStorage
 from tests.files.rig import (
     Place,
@@ -56,8 +56,8 @@ def test_manifests_are_what_was_saved(place: Place) -> None:
         assert other.load("0002.b") == b"0002.b" * 1000
         with pytest.raises(FileNotFoundError):
             other.load("0003")
-    storage.delete(Doomed(["0001-a.json"], []))
-    storage.delete(Doomed(["0001-a.json"], []))
+    storage.delete(ToDelete(["0001-a.json"], []))
+    storage.delete(ToDelete(["0001-a.json"], []))
     if isinstance(storage, RemoteStorage):
         storage.settle()
     assert manifests(place.storage()) == manifests(storage) == ["0002.b.json"]
@@ -109,7 +109,7 @@ def test_files_are_what_was_published(place: Place) -> None:
     other.fetch(copies)
     assert [Path(c.path).read_bytes() for c in copies] == [Path(f.path).read_bytes() for f in several[1:]]
     for name in (several[0].name, several[0].name, "0009-none.sst"):
-        other.delete(Doomed([], [name]))
+        other.delete(ToDelete([], [name]))
     if isinstance(other, RemoteStorage):
         other.settle()
     assert sorted(files(place.storage())) == sorted(files(other)) == [f.name for f in several[1:]]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state_backends.files.names import MERGED, Doomed
+from state_backends.files.names import MERGED, ToDelete
 from state_backends.store.merge_choice import Choice, FileView, Limits, choose
 from state_backends.versions.manifest import FileEntry, Identity, Manifest, Past
 from state_backends.versions.retention import Retention, floor_of, manifest_name
@@ -223,10 +223,10 @@ class Folder:
         assert self.disk.keys() >= needed.keys(), "a version that may be asked for lost a file"
         assert self.retention.disk_bytes == sum(needed.values()) or self.chain[0] is not kept[0]
 
-    def delete(self, doomed: Doomed) -> None:
-        for name in doomed.files:
+    def delete(self, to_delete: ToDelete) -> None:
+        for name in to_delete.files:
             self.disk.pop(name, None)  # a merged file that died before it was named is deleted by who made it
-        for name in doomed.manifests:
+        for name in to_delete.manifests:
             del self.manifests[name]
 
     def choose(self, number: int) -> None:
@@ -333,7 +333,7 @@ def of(number: int, batch: int, mark: str = "", attempt: str = "v") -> str:
     return f"{number:010d}-{batch:010d}-{attempt}{mark}.sst"
 
 
-def follow(retention: Retention, parent: Manifest | None, child: Manifest) -> Doomed:
+def follow(retention: Retention, parent: Manifest | None, child: Manifest) -> ToDelete:
     """``child`` is committed by an attempt of the batch that its version has for a number."""
     return retention.committed(child, retention.following(parent, child.files), child.version)
 
@@ -386,9 +386,9 @@ def test_what_could_not_be_deleted_is_tried_again() -> None:
     versions = [manifest(1, file), *(manifest(n) for n in range(2, 6))]
     follow(retention, None, versions[0])
     follow(retention, versions[0], versions[1])
-    doomed = follow(retention, versions[1], versions[2])
-    assert doomed == (["0000000001-v.json"], [file])
-    retention.retry(doomed)
+    to_delete = follow(retention, versions[1], versions[2])
+    assert to_delete == (["0000000001-v.json"], [file])
+    retention.retry(to_delete)
     again = follow(retention, versions[2], versions[3])
     assert again == (["0000000002-v.json", "0000000001-v.json"], [file])
     assert follow(retention, versions[3], versions[4]) == (["0000000003-v.json"], [])
