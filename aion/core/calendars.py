@@ -274,7 +274,7 @@ def _ticks_of(rules: ZoneRules, tick_us: int, time_us: int) -> _Ticks:
     return _Ticks(rules, tick_us, time_us)
 
 
-class Pins:
+class FixedStarts:
     """The starts of some steps, whatever the rules of the zone say now. Steps between them adapt.
 
     ``numbers``: of the steps, ascending. ``starts_us``: they do not descend. ``rules``: the digests of the rules that
@@ -292,11 +292,11 @@ class Pins:
         after = np.searchsorted(self.numbers, numbers)
         low = np.concatenate(([np.iinfo(np.int64).min], self.starts_us))[after]
         high = np.append(self.starts_us, np.iinfo(np.int64).max)[after]
-        pinned = np.append(self.numbers, np.iinfo(np.int64).max)[after] == numbers
-        return np.where(pinned, high, np.clip(starts_us, low, high))
+        fixed = np.append(self.numbers, np.iinfo(np.int64).max)[after] == numbers
+        return np.where(fixed, high, np.clip(starts_us, low, high))
 
 
-NO_PINS = Pins(np.empty(0, np.int64), np.empty(0, np.int64))
+NONE_FIXED = FixedStarts(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +305,7 @@ class CalendarEdges:
 
     steps: Steps
     rules: ZoneRules
-    pins: Pins = NO_PINS
+    fixed: FixedStarts = NONE_FIXED
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CalendarEdges) and self._identity == other._identity
@@ -315,8 +315,8 @@ class CalendarEdges:
 
     @cached_property
     def _identity(self) -> tuple[Any, ...]:
-        pins = self.pins.numbers.tobytes(), self.pins.starts_us.tobytes(), self.pins.rules
-        return self.steps, self.rules, pins
+        fixed = self.fixed.numbers.tobytes(), self.fixed.starts_us.tobytes(), self.fixed.rules
+        return self.steps, self.rules, fixed
 
     @property
     def longest_us(self) -> int:
@@ -326,7 +326,7 @@ class CalendarEdges:
     def starts(self, numbers: Ints) -> Ints:
         """Returns the start of each step, in µs."""
         found = self.rules.tick_starts(self.steps.first_tick(numbers), self.steps.tick_us, self.steps.time_us)
-        return self.pins.applied(numbers, found) if len(self.pins) else found
+        return self.fixed.applied(numbers, found) if len(self.fixed) else found
 
     def numbers(self, times_us: Ints) -> Ints:
         """Returns the number of the step that each instant is in: the last one that starts at or before it."""
@@ -370,15 +370,15 @@ class CalendarEdges:
         return edges[distinct]
 
     @property
-    def unpinned(self) -> CalendarEdges:
+    def without_fixed(self) -> CalendarEdges:
         """The edges that the rules give."""
         return CalendarEdges(self.steps, self.rules)
 
     def makes_redundant(self, other: CalendarEdges) -> bool:
         """Returns whether all edges of the other are edges of this, whatever the rules are."""
-        same = self.rules == other.rules and not len(self.pins) and not len(other.pins)
+        same = self.rules == other.rules and not len(self.fixed) and not len(other.fixed)
         return same and self.steps.refine(other.steps)
 
-    def pinned(self, numbers: Ints, starts_us: Ints, rules: Iterable[str]) -> CalendarEdges:
-        """The same, but these steps have these starts: see :class:`Pins`."""
-        return CalendarEdges(self.steps, self.rules, Pins(numbers, starts_us, rules))
+    def with_starts(self, numbers: Ints, starts_us: Ints, rules: Iterable[str]) -> CalendarEdges:
+        """The same, but these steps have these starts: see :class:`FixedStarts`."""
+        return CalendarEdges(self.steps, self.rules, FixedStarts(numbers, starts_us, rules))

@@ -26,7 +26,7 @@ from aion.core.life.window_table import WindowTable, status_of
 from aion.core.query.evolved import of_shard
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import slices_from_json, start_of
-from aion.core.timed.calendar_state import pinned_plan
+from aion.core.timed.calendar_state import plan_of_snapshot
 from aion.core.windows import PerRecord, Session
 from aion.execute.panes.applying import Seen, decode_all
 from aion.execute.panes.combining import windows_at_once
@@ -85,7 +85,7 @@ def window_rows(
     ``schema``: of the answer.
     """
     snapshot = reader.manifest.snapshot
-    plan = pinned_plan(of_shard(plan, snapshot), snapshot)
+    plan = plan_of_snapshot(of_shard(plan, snapshot), snapshot)
     reading = _Reading(plan, reader, asked, memory_bytes, schema)
     yield from _of_time(reading)
     for part in plan.parts:

@@ -95,7 +95,7 @@ class SliceGrid:
             families.add(Family(max(min(reaches), LEAST_KEYED_US), 0))
         self._segment: EdgeSet | None = None
         # Blocks outlive the rules of a zone, so their layout must not depend on more than the definitions.
-        several = always or len(EdgeSet(families, (w.edges.unpinned for w in calendars))) > 1
+        several = always or len(EdgeSet(families, (w.edges.without_fixed for w in calendars))) > 1
         if segmented and several and self.aligned:
             shortest = min(self.aligned.values(), key=_length)
             # Every segment boundary is an edge, so that no slice lies in two segments.

@@ -2,8 +2,8 @@
 
 The rules may be others after a restart. A snapshot therefore has the edges of all calendar windows that live, of those
 that the operator remembers as gone, and of those that stored segments lie in. The windows before these are all gone,
-and the snapshot has the end of the last one. After a restart these edges are pinned, and the rules of the day decide
-all others. A window beside a pinned one is longer or shorter, so that nothing lies between them or in both.
+and the snapshot has the end of the last one. After a restart these edges are fixed, and the rules of the day decide
+all others. A window beside a fixed one is longer or shorter, so that nothing lies between them or in both.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ def calendars_to_json(grid: SliceGrid, windows: WindowTable, gone: Purged, segme
         last_end = edges.numbers(closed_us[closed_us > -NEVER])
         numbers = np.unique(np.concatenate((needed, needed + 1, last_end)))
         found[str(number)] = {
-            "rules": sorted({edges.rules.digest, *edges.pins.rules}),
+            "rules": sorted({edges.rules.digest, *edges.fixed.rules}),
             "edges": table({"number": numbers.tolist(), "start_us": edges.starts(numbers).tolist()}),
         }
     return {"calendars": found}
 
 
-def pinned_plan(plan: Plan, snapshot: Mapping[str, Any] | None) -> Plan:
+def plan_of_snapshot(plan: Plan, snapshot: Mapping[str, Any] | None) -> Plan:
     """The plan for a shard with this snapshot. It is the same if the rules of the zones still say the same."""
     kept = {} if snapshot is None else snapshot.get("calendars", {})
-    changed = {n: w.with_edges(pinned) for n, w in plan.calendars.items() if (pinned := _pinned(w, kept.get(str(n))))}
+    changed = {n: w.with_edges(fixed) for n, w in plan.calendars.items() if (fixed := _fixed(w, kept.get(str(n))))}
     return plan.with_windows(changed) if changed else plan
 
 
-def _pinned(window: Calendar, kept: Mapping[str, Any] | None) -> CalendarEdges | None:
-    """The edges with pins. None if the rules say what the snapshot says."""
+def _fixed(window: Calendar, kept: Mapping[str, Any] | None) -> CalendarEdges | None:
+    """The edges, some of which are fixed. None if the rules say what the snapshot says."""
     if kept is None:
         return None
     columns = untable(kept["edges"])
     numbers, starts_us = (np.array(columns[name], np.int64) for name in ("number", "start_us"))
     if (window.edges.starts(numbers) == starts_us).all():
         return None
-    return window.edges.pinned(numbers, starts_us, kept["rules"])
+    return window.edges.with_starts(numbers, starts_us, kept["rules"])
 
 
 def _ranges(firsts: Ints, lasts: Ints) -> Ints:

@@ -60,9 +60,9 @@ def shard_plan(plan: Plan, snapshot: Mapping[str, Any] | None, name: str) -> Pla
     plan = of_shard(plan, snapshot)
     if not plan.calendars:
         return plan
-    from aion.core.timed.calendar_state import pinned_plan
+    from aion.core.timed.calendar_state import plan_of_snapshot
 
-    found = pinned_plan(plan, snapshot)
+    found = plan_of_snapshot(plan, snapshot)
     if found is not plan:
         checkpoint, run = _query()
         _files(checkpoint, name, run).check(snapshot)

@@ -30,7 +30,7 @@ from aion.core.life.window_table import WindowTable
 from aion.core.packing import untable
 from aion.core.query.plan import Plan, make_plan
 from aion.core.slicing.grid import SliceGrid
-from aion.core.timed.calendar_state import calendars_to_json, pinned_plan
+from aion.core.timed.calendar_state import calendars_to_json, plan_of_snapshot
 from aion.core.timed.purged import Purged
 from aion.errors import StateError
 from aion.execute.assembly import make_builder, make_executor, make_operator
@@ -105,7 +105,7 @@ class Changing(Rig):
         attempt = f"{self.attempts:010d}-0"
         files.add(self.plan)
         snapshot = self.shard.open(self.token, attempt, self.shard.identity)
-        plan = pinned_plan(self.plan, snapshot)
+        plan = plan_of_snapshot(self.plan, snapshot)
         if plan is not self.plan:
             files.check(snapshot)
         operator = make_operator(plan, self.policy, snapshot)
@@ -261,8 +261,8 @@ def test_rules_that_say_the_same_pin_nothing(tzpath: Path) -> None:
     rig.run([SUMMER], None)
     put(tzpath, "Etc/GMT-1")
     winter = Changing(tzpath, DEFINITIONS["days and months"], bound="10 days", kept=False)
-    assert pinned_plan(rig.plan, rig.operator.snapshot()) is rig.plan
-    assert pinned_plan(winter.plan, None) is winter.plan
+    assert plan_of_snapshot(rig.plan, rig.operator.snapshot()) is rig.plan
+    assert plan_of_snapshot(winter.plan, None) is winter.plan
     rig.close()
     winter.close()
 
