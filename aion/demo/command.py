@@ -29,7 +29,7 @@ from rich.text import Text
 import aion
 from aion import aggregates as A
 from aion.demo import flights as data_of
-from aion.demo.report import COMPLETENESS, Outcome, Sample, compare, draw, rated, summary, verdict
+from aion.demo.report import COMPLETENESS, Outcome, Sample, compare, conclusion, draw, rated, summary
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,7 +120,7 @@ def run(flights: int = 0, out: Path = Path("out"), policy: str = "demo") -> int:
     console.print(summary(outcomes, watch.samples, watch.peak_m_bucket_bytes))
     for outcome in outcomes:
         style = "green" if outcome.comparison.equal else "red"
-        text = "\n".join(verdict(outcome.comparison, outcome.dropped))
+        text = "\n".join(conclusion(outcome.comparison, outcome.dropped))
         console.print(escape(text), style=style, soft_wrap=True)
     panes = {outcome.name: outcome.panes for outcome in outcomes}
     rows = {outcome.name: outcome.rated for outcome in outcomes}

@@ -114,7 +114,7 @@ def rated(panes: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return both.loc[said, [*COMPLETENESS, "truth"]].reset_index(drop=True)
 
 
-def verdict(comparison: Comparison, dropped: int = 0) -> list[str]:
+def conclusion(comparison: Comparison, dropped: int = 0) -> list[str]:
     """One line if all panes are right, else the differences, with examples. ``dropped`` events are the likely cause."""
     if comparison.equal:
         return [f"{comparison.query}: the last panes of all {comparison.windows:,} windows equal the truth"]

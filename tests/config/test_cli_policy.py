@@ -439,7 +439,7 @@ def test_what_the_system_refuses_is_a_message(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("equal", [True, False])
-def test_demo_passes_on_its_options_and_the_verdict(monkeypatch: pytest.MonkeyPatch, equal: bool) -> None:
+def test_demo_passes_on_its_options_and_the_conclusion(monkeypatch: pytest.MonkeyPatch, equal: bool) -> None:
     seen: list[object] = []
 
     def fake(flights: int, out: Path) -> int:

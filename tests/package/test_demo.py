@@ -30,7 +30,7 @@ from aion.demo.flights import (
     micros,
     write_stream,
 )
-from aion.demo.report import Outcome, Sample, compare, draw, format_bytes, rated, summary, verdict
+from aion.demo.report import Outcome, Sample, compare, conclusion, draw, format_bytes, rated, summary
 from aion.errors import ConfigError
 
 MINUTE_US = 60_000_000
@@ -204,7 +204,7 @@ def right_panes() -> pd.DataFrame:
 def test_equal_panes() -> None:
     comparison = compare("q", truth(), right_panes(), KEY, VALUES)
     assert comparison.equal and comparison.windows == 3
-    assert verdict(comparison) == ["q: the last panes of all 3 windows equal the truth"]
+    assert conclusion(comparison) == ["q: the last panes of all 3 windows equal the truth"]
 
 
 def faults(panes: pd.DataFrame) -> dict[str, int]:
@@ -249,10 +249,10 @@ def test_a_pane_that_came_twice_is_found() -> None:
     assert faults(pd.concat([panes, panes.iloc[[3]]])) == {"duplicated": 2}
 
 
-def test_the_verdict_names_what_differs() -> None:
+def test_the_conclusion_names_what_differs() -> None:
     panes = right_panes()
     panes.loc[0, "flights"] = 4
-    lines = verdict(compare("q", truth(), panes.query("dest != 'BOS'"), KEY, VALUES), dropped=7)
+    lines = conclusion(compare("q", truth(), panes.query("dest != 'BOS'"), KEY, VALUES), dropped=7)
     text = "\n".join(lines)
     assert lines[0] == "q: does NOT equal the truth (3 windows)"
     assert "1 missing" in text and "dest=BOS" in text
@@ -302,7 +302,7 @@ def test_the_queries_without_spark(year: Flights, query: demo.Query) -> None:
     panes = rows.to_pandas().assign(**edges)
     assert (panes["kind"] != "dropped").all()
     comparison = compare(query.name, pandas_truth(data, query), panes, [query.key], list(query.truth))
-    assert comparison.equal, verdict(comparison)
+    assert comparison.equal, conclusion(comparison)
     said = rated(panes, [query.key])
     assert len(said) > 300 and said["truth"].max() == 1
     assert (said["truth"] >= said["completeness_low"] - 1e-9).mean() > 0.9

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from aion.demo import command as demo
 from aion.demo.flights import arrivals, load_flights, write_stream
-from aion.demo.report import compare, verdict
+from aion.demo.report import compare, conclusion
 from tests.package.test_demo import pandas_truth
 
 
@@ -24,7 +24,7 @@ def test_spark_computes_the_truth_and_keeps_the_watermark_below_the_filter(
         comparison = compare(
             query.name, pandas_truth(data, query), found.assign(pane=0), [query.key], list(query.truth)
         )
-        assert comparison.equal, verdict(comparison)
+        assert comparison.equal, conclusion(comparison)
     capsys.readouterr()
     arrivals(spark, tmp_path / "flights").select("scheduled").explain()
     plan = capsys.readouterr().out
