@@ -129,7 +129,7 @@ class Arrival:
         return dict(zip(blocks.tolist(), counts.tolist(), strict=True))
 
 
-class Tally:
+class LateCounts:
     """Counts events of one batch, which may arrive in parts.
 
     An event counts once, however many definitions it is late for. What comes late or too late is what is old enough. So

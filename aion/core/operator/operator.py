@@ -42,7 +42,7 @@ from aion.core.life.actions import (
     SliceFacts,
     WatermarkAdvanced,
 )
-from aion.core.life.arrival import Arrival, Tally, untimed
+from aion.core.life.arrival import Arrival, LateCounts, untimed
 from aion.core.life.definition import Claim, DefinedWindows, Stretches, Turn
 from aion.core.life.late_work import LateWork
 from aion.core.life.lifecycle import Counters, Watermark
@@ -97,7 +97,7 @@ class Operator:
         self.next_pane_seq = 0
         self.reached_us: int | None = None  # no event that ever came is as late as this instant. It only grows
         self.counters = Counters()
-        self._tally = Tally()
+        self._late_counts = LateCounts()
         if snapshot is not None:
             self.watermark = Watermark(snapshot["watermark_us"], snapshot["watermark_step_us"])
             self.next_seq = snapshot["next_seq"]
@@ -263,9 +263,9 @@ class Operator:
             claims |= {d: d.arrive(arrival, of_grid, turn) for d in segments.definitions}
         actions: list[Action | Order] = [*untimed(blocks, self.counters)]
         actions += [order for claim in claims.values() for order in (*claim.drops, *claim.orders)]
-        self._tally.drop(blocks, [claim.dropped for claim in claims.values()])
+        self._late_counts.drop(blocks, [claim.dropped for claim in claims.values()])
         for place, definition in enumerate(self._definitions):
-            self._tally.came_late(place, claims[definition].late)
+            self._late_counts.came_late(place, claims[definition].late)
         appends = self._kept(blocks, claims, _wasted(hashed, self._segments[0], claims), turn)
         seqs, turn = {append.index: append.seq for append in appends}, self._turn()
         announced: dict[int, None] = {}
@@ -302,10 +302,10 @@ class Operator:
 
     def _all_arrived(self) -> None:
         """All events of the batch are there."""
-        turn, tally, self._tally = self._turn(), self._tally, Tally()
+        turn, counts, self._late_counts = self._turn(), self._late_counts, LateCounts()
         for place, definition in enumerate(self._definitions):
-            tally.came_late(place, definition.join(turn))
-        tally.end(self.counters)
+            counts.came_late(place, definition.join(turn))
+        counts.end(self.counters)
 
     # -- executions ---------------------------------------------------------------------------------------
 

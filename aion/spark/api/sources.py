@@ -19,8 +19,8 @@ from aion.spark import NEWEST, OLDEST, numbers
 from aion.spark.api.names import Names
 from aion.spark.api.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
 from aion.spark.session import upstream
+from aion.spark.session.group_counter import GroupCounter
 from aion.spark.session.partials import grouped, said, why_in_python
-from aion.spark.session.tally import Tally
 from aion.spark.session.workers import in_arrow
 from aion.spark.tasks.blocks import row_type
 from aion.spark.tasks.child import FLAGGED, NO_EVENT, Child, ChildWork
@@ -75,7 +75,7 @@ class Source(Protocol):
     def why_in_python(self, plan: Plan, *, drops_bad_texts: bool) -> str | None:
         """Says why Python groups the events, or returns None if Spark's own functions do."""
 
-    def children(self, work: ChildWork) -> tuple[DataFrame, Tally | None]:
+    def children(self, work: ChildWork) -> tuple[DataFrame, GroupCounter | None]:
         """Returns the rows of blocks (:mod:`aion.spark.tasks.blocks`) that the children make of the events, with the
         watermark; and what counts the blocks, if Spark may group the events.
         """
@@ -143,7 +143,7 @@ class Rows:
             for name in upstream.lossy(self._df)
         ]
 
-    def children(self, work: ChildWork) -> tuple[DataFrame, Tally | None]:
+    def children(self, work: ChildWork) -> tuple[DataFrame, GroupCounter | None]:
         """Only the columns that are needed are sent to Python, under names that pyspark need not quote."""
         columns = {name: self._column(name, work.plan) for name in work.plan.schema.names}
         needed = [column.alias(f"column{number}") for number, column in enumerate(columns.values())]
@@ -154,15 +154,15 @@ class Rows:
         flag = self._flag(work.plan)
         if flag is not None:
             needed.append(flag.cast("tinyint").alias(FLAG))
-        rows, tally = self._df.select(*needed), None
+        rows, counter = self._df.select(*needed), None
         if self.why_in_python(work.plan, drops_bad_texts=work.settings.drops_bad_texts) is None:
             flagged = {**FLAGGED, NO_EVENT: None}
             sent = [F.col(f"column{work.plan.schema.get_field_index(name)}") for name in work.plan.key]
             shard = shard_of_group([*zip(sent, types, strict=True)], work.tree.shards) if not work.tree.levels else None
             flags = None if flag is None else FLAG
-            rows, tally = grouped(rows, work.plan, work.name, shard=shard, flags=flags, flagged=flagged)
-        child = Child(work, has_flags=flag is not None, tally=tally)
-        return in_arrow(rows, child, row_type(work.tree, level=0)), tally
+            rows, counter = grouped(rows, work.plan, work.name, shard=shard, flags=flags, flagged=flagged)
+        child = Child(work, has_flags=flag is not None, counter=counter)
+        return in_arrow(rows, child, row_type(work.tree, level=0)), counter
 
     def why_in_python(self, plan: Plan, *, drops_bad_texts: bool) -> str | None:
         if numbers(self.session.version) > numbers(NEWEST):

@@ -89,14 +89,14 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
     listener.watch(spark)
     hand_over = _hand_over(plan, resolved, place_of_state(spark, resolved), spec.name)
     work = ChildWork(plan.sent, block_settings(resolved), tree, limit_bytes, spec.name, hand_over)
-    rows, tally = source.children(work)
+    rows, counter = source.children(work)
     blocks = merged(rows, work)
     config = RootConfig(
         **of_tasks(spark, resolved, spec.name, tree.shards, work.key_types),
         plan=plan,
         watermark_delay_us=source.delay_us(spec.time_column),
         rows_first=source.rows_first,
-        tally=tally,
+        counter=counter,
         trace_folder=None if resolved.trace.folder is None else trace_folder(resolved.trace.folder, spec.name),
     )
     named = spark.conf.get("spark.aion.policy", "standard") if spec.policy is None else spec.policy

@@ -24,10 +24,10 @@ from aion.core.ingest.grouped import GROUP, STATE, Grouped, why_not
 from aion.core.ingest.packed import MAGIC, can_be_packed
 from aion.core.query.plan import Plan
 from aion.errors import ConfigError
+from aion.spark.session.group_counter import GroupCounter
 from aion.spark.session.query_settings import PAST, QUIET, STORED
 from aion.spark.session.sessions import is_remote
 from aion.spark.session.settings import JVM_PARTIALS
-from aion.spark.session.tally import Tally
 
 AUTO, OFF = "auto", "off"
 _MARKER = "aion-partials"
@@ -77,13 +77,13 @@ def _add(session: SparkSession) -> None:
         getattr(methods, "extraStrategies_$eq")(existing.appended(strategy))
 
 
-_tallies: list[Tally] = []
+_counters: list[GroupCounter] = []
 
 
 def decide() -> None:
     """Lets each call decide after a batch of a query."""
-    for tally in _tallies:
-        tally.decide()
+    for counter in _counters:
+        counter.decide()
 
 
 _compiled: dict[str, Any] = {}
@@ -117,7 +117,7 @@ def grouped(
     shard: Column | None,
     flags: str | None,
     flagged: Mapping[int, int | None],
-) -> tuple[DataFrame, Tally]:
+) -> tuple[DataFrame, GroupCounter]:
     """Returns rows that Spark groups when it plans a batch, and what tasks count. Where Spark does not group them, they
     only have more columns.
 
@@ -126,7 +126,7 @@ def grouped(
     ``flags``: the column that says which rows no window takes. ``flagged``: the slices of these rows, by their flags.
     """
     how, columns, call = Grouped(plan), rows.columns, uuid.uuid4().hex
-    _tallies.append(tally := Tally(rows.sparkSession.sparkContext, call, _strategy(rows.sparkSession)))
+    _counters.append(counter := GroupCounter(rows.sparkSession.sparkContext, call, _strategy(rows.sparkSession)))
     rows = rows.select("*", _micros(rows, f"column{plan.schema.get_field_index(plan.time)}").alias(_MICROS))
     conditions = {} if flags is None else {f"{flags} = {flag}": at for flag, at in flagged.items()}
     for step in how.steps(_MICROS, conditions):
@@ -135,7 +135,7 @@ def grouped(
     metrics += [F.expr(each.sql).alias(f"{STATE}{number}") for number, each in enumerate(how.aggregates)]
     if shard is not None and all(can_be_packed(each.type) for each in (*how.groups, *how.aggregates)):
         metrics.append(F.max(shard).alias("shard"))
-    return rows.observe(":".join((_MARKER, str(len(columns)), call, name)), *metrics), tally
+    return rows.observe(":".join((_MARKER, str(len(columns)), call, name)), *metrics), counter
 
 
 def _micros(rows: DataFrame, name: str) -> Column:

@@ -15,7 +15,7 @@ from aion.core.ingest.grouped import GROUP, Grouped
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import AHEAD_SLICE, DROPPED_SLICE
 from aion.core.topology import Tree
-from aion.spark.session.tally import Tally
+from aion.spark.session.group_counter import GroupCounter
 from aion.spark.tasks.blocks import BlockRows
 from aion.spark.tasks.hand_over import HandOverConfig, Sending
 from aion.spark.tasks.shards import ids_here
@@ -78,14 +78,14 @@ class Child:
     be computed here; and further columns, which it does not need. Or Spark has grouped the events
     (:mod:`aion.core.ingest.grouped`).
 
-    ``has_flags``: the column after those says which rows no window takes, and which are no events. ``tally``: counts
+    ``has_flags``: the column after those says which rows no window takes, and which are no events. ``counter``: counts
     the blocks, if Spark may group the events.
     """
 
-    def __init__(self, work: ChildWork, *, has_flags: bool = False, tally: Tally | None = None) -> None:
+    def __init__(self, work: ChildWork, *, has_flags: bool = False, counter: GroupCounter | None = None) -> None:
         self._work = work
         self._has_flags = has_flags
-        self._count = iter if tally is None else tally.of
+        self._count = iter if counter is None else counter.of
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         plan = self._work.plan

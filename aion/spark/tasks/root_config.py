@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aion.core.query.plan import Plan
-from aion.spark.session.tally import Tally
+from aion.spark.session.group_counter import GroupCounter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class RootConfig(TaskConfig):
     """The delay given to withWatermark. None if the watermark is on another column than the event time."""
     rows_first: bool = False
     """Whether the rows of a batch come before its watermark moves."""
-    tally: Tally | None = None
+    counter: GroupCounter | None = None
     """What counts the groups that reach the root without a child. It is None if all blocks come from children."""
     trace_folder: str | None = None
     """The folder for a trace of the input. None: no trace."""

@@ -27,7 +27,7 @@ from aion.execute.record.recorder import Recorder
 from aion.execute.record.trace import Definition
 from aion.execute.windows import Windows
 from aion.spark.session.counting import COUNTED, COUNTS
-from aion.spark.session.tally import Tally
+from aion.spark.session.group_counter import GroupCounter
 from aion.spark.tasks.frames import frames_of
 from aion.spark.tasks.hand_over import BatchFolder
 from aion.spark.tasks.root_config import RootConfig
@@ -126,7 +126,9 @@ class WindowsTenants(Tenants):
                 sent = [*filter(len, frame["block"])]
                 # All rows of a batch come in one way, which its plan decides.
                 if sent and is_packed(sent[0]):
-                    groups = groups or _Groups(plan, make_builder(plan, self._policy, self._codec, here), config.tally)
+                    groups = groups or _Groups(
+                        plan, make_builder(plan, self._policy, self._codec, here), config.counter
+                    )
                     yield from groups.blocks(sent)
                 elif arrived := [attempt.mapped(block) for block in parts.blocks(sent)]:
                     yield arrived
@@ -163,10 +165,10 @@ class WindowsTenants(Tenants):
 class _Groups:
     """Makes blocks of rows of groups that have come without a child (:mod:`aion.core.ingest.packed`)."""
 
-    def __init__(self, plan: Plan, builder: BlockBuilder, tally: Tally | None) -> None:
+    def __init__(self, plan: Plan, builder: BlockBuilder, counter: GroupCounter | None) -> None:
         self._grouped, self._builder = Grouped(plan), builder
         self._types = [each.type for each in (*self._grouped.groups, *self._grouped.aggregates)]
-        self._count = iter if tally is None else tally.of
+        self._count = iter if counter is None else counter.of
 
     def blocks(self, rows: Sequence[bytes]) -> Iterator[list[Block]]:
         yield from _listed(self._count(self._grouped.blocks(unpacked(rows, self._types), self._builder)))

@@ -33,8 +33,8 @@ from aion.errors import ConfigError
 from aion.spark.api import sources
 from aion.spark.api.rescale import rescale
 from aion.spark.session import partials
+from aion.spark.session.group_counter import GroupCounter
 from aion.spark.session.query_settings import QUIET
-from aion.spark.session.tally import Tally
 from aion.spark.tasks.shards import shard_ids, shard_of_group
 from tests.server.conftest import wait_until
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes, plain
@@ -89,12 +89,12 @@ class Packing:
     def __init__(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         self._spark = spark
         monkeypatch.setattr(sources, "grouped", self._grouped)
-        monkeypatch.setattr(Tally, "decide", lambda _: None)
+        monkeypatch.setattr(GroupCounter, "decide", lambda _: None)
 
-    def _grouped(self, *arguments: Any, **named: Any) -> tuple[DataFrame, Tally]:
-        rows, tally = partials.grouped(*arguments, **named)
-        tally._strategy.setWay(tally._call, "packed")
-        return rows, tally
+    def _grouped(self, *arguments: Any, **named: Any) -> tuple[DataFrame, GroupCounter]:
+        rows, counter = partials.grouped(*arguments, **named)
+        counter._strategy.setWay(counter._call, "packed")
+        return rows, counter
 
     def in_batch(self) -> bool:
         """Whether the batch is such a one that a function for foreachBatch looks at."""
@@ -460,9 +460,9 @@ def column_of(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
     return pa.array(values, pa.int64()).cast(type_) if pa.types.is_timestamp(type_) else pa.array(values, type_)
 
 
-def packed_rows(spark: SparkSession, marked: DataFrame, tally: Tally) -> list[Any]:
+def packed_rows(spark: SparkSession, marked: DataFrame, counter: GroupCounter) -> list[Any]:
     """The rows that reach the root, as in a batch that asks no shards."""
-    tally._strategy.setWay(tally._call, "packed")
+    counter._strategy.setWay(counter._call, "packed")
     spark.conf.set(QUIET, "0 9")
     spark.sparkContext.setLocalProperty("streaming.sql.batchId", "5")
     try:
@@ -498,8 +498,8 @@ def test_groups_of_any_type_reach_their_shards(spark: SparkSession, shards: int,
     df = df.withColumn("column0", F.col("column0").cast("string"))
     keys = [(F.col(f"column{n}"), df.schema[n].dataType) for n in range(len(key))]
     assert partials.why_in_python(spark, plan, drops_bad_texts=False) is None
-    marked, tally = partials.grouped(df, plan, "w", shard=shard_of_group(keys, ids), flags=None, flagged={})
-    found = packed_rows(spark, marked, tally)
+    marked, counter = partials.grouped(df, plan, "w", shard=shard_of_group(keys, ids), flags=None, flagged={})
+    found = packed_rows(spark, marked, counter)
     how = Grouped(plan)
     assert len(how.groups) + len(how.aggregates) > 64
     batch = unpacked([row.block for row in found], [each.type for each in (*how.groups, *how.aggregates)])
@@ -519,8 +519,8 @@ def test_rows_that_are_no_events_do_not_reach_the_root(spark: SparkSession) -> N
     options: dict[str, Any] = {"flags": "flag", "flagged": {1: None, 3: None}}
     for condition, rows in (("true", 1), ("flag in (1, 3)", 0)):
         some = df.where(condition)
-        marked, tally = partials.grouped(some, plan, "w", shard=shard_of_group([], (0,)), **options)
-        assert len({row.block for row in packed_rows(spark, marked, tally)}) == rows
+        marked, counter = partials.grouped(some, plan, "w", shard=shard_of_group([], (0,)), **options)
+        assert len({row.block for row in packed_rows(spark, marked, counter)}) == rows
 
 
 def mended(column: pa.Array) -> pa.Array:

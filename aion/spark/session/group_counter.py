@@ -18,7 +18,7 @@ _FEW, _ENOUGH = threshold(6, 2), threshold(10, 4)
 """With fewer events in a group, and with at least that many again, Spark stops and begins to group them."""
 
 
-class Tally:
+class GroupCounter:
     """How many events a call has had, and how many groups the tasks made of them. It decides how those of the next
     batches cross. Spark does not group them if few events share a group, because then more crosses to Python than the
     events. If there are few groups in all, they go to the root without Python before it
