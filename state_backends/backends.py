@@ -6,7 +6,7 @@ A user's own memory policy is made from the name of its class, which is imported
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -21,6 +21,7 @@ from state_backends.store.io_thread import IoThread
 from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.m_bucket import MemoryBudget, Stretches
+from state_backends.store.options import StoreOptions
 from state_backends.store.p_bucket import PBucket, cache_bytes
 from state_backends.store.tiered import TieredStore
 
@@ -50,17 +51,17 @@ def build(class_path: str, arguments: Mapping[str, Any], *, methods: Sequence[st
     return made
 
 
-def memory_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, **options: Any) -> TieredStore:
+def memory_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, options: StoreOptions) -> TieredStore:
     """Keeps all blocks in memory, even beyond the budget. The same idea as Flink's heap state backend.
 
     Commits are still written to disk.
     """
-    return TieredStore(p_bucket, io, budget, **{**options, "keeps_all": True})
+    return TieredStore(p_bucket, io, budget, replace(options, keeps_all=True))
 
 
-def disk_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, **options: Any) -> TieredStore:
+def disk_only(p_bucket: BlockFiles, io: Io, budget: MemoryBudget, options: StoreOptions) -> TieredStore:
     """Keeps no block in memory after it has been written. The same idea as Flink's RocksDB state backend."""
-    return TieredStore(p_bucket, io, budget, **{**options, "bucket_limit_bytes": 0})
+    return TieredStore(p_bucket, io, budget, replace(options, bucket_limit_bytes=0))
 
 
 STORES: dict[str, Callable[..., TieredStore]] = {"memory": memory_only, "rocksdb": disk_only, "tiered": TieredStore}
@@ -74,11 +75,11 @@ class Stores(NamedTuple):
     values: KeyedStore
 
     @classmethod
-    def of(cls, backend: str, p_bucket: PBucket, io: Io, budget: MemoryBudget, **options: Any) -> Stores:
-        """Makes both stores, empty. ``backend``: a key of STORES. ``options``: for the blocks; see TieredStore."""
+    def of(cls, backend: str, p_bucket: PBucket, io: Io, budget: MemoryBudget, options: StoreOptions) -> Stores:
+        """Makes both stores, empty. ``backend``: a key of STORES. ``options``: for the blocks."""
         return cls(
             p_bucket,
-            STORES[backend](p_bucket, io, budget, **options),
+            STORES[backend](p_bucket, io, budget, options),
             KeyedStore(
                 RunFiles(p_bucket, p_bucket.live.with_name("keyed")),
                 io,
@@ -176,18 +177,18 @@ class StoreConfig:
         return JustInTimePrestage(**self.prestage)
 
     def make_stores(self, p_bucket: PBucket, io: Io, budget: MemoryBudget) -> Stores:
-        return Stores.of(self.backend, p_bucket, io, budget, **self._options(budget))
+        return Stores.of(self.backend, p_bucket, io, budget, self._options(budget))
 
     def make_blocks(self, files: BlockFiles, io: Io, budget: MemoryBudget) -> TieredStore:
         """The store of blocks alone, on files of any kind."""
-        return STORES[self.backend](files, io, budget, **self._options(budget))
+        return STORES[self.backend](files, io, budget, self._options(budget))
 
-    def _options(self, budget: MemoryBudget) -> dict[str, Any]:
-        return {
-            "bucket_limit_bytes": min(self.bucket_limit_bytes, budget.limit_bytes),
-            "windows": [Stretches(*window) for window in self.windows],
-            "keep_fraction": self.keep_fraction,
-            "prestages": self.prestages,
-            "blocking": self.blocking,
-            "staging_share": self.staging_share,
-        }
+    def _options(self, budget: MemoryBudget) -> StoreOptions:
+        return StoreOptions(
+            bucket_limit_bytes=min(self.bucket_limit_bytes, budget.limit_bytes),
+            windows=[Stretches(*window) for window in self.windows],
+            keep_fraction=self.keep_fraction,
+            prestages=self.prestages,
+            blocking=self.blocking,
+            staging_share=self.staging_share,
+        )

@@ -27,6 +27,7 @@ from state_backends.format.ordered_map import MemoryMap
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.store.protocol import Only, StoredBlock
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
@@ -153,9 +154,10 @@ class Rig:
     def start(self) -> None:
         self.io = IoThread()
         self.memory = MemoryBudget(self.budget)
+        options = StoreOptions(bucket_limit_bytes=self.budget // 2)
         self.shard = Shard(
             Identity("q", "o", 0, 1, {}), LocalStorage(self.folder / "state"), self.folder / "live",
-            lambda p: Stores.of(self.kind, p, self.io, self.memory, bucket_limit_bytes=self.budget // 2), retain=3,
+            lambda p: Stores.of(self.kind, p, self.io, self.memory, options), retain=3,
         )  # fmt: skip
 
     def stop(self) -> None:

@@ -13,6 +13,7 @@ from state_backends.files.storage import LocalStorage
 from state_backends.format.block import Block
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.versions.audit import ShardFinding, StateFolder
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
@@ -40,7 +41,7 @@ class Writer:
             self.identity,
             LocalStorage(self.folder, self.folder.parent / HANDED_FOLDER),
             self._live,
-            lambda p: Stores.of("tiered", p, self._io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+            lambda p: Stores.of("tiered", p, self._io, MemoryBudget(1 << 20), StoreOptions(bucket_limit_bytes=1 << 20)),
             retain=100,
         )
         return self

@@ -44,6 +44,7 @@ from state_backends.server import wire
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.store.protocol import Only, StoredBlock
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
@@ -103,7 +104,7 @@ class State:
         self._io, memory = IoThread(), MemoryBudget(BUDGET)
         self._shard = Shard(
             Identity(*QUERY, 0, 1, {}), LocalStorage(folder / "shard", self.handed), folder / "live",
-            lambda p: Stores.of("tiered", p, self._io, memory, bucket_limit_bytes=BUDGET // 2), retain=2,
+            lambda p: Stores.of("tiered", p, self._io, memory, StoreOptions(bucket_limit_bytes=BUDGET // 2)), retain=2,
         )  # fmt: skip
         self._token: str | None = None
         self._batch = -1

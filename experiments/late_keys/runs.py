@@ -31,6 +31,7 @@ from state_backends.format.block import Block
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.store.protocol import BlockStore, Only, StoredBlock
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
@@ -121,9 +122,10 @@ class OneShard:
     def _start(self) -> None:
         self._io = IoThread()
         memory = MemoryBudget(self._budget)
+        options = StoreOptions(bucket_limit_bytes=self._budget // 2)
         self.shard = Shard(
             Identity("late-keys", "o", 0, 1, {}), LocalStorage(self._folder / "state"), self._folder / "live",
-            lambda p: Stores.of(self._store, p, self._io, memory, bucket_limit_bytes=self._budget // 2), retain=2,
+            lambda p: Stores.of(self._store, p, self._io, memory, options), retain=2,
         )  # fmt: skip
 
     def restart(self) -> None:

@@ -130,6 +130,7 @@ def _resident(pid: int, what: str) -> float:
 def commit(work: Path, prestage_mib: int, rounds: int = 5) -> dict[str, Any]:
     from state_backends.store.io_thread import IoThread
     from state_backends.store.m_bucket import MemoryBudget
+    from state_backends.store.options import StoreOptions
     from state_backends.store.p_bucket import PBucket
     from state_backends.store.tiered import TieredStore
 
@@ -138,7 +139,7 @@ def commit(work: Path, prestage_mib: int, rounds: int = 5) -> dict[str, Any]:
     def store(name: str) -> TieredStore:
         folder = work / name
         p_bucket = PBucket(folder / "files", folder / "live", durable=True)
-        return TieredStore(p_bucket, io, budget, bucket_limit_bytes=2 * prestage_mib * MIB)
+        return TieredStore(p_bucket, io, budget, StoreOptions(bucket_limit_bytes=2 * prestage_mib * MIB))
 
     def timed(seq: int) -> float:
         mine.append(seq, _block(0), late=False)
@@ -195,6 +196,7 @@ def requests() -> dict[str, Any]:
     from state_backends.files.remote_storage import RemoteStorage
     from state_backends.store.io_thread import IoThread
     from state_backends.store.m_bucket import MemoryBudget
+    from state_backends.store.options import StoreOptions
     from state_backends.versions.manifest import Identity
     from state_backends.versions.shard import Shard
 
@@ -219,7 +221,7 @@ def requests() -> dict[str, Any]:
                 identity,
                 storage,
                 folder / "live",
-                lambda p: Stores.of("tiered", p, io, MemoryBudget(MIB), bucket_limit_bytes=MIB),
+                lambda p: Stores.of("tiered", p, io, MemoryBudget(MIB), StoreOptions(bucket_limit_bytes=MIB)),
                 retain=2,
             )
             token: str | None = None

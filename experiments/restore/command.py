@@ -181,6 +181,7 @@ def shard_in(folder: Path) -> Iterator[Shard]:
     from state_backends.files.storage import LocalStorage
     from state_backends.store.io_thread import IoThread
     from state_backends.store.m_bucket import MemoryBudget
+    from state_backends.store.options import StoreOptions
     from state_backends.versions.manifest import Identity
     from state_backends.versions.shard import Shard
 
@@ -189,7 +190,7 @@ def shard_in(folder: Path) -> Iterator[Shard]:
         Identity("query", "restore", 0, 1, {}),
         LocalStorage(folder / "versions"),
         folder / "live",
-        lambda p: Stores.of("tiered", p, io, budget, bucket_limit_bytes=1 << 40, outbox_bytes=1 << 40),
+        lambda p: Stores.of("tiered", p, io, budget, StoreOptions(bucket_limit_bytes=1 << 40, outbox_bytes=1 << 40)),
         retain=1,
     )
     try:

@@ -24,6 +24,7 @@ from state_backends.server.live_folder import LiveFolder, own_name
 from state_backends.store.body_files import BodyFiles
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import Only, StoredBlock
 from state_backends.versions.manifest import Manifest
@@ -97,7 +98,7 @@ class HeldVersion:
             p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False)
             p_bucket.bodies = BodyFiles(None, lambda: storage)
             p_bucket.trimmer.copies = storage
-            stores = Stores.of("rocksdb", p_bucket, io, MemoryBudget(MEMORY_BYTES))
+            stores = Stores.of("rocksdb", p_bucket, io, MemoryBudget(MEMORY_BYTES), StoreOptions())
             try:
                 with _noticing_deletion(self._there, manifest):
                     storage.fetch([*blocks, *runs], partly=True)

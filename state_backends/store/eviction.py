@@ -12,7 +12,8 @@ from typing import Any
 from state_backends.store.blocks import Blocks
 from state_backends.store.io import Io
 from state_backends.store.ledger import IN_MEMORY, Entry, Place
-from state_backends.store.m_bucket import MemoryBudget, Stretches
+from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.store.prestaging import Prestager
 from state_backends.store.protocol import Only
 from state_backends.store.writing import Writer
@@ -21,34 +22,15 @@ from state_backends.store.writing import Writer
 class Eviction:
     """It owns what a destage policy wants to know about slices: when they last grew, how fast, and which have expired.
 
-    ``bucket_limit_bytes``: the most memory that one window's m-bucket may use; 0: no block stays. ``keeps_all``: all
-    blocks stay, even beyond the budget. ``keep_fraction``: the share of an expired window that stays as its bootstrap
-    part (rho_min). ``spare_bytes``: room in the budget that new blocks leave free. ``until_share``: blocks are held for
-    an execution as long as at most this share of the budget is in use. Hold the store's lock around every call.
+    Hold the store's lock around every call.
     """
 
     def __init__(
-        self,
-        blocks: Blocks,
-        writer: Writer,
-        prestager: Prestager,
-        io: Io,
-        budget: MemoryBudget,
-        *,
-        bucket_limit_bytes: int,
-        keeps_all: bool,
-        windows: Sequence[Stretches],
-        keep_fraction: float,
-        spare_bytes: int,
-        until_share: float,
+        self, blocks: Blocks, writer: Writer, prestager: Prestager, io: Io, budget: MemoryBudget, options: StoreOptions
     ) -> None:
         self._blocks, self._writer, self._prestager, self._io, self._budget = blocks, writer, prestager, io, budget
-        self._bucket_limit_bytes = bucket_limit_bytes
-        self._keeps_all = keeps_all
-        self._windows = windows
-        self._keep_fraction = keep_fraction
-        self._spare_bytes = spare_bytes
-        self._until_share = until_share
+        self._options = options
+        self._spare_bytes = options.spare_bytes(budget)
         self._expired: set[int] = set()  # live slices that were destaged because their windows expired
         self._touched: dict[int, float] = {}  # live slice -> when it last expired or was prestaged
         self._appended: dict[int, tuple[float, float, int]] = {}  # slice -> first and last append, bytes
@@ -63,7 +45,7 @@ class Eviction:
         now = self._io.now()
         first, _, size = self._appended.get(entry.slice_us, (now, now, 0))
         self._appended[entry.slice_us] = (first, now, size + entry.size_bytes)
-        if self._keeps_all:
+        if self._options.keeps_all:
             return False
         # Room is left for a whole outbox, so that the last blocks before the limit are written as one file.
         left = self._budget.left()
@@ -78,7 +60,7 @@ class Eviction:
         """
         for entry in self._blocks.visible(slices, only):
             if entry.place in (Place.MEMORY, Place.DESTAGING):
-                room = self._budget.room(spare_bytes=self._spare_bytes, until_share=self._until_share)
+                room = self._budget.room(spare_bytes=self._spare_bytes, until_share=self._options.staging_share)
                 if room < 0 or self._bucket_is_full(entry.slice_us):
                     return
                 if self._writer.keep(entry):
@@ -97,7 +79,7 @@ class Eviction:
         enough = self._budget.room() + size_bytes
         for slice_us in reversed(list(self._due)[self._next if first is None else first :]):
             missing = enough - self._budget.room()
-            if self._keeps_all or missing <= 0:
+            if self._options.keeps_all or missing <= 0:
                 return
             self._shrink(slice_us, max(self._blocks.memory.size(slice_us) - missing, 0))
 
@@ -122,20 +104,20 @@ class Eviction:
 
     def expire(self, slices: Sequence[int]) -> None:
         """Removes these slices from memory, except for their bootstrap parts, because their windows have expired."""
-        if self._keeps_all:
+        if self._options.keeps_all:
             return
         self._expired.update(slices)
         self.touch(slices)
         for slice_us in slices:
             size = sum(e.whole_bytes for e in self._blocks.ledger.of_slices([slice_us]))
-            self._shrink(slice_us, int(self._keep_fraction * size))
+            self._shrink(slice_us, int(self._options.keep_fraction * size))
 
     def shrink(self, slice_us: int, keep_bytes: int) -> str | None:
         """Frees a slice's memory except for its first ``keep_bytes``. Returns the reason if there is nothing to free.
 
         Blocks that are not on disk yet wait in the outbox.
         """
-        if self._keeps_all:
+        if self._options.keeps_all:
             return "this store keeps all of its blocks in memory"
         if not self._blocks.memory.size(slice_us):
             return "it has nothing in memory"
@@ -169,7 +151,7 @@ class Eviction:
                     "name": slice_us,
                     "m_bytes": m_bytes,
                     "p_bytes": p_bytes,
-                    "keep_bytes": int(self._keep_fraction * (m_bytes + p_bytes)),
+                    "keep_bytes": int(self._options.keep_fraction * (m_bytes + p_bytes)),
                     "expired": slice_us in self._expired,
                     "last_append_s": max(last_s, self._touched.get(slice_us, 0.0)),
                     "append_rate_bytes_per_s": size / max(last_s - first_s, 1.0),
@@ -179,8 +161,8 @@ class Eviction:
         return views
 
     def _bucket_is_full(self, slice_us: int) -> bool:
-        limit = self._bucket_limit_bytes
-        return self._blocks.memory.heaviest(slice_us, self._windows, limit) > limit
+        limit = self._options.bucket_limit_bytes
+        return self._blocks.memory.heaviest(slice_us, self._options.windows, limit) > limit
 
     def _shrink(self, slice_us: int, keep_bytes: int) -> bool:
         """Removes a slice's blocks from memory, except for the first ``keep_bytes``. Returns whether there were any."""

@@ -18,6 +18,7 @@ from state_backends.store.fetching import Fetcher
 from state_backends.store.io import Io, Pending, Priority, Steps
 from state_backends.store.ledger import IN_MEMORY, Entry, Move, Place
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.store.protocol import Only
 
 _MARGIN = 2.0
@@ -59,20 +60,13 @@ class Prestager:
     would take windows out of memory again.
     """
 
-    def __init__(
-        self,
-        blocks: Blocks,
-        fetcher: Fetcher,
-        io: Io,
-        budget: MemoryBudget,
-        *,
-        blocking: bool,
-        spare_bytes: int,
-        until_share: float,
-    ) -> None:
+    def __init__(self, blocks: Blocks, fetcher: Fetcher, io: Io, budget: MemoryBudget, options: StoreOptions) -> None:
         self._blocks, self._fetcher, self._io, self._budget = blocks, fetcher, io, budget
-        self._blocking = blocking
-        self._leaves: dict[str, Any] = {"spare_bytes": spare_bytes, "until_share": until_share}
+        self._blocking = options.blocking
+        self._leaves: dict[str, Any] = {
+            "spare_bytes": options.spare_bytes(budget),
+            "until_share": options.staging_share,
+        }
         self._under_way: dict[int, _Staging] = {}
         self._speed = StagingSpeed()
         self.processing_bytes_per_s: float | None = None

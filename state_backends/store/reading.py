@@ -14,6 +14,7 @@ from state_backends.store.fetching import Fetcher, purged
 from state_backends.store.io import Io, Pending, Priority
 from state_backends.store.ledger import Entry, Place
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.store.prestaging import Prestager
 from state_backends.store.protocol import Only, StoredBlock
 
@@ -66,11 +67,7 @@ class _ReadAhead:
 
 
 class Reader:
-    """Serves reads. It has no state of its own; each read has its own read-ahead.
-
-    ``read_ahead``: how many blocks a read fetches ahead. ``spare_bytes``: room in the budget that reading ahead leaves
-    free.
-    """
+    """Serves reads. It has no state of its own; each read has its own read-ahead."""
 
     def __init__(
         self,
@@ -79,13 +76,11 @@ class Reader:
         prestager: Prestager,
         io: Io,
         budget: MemoryBudget,
-        *,
-        read_ahead: int,
-        spare_bytes: int,
+        options: StoreOptions,
     ) -> None:
         self._blocks, self._fetcher, self._prestager, self._io, self._budget = blocks, fetcher, prestager, io, budget
-        self._read_ahead = read_ahead
-        self._spare_bytes = spare_bytes
+        self._read_ahead = options.read_ahead
+        self._spare_bytes = options.spare_bytes(budget)
 
     def read(self, slices: Sequence[int], *, blocking: bool, only: Only | None) -> Iterator[StoredBlock]:
         """See :meth:`state_backends.store.protocol.BlockStore.read`."""

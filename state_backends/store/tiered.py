@@ -32,47 +32,23 @@ from state_backends.store.fetching import Fetcher
 from state_backends.store.io import BlockFiles, Io, Pending, Priority, Steps
 from state_backends.store.ledger import IN_MEMORY, Entry, Place
 from state_backends.store.live_files import LiveFiles
-from state_backends.store.m_bucket import MemoryBudget, Stretches
-from state_backends.store.merge_choice import DEFAULTS, Limits
+from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.merging import Merger
+from state_backends.store.options import StoreOptions
 from state_backends.store.prestaging import Prestager
 from state_backends.store.protocol import Alive, Only, Runs, StoredBlock, StoreStats, all_alive
 from state_backends.store.reading import Reader
 from state_backends.store.writing import Writer
 
-MIB = 1 << 20
-
 
 class TieredStore:
-    """Connects the parts. See :class:`state_backends.store.protocol.BlockStore` for its methods.
+    """Connects the parts. See :class:`state_backends.store.protocol.BlockStore` for its methods."""
 
-    With ``keeps_all`` every block stays in memory, even beyond the budget. With ``bucket_limit_bytes=0`` a block stays
-    in memory only until it is written. ``staging_share``: prestages fill at most this share of the budget, 0 to 1.
-    """
-
-    def __init__(
-        self,
-        p_bucket: BlockFiles,
-        io: Io,
-        budget: MemoryBudget,
-        *,
-        bucket_limit_bytes: int,
-        windows: Sequence[Stretches] = (),
-        keep_fraction: float = 0.0,
-        prestages: bool = True,
-        blocking: bool = True,
-        keeps_all: bool = False,
-        outbox_bytes: int = 32 * MIB,
-        staging_share: float = 1.0,
-        read_ahead: int = 4,
-        limits: Limits = DEFAULTS,
-    ) -> None:
-        # Blocks that wait to be written are in memory too, so the outbox gets an eighth of the budget at most.
-        spare = min(outbox_bytes, budget.limit_bytes // 8)
+    def __init__(self, p_bucket: BlockFiles, io: Io, budget: MemoryBudget, options: StoreOptions) -> None:
         self._files = p_bucket
         self._io = io
         self._budget = budget
-        self._prestages = prestages
+        self._options = options
 
         def drop(dead: Sequence[int]) -> None:
             # This runs after all reads that are queued now. Later reads look up the new file of a block.
@@ -80,30 +56,13 @@ class TieredStore:
 
         self.blocks = Blocks(budget, LiveFiles(drop), p_bucket.bodies.unstage)
         fetcher = Fetcher(self.blocks, p_bucket, io)
-        self._prestager = Prestager(
-            self.blocks, fetcher, io, budget, blocking=blocking, spare_bytes=spare, until_share=staging_share
-        )
-        self._reader = Reader(
-            self.blocks, fetcher, self._prestager, io, budget, read_ahead=read_ahead, spare_bytes=spare
-        )
-        self._writer = Writer(self.blocks, p_bucket, io, outbox_bytes=spare)
-        self._merger = Merger(self.blocks, p_bucket, io, limits)
-        self._keeps_all = keeps_all
+        self._prestager = Prestager(self.blocks, fetcher, io, budget, options)
+        self._reader = Reader(self.blocks, fetcher, self._prestager, io, budget, options)
+        self._writer = Writer(self.blocks, p_bucket, io, outbox_bytes=options.spare_bytes(budget))
+        self._merger = Merger(self.blocks, p_bucket, io, options.limits)
         self._completing: Pending[None] | None = None  # fetches what the local copies of restored files lack
         self._trimming: Pending[None] | None = None  # makes room on the disk for local copies
-        self._eviction = Eviction(
-            self.blocks,
-            self._writer,
-            self._prestager,
-            io,
-            budget,
-            bucket_limit_bytes=bucket_limit_bytes,
-            keeps_all=keeps_all,
-            windows=windows,
-            keep_fraction=keep_fraction,
-            spare_bytes=spare,
-            until_share=staging_share,
-        )
+        self._eviction = Eviction(self.blocks, self._writer, self._prestager, io, budget, options)
 
     # -- measurements -------------------------------------------------------------------------------------
 
@@ -203,9 +162,9 @@ class TieredStore:
         with self.blocks.lock:
             # A window that is fetched for an execution is not idle.
             self._eviction.touch((*slices, *later))
-            if self._prestages and not self.blocks.closed:
+            if self._options.prestages and not self.blocks.closed:
                 self._eviction.hold((*slices, *later), only)
-        if self._prestages and not self.blocks.closed:
+        if self._options.prestages and not self.blocks.closed:
             self._prestager.prestage(slices, only, later)
 
     def destage(self, slices: Sequence[int]) -> None:
@@ -279,7 +238,7 @@ class TieredStore:
         with self.blocks.lock:
             self.blocks.restore(files, indexes, alive)
         self._completing = self._io.submit(Priority.MAINTENANCE, self._files.complete(files))
-        if self._keeps_all:
+        if self._options.keeps_all:
             self._prestager.load_all()
 
     def trim(self) -> None:

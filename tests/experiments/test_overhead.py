@@ -20,6 +20,7 @@ from state_backends.server.client import StateClient
 from state_backends.server.server_folder import runtime_dir
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.versions.shard import Shard
 from tests.server.conftest import Executor, application, executor, open_shard, snapshot, values
 from tests.server.conftest import block as small_block
@@ -41,7 +42,7 @@ def shard(kind: type[Shard], folder: Path, budget_bytes: int = 1 << 20) -> Itera
         IDENTITY,
         LocalStorage(folder / "state"),
         folder / "live",
-        lambda p: Stores.of("tiered", p, io, MemoryBudget(budget_bytes), bucket_limit_bytes=budget_bytes),
+        lambda p: Stores.of("tiered", p, io, MemoryBudget(budget_bytes), StoreOptions(bucket_limit_bytes=budget_bytes)),
         retain=10,
     )
     yield made

@@ -20,6 +20,7 @@ from state_backends.files.requests import Requests
 from state_backends.files.storage import LocalStorage
 from state_backends.store.io_thread import IoThread, Priority
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.store.p_bucket import PBucket
 from state_backends.versions.lineage import Home
 from state_backends.versions.manifest import Identity
@@ -152,7 +153,9 @@ class Host:
 
     def make_stores(self, p_bucket: PBucket) -> Stores:
         self.p_bucket = p_bucket
-        return Stores.of(self.kind, p_bucket, self.io, MemoryBudget(self.budget), bucket_limit_bytes=self.budget // 4)
+        return Stores.of(
+            self.kind, p_bucket, self.io, MemoryBudget(self.budget), StoreOptions(bucket_limit_bytes=self.budget // 4)
+        )
 
     def put(self, token: str | None, attempt: str, values: dict[bytes, bytes | None]) -> str:
         """The next version, with these keyed values more."""

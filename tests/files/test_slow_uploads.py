@@ -18,6 +18,7 @@ from state_backends.server import requests
 from state_backends.server.host import Host
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.files.rig import (
@@ -54,7 +55,7 @@ def test_nobody_waits_for_the_uploads_of_another_shard(make: Callable[..., Place
             IDENTITY,
             place.storage(f"shard-{i}"),
             tmp_path / f"live-{i}",
-            lambda p: Stores.of("tiered", p, io, budget, bucket_limit_bytes=1 << 20),
+            lambda p: Stores.of("tiered", p, io, budget, StoreOptions(bucket_limit_bytes=1 << 20)),
             retain=2,
         )
         for i in range(2)

@@ -31,6 +31,7 @@ from state_backends.format.block import BlockKind, Codec, Compacted, Compression
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.versions.manifest import Identity, dump, load
 from state_backends.versions.shard import Shard
 from tests.durations import us
@@ -63,7 +64,7 @@ class Rig:
             self.identity,
             LocalStorage(folder / "state"),
             folder / "live",
-            lambda p: Stores.of("tiered", p, self.io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+            lambda p: Stores.of("tiered", p, self.io, MemoryBudget(1 << 20), StoreOptions(bucket_limit_bytes=1 << 20)),
             retain=100,
         )
 

@@ -24,6 +24,7 @@ from state_backends.server.client import StateClient
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.store.protocol import Only, StoredBlock
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
@@ -86,7 +87,9 @@ class Running:
                     (QUERY, NAME, f"shard-{identity.shard:05d}"), folder / "copies" / f"{n}", "first"
                 ),
                 folder / "live" / f"{n}",
-                lambda p: Stores.of("tiered", p, self._io, MemoryBudget(8 << 20), bucket_limit_bytes=1 << 20),
+                lambda p: Stores.of(
+                    "tiered", p, self._io, MemoryBudget(8 << 20), StoreOptions(bucket_limit_bytes=1 << 20)
+                ),
                 retain=retain,
             )
             for n, identity in enumerate(self.identities)

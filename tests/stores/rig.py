@@ -21,6 +21,7 @@ from state_backends.store.body_files import BodyFiles
 from state_backends.store.io_thread import IoThread, Priority, Steps
 from state_backends.store.m_bucket import MemoryBudget, Stretches
 from state_backends.store.merge_choice import DEFAULTS, Limits
+from state_backends.store.options import StoreOptions
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, Runs
 from tests.io_thread.rig import result
@@ -113,7 +114,7 @@ class Rig:
         self.p_bucket = PBucket(self.folder / "files", self.folder / "live", durable=True)
         self.p_bucket.bodies = BodyFiles(self.staged, lambda: self.handed)
         p_bucket: Any = OnDisk(self.p_bucket, disk) if disk else self.p_bucket
-        return STORES[self.kind](p_bucket, self.io, self.budget, **self.options)
+        return STORES[self.kind](p_bucket, self.io, self.budget, StoreOptions(**self.options))
 
     def reopen(
         self,

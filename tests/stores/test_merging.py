@@ -19,6 +19,7 @@ from state_backends.format.block import Block, Compacted
 from state_backends.store.io_thread import Priority, Steps
 from state_backends.store.merge_choice import Limits
 from state_backends.store.merge_turns import OVERDUE_COMMITS
+from state_backends.store.options import StoreOptions
 from state_backends.store.p_bucket import PBucket
 from tests.io_thread.rig import PATIENCE, Gate
 from tests.stores.rig import KIB, Rig
@@ -410,7 +411,7 @@ def test_a_store_without_versions_lets_go_of_what_was_merged_at_once(tmp_path: P
     rig = Rig("rocksdb", tmp_path, limits=LIMITS)
     rig.store.close()
     rig.p_bucket = PBucket(tmp_path / "files", tmp_path / "live", durable=False)
-    rig.store = STORES["rocksdb"](rig.p_bucket, rig.io, rig.budget, **rig.options)
+    rig.store = STORES["rocksdb"](rig.p_bucket, rig.io, rig.budget, StoreOptions(**rig.options))
     for i in range(80):
         rig.append((2 * i, i), (2 * i + 1, i), size=KIB)
         rig.store.flush()

@@ -17,6 +17,7 @@ from state_backends.format.block import Compacted
 from state_backends.store.io import Io, Priority
 from state_backends.store.ledger import Place
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.store.protocol import Only
 from state_backends.store.tiered import TieredStore
 from tests.stores.rig import EAGER, KIB, Rig, make_block, nothing
@@ -56,7 +57,9 @@ class Both:
         self.rig = Rig("tiered", folder, budget=BUDGET, bucket_limit=BUCKET, keep=keep, limits=EAGER)
         disk, self.budget = SimulatedDisk(), MemoryBudget(BUDGET)
         self.io = ShardDisk(disk, MACHINE, (1.0, 2.0))
-        self.simulated = TieredStore(SimulatedFiles(MACHINE, disk), self.io, self.budget, **self.rig.options)
+        self.simulated = TieredStore(
+            SimulatedFiles(MACHINE, disk), self.io, self.budget, StoreOptions(**self.rig.options)
+        )
         self.live: dict[int, tuple[int, int]] = {}
         self.number = 0
 

@@ -11,6 +11,7 @@ import pytest
 
 from state_backends.backends import STORES
 from state_backends.store.io_thread import Steps
+from state_backends.store.options import StoreOptions
 from state_backends.store.p_bucket import PBucket
 from tests.io_thread.rig import PATIENCE
 from tests.simulated_disk import Job
@@ -55,10 +56,10 @@ def shards(make: Callable[..., Rig], tmp_path: Path) -> Any:
     rig.store.close()
     rig.p_bucket = PBucket(rig.folder / "files", rig.folder / "live", durable=True)
     noted = Noted(rig.p_bucket, "a", log)
-    rig.store = STORES["tiered"](noted, rig.io, rig.budget, **rig.options)
+    rig.store = STORES["tiered"](noted, rig.io, rig.budget, StoreOptions(**rig.options))
     rig.store.restore(files)
     other = PBucket(tmp_path / "b" / "files", tmp_path / "b" / "live", durable=True)
-    b = STORES["tiered"](Noted(other, "b", log), rig.io, rig.budget, **rig.options)
+    b = STORES["tiered"](Noted(other, "b", log), rig.io, rig.budget, StoreOptions(**rig.options))
     b.append(0, make_block(0, 1000, KIB), late=False)
     yield rig, noted, b, log
     noted.go_on.set()

@@ -17,6 +17,7 @@ from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.durations import us
@@ -37,7 +38,7 @@ def commit(tmp_path: Path) -> Iterator[Callable[[int], Commit]]:
             identity,
             LocalStorage(tmp_path / "state" / identity.query / operator / f"shard-{number:05d}"),
             tmp_path / "live" / operator / str(number),
-            lambda p: Stores.of("tiered", p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+            lambda p: Stores.of("tiered", p, io, MemoryBudget(1 << 20), StoreOptions(bucket_limit_bytes=1 << 20)),
             retain=10,
         )
         shards.append(shard)

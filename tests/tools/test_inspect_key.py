@@ -43,6 +43,7 @@ from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.object_store import CREDENTIALS, ObjectStore, serving
@@ -110,7 +111,7 @@ def write(state: Path, live: Path, key: StructType, rows: Rows, name: str = "vis
             identity,
             LocalStorage(state / "query" / name / f"shard-{shard:05d}"),
             live / name / str(shard),
-            lambda p: Stores.of("tiered", p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+            lambda p: Stores.of("tiered", p, io, MemoryBudget(1 << 20), StoreOptions(bucket_limit_bytes=1 << 20)),
             retain=10,
         )
         try:

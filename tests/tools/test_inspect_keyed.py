@@ -24,6 +24,7 @@ from state_backends.files.storage import LocalStorage
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.durations import us
@@ -57,7 +58,7 @@ def version(
         identity,
         LocalStorage(folder),
         live / str(shard),
-        lambda p: Stores.of("tiered", p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+        lambda p: Stores.of("tiered", p, io, MemoryBudget(1 << 20), StoreOptions(bucket_limit_bytes=1 << 20)),
         retain=10,
     )
     token = None

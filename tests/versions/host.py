@@ -21,6 +21,7 @@ from state_backends.format.block import Block
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.merge_choice import DEFAULTS, Limits
+from state_backends.store.options import StoreOptions
 from state_backends.store.p_bucket import PBucket
 from state_backends.versions.manifest import Identity, load
 from state_backends.versions.retention import batch_of
@@ -78,8 +79,8 @@ class Host:
 
     def make_stores(self, p_bucket: PBucket) -> Stores:
         self.budget = MemoryBudget(self.budget_bytes)
-        options: dict[str, Any] = {"bucket_limit_bytes": self.budget_bytes // 2, "limits": self.limits}
-        made = Stores.of(self.backend, p_bucket, self.io, self.budget, **options)
+        options = StoreOptions(bucket_limit_bytes=self.budget_bytes // 2, limits=self.limits)
+        made = Stores.of(self.backend, p_bucket, self.io, self.budget, options)
         self.keyed = made.values
         return made
 

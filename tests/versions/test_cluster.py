@@ -31,6 +31,7 @@ from state_backends.files.remote import Remote
 from state_backends.format.block import Block
 from state_backends.store.io_thread import IoThread, Priority, Steps
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.versions.lineage import digest_of, home_of
 from state_backends.versions.shard import Shard
 from tests.examples import some
@@ -41,6 +42,7 @@ HOSTS = 2
 NAMES = IDENTITY.query, IDENTITY.operator, "shard-00003"
 Blocks = dict[int, tuple[int, bytes]]
 """The live blocks of a version: seq -> slice, contents."""
+OPTIONS = StoreOptions(bucket_limit_bytes=8 << 10, limits=EAGER)
 
 
 @dataclass
@@ -110,9 +112,7 @@ class Cluster(RuleBasedStateMachine):
                 identity,
                 location.storage(NAMES, copies, digest_of(lineage.checkpoint)),
                 live / "shard",
-                lambda p: Stores.of(
-                    "tiered", p, self.io[host], MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10, limits=EAGER
-                ),
+                lambda p: Stores.of("tiered", p, self.io[host], MemoryBudget(16 << 10), OPTIONS),
                 retain=self.retain,
                 home=lambda now: home_of(location, now, copies),
             )

@@ -23,6 +23,7 @@ from state_backends.files.remote_storage import RemoteStorage
 from state_backends.files.storage import LocalStorage, Storage
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.versions.audit import StateFolder
 from state_backends.versions.lineage import digest_of, home_of
 from state_backends.versions.shard import Shard
@@ -81,7 +82,7 @@ class Operator:
             identity,
             self.location.storage(names, live / "copies", digest_of(checkpoint)),
             live / "shard",
-            lambda p: Stores.of("tiered", p, self.io, MemoryBudget(16 << 10), bucket_limit_bytes=8 << 10),
+            lambda p: Stores.of("tiered", p, self.io, MemoryBudget(16 << 10), StoreOptions(bucket_limit_bytes=8 << 10)),
             retain=self.retain,
             home=lambda now: home_of(self.location, now, live / "copies"),
         )

@@ -17,6 +17,7 @@ from aion.tools.tune.disk import Machine
 from state_backends.format.block import Block, BlockKind
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.tiered import TieredStore
 
@@ -90,7 +91,9 @@ def _through_a_store(
         budget = MemoryBudget(4 * size + 64 * MIB)
         p_bucket = PBucket(Path(place) / "files", Path(place) / "live", durable=durable)
         # The outbox is large enough to make one file of all blocks.
-        store = TieredStore(p_bucket, io, budget, bucket_limit_bytes=budget.limit_bytes, outbox_bytes=2 * size)
+        store = TieredStore(
+            p_bucket, io, budget, StoreOptions(bucket_limit_bytes=budget.limit_bytes, outbox_bytes=2 * size)
+        )
         try:
             # The first file opens RocksDB, which takes longer than a file does.
             store.append(0, first, late=True)

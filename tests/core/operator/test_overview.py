@@ -25,6 +25,7 @@ from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.options import StoreOptions
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.late import DAY, MINUTE, SECOND, drawn, exponential
@@ -199,7 +200,7 @@ def test_inspect_shows_the_windows(tmp_path: Path) -> None:
         identity,
         LocalStorage(tmp_path / "state" / "query" / "tolls" / "shard-00003"),
         tmp_path / "live",
-        lambda p: Stores.of("tiered", p, io, MemoryBudget(1 << 20), bucket_limit_bytes=1 << 20),
+        lambda p: Stores.of("tiered", p, io, MemoryBudget(1 << 20), StoreOptions(bucket_limit_bytes=1 << 20)),
         retain=10,
     )
     try:
