@@ -47,7 +47,10 @@ class _Head:
         chunks = np.frombuffer(value, np.int64, offset=_HEAD.size).tolist() if len(value) > _HEAD.size else []
         return cls(rows, pages, dict(zip(chunks[::2], chunks[1::2], strict=True)))
 
-    def dump(self) -> bytes:
+    def dump(self) -> bytes | None:
+        """Returns the value of the head. A bin without rows has none."""
+        if not self.rows:
+            return None
         head = _HEAD.pack(self.rows, self.pages)
         return head + np.array(sorted(self.chunks.items()), np.int64).tobytes() if self.chunks else head
 
