@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from aion.base.numbers import NEVER
 from state_backends.format.ordered_map import Change, OrderedMap
 from state_backends.thresholds import threshold
 
@@ -316,7 +317,7 @@ class PagedRows:
         ]
         self._values.put(changes)
 
-    def drop(self, before: int) -> None:
+    def drop(self, before: int = NEVER) -> None:
         """Deletes all bins before this number."""
         begin = len(self._space) + 1
         heads = self._values.scan(self._space + _BIN, self._bin(_number(before)))

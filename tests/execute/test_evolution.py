@@ -589,6 +589,28 @@ def test_an_event_that_comes_again_is_known_by_a_wider_key() -> None:
     assert sorted((row["k"], row["old_count"], row["count"]) for row in rows) == [(-7, None, 2), (7, None, 1)]
 
 
+@pytest.mark.parametrize(
+    ("column", "type_", "windows", "unique"),
+    [
+        ("n", pa.string(), "ten", ("n",)),
+        ("n", pa.float64(), "session", ("n",)),
+        ("ts", pa.timestamp("us"), "ten", ("n",)),
+        ("ts", pa.timestamp("us"), "session", None),
+        ("ts", pa.timestamp("us"), "five", None),
+    ],
+)
+def test_a_type_by_which_earlier_events_would_not_be_known_is_refused(
+    column: str, type_: pa.DataType, windows: str, unique: Any
+) -> None:
+    """Sessions would lose the events that they have, and what has come would count again."""
+    spec = replace(spec_of([windows], ["count"]), unique=unique)
+    with Restarted(spec) as running:
+        running.process([("a", 1, 1)], None)
+        running.schema = SCHEMA.set(SCHEMA.names.index(column), pa.field(column, type_))
+        with pytest.raises(ForeignState, match=f"column {column} was .* and is .*known by its values"):
+            running.restart(spec)
+
+
 def test_columns_called_like_types_are_refused_where_the_state_does_not_tell_which_is_which() -> None:
     schema = pa.schema([*list(SCHEMA)[:2], ("int64", pa.int64())])
 
