@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,15 @@ from state_backends.format.definitions import FOLLOWS, digest
 from tests.durations import us
 from tests.examples import some
 
-SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64()), ("n", pa.int64())])
+SCHEMA = pa.schema(
+    [
+        ("k", pa.string()),
+        ("ts", pa.timestamp("us", "UTC")),
+        ("v", pa.float64()),
+        ("n", pa.int64()),
+        ("gap", pa.duration("us")),
+    ]
+)
 
 
 def definitions(**when: Any) -> dict[str, Any]:
@@ -44,7 +53,13 @@ def definitions(**when: Any) -> dict[str, Any]:
         "session": aion.Session(us(6), **when),
         "five": aion.Count(5, 2, **when),
         "record": aion.PerRecord(us(8)),
+        "marked": aion.Punctuated(is_three),
+        "own gaps": aion.Session(gap_column="gap", **when),
     }
+
+
+def is_three(events: pa.RecordBatch) -> pa.Array:
+    return pc.equal(events.column("n"), 3)
 
 
 WINDOWS = definitions()
@@ -140,9 +155,9 @@ def table(events: list[tuple[Any, int, int]], schema: pa.Schema = SCHEMA) -> pa.
     keys, times, numbers = zip(*events, strict=True) if events else ((), (), ())
     n = pa.array(numbers, pa.int64())
     times_us = pa.array(times, pa.int64()).cast(schema.field("ts").type)
-    return pa.Table.from_arrays(
-        [pa.array(keys, schema.field("k").type), times_us, n.cast(pa.float64()), n], schema=schema
-    )
+    gaps = pc.add(pc.abs(n), 4).cast(pa.duration("us"))
+    columns = {"k": pa.array(keys, schema.field("k").type), "ts": times_us, "v": n.cast(pa.float64()), "n": n}
+    return pa.table(columns | {"gap": gaps})
 
 
 def spec_of(windows: list[str], aggregates: list[str], early: str | None = None, **more: Any) -> Spec:
@@ -503,15 +518,20 @@ def test_any_changes_give_these_panes_whatever_else_the_query_asks_for(
     check(drawn, **more)
 
 
+OF_KEYS = st.sampled_from(
+    [["session"], ["five"], ["record"], ["marked"], ["own gaps"], ["session", "ten"], ["hop", "five", "own gaps"]]
+)
+
+
 @some(0.5)
-@given(phases(), st.sampled_from([["session"], ["five"], ["session", "ten"]]), st.sampled_from(MODES))
+@given(phases(), OF_KEYS, st.sampled_from(MODES))
 def test_columns_also_come_and_go_beside_windows_of_keys_whatever_else_the_query_asks_for(
     drawn: list[tuple[list[str], list[str], Batches]], windows: list[str], more: dict[str, Any]
 ) -> None:
     check([(windows, columns, batches) for _, columns, batches in drawn], **more)
 
 
-@given(phases(), st.sampled_from([["session"], ["five"], ["record"], ["session", "ten"], ["hop", "five", "session"]]))
+@given(phases(), OF_KEYS)
 def test_columns_also_come_and_go_beside_windows_of_keys(
     drawn: list[tuple[list[str], list[str], Batches]], windows: list[str]
 ) -> None:

@@ -288,8 +288,9 @@ def _since(
             )
     if at_us is None:
         return tuple(since), ()
+    known = {name for partial, names in plan.layout.partials.items() if partial.spec() in had for name in names}
     try:
-        nothing(plan, 1, ())
+        nothing(plan, 1, known)
     except AionError as error:
         raise ForeignState(
             f"aggregates: what is kept has no {', '.join(columns)}, and a value of its own for events without values "
