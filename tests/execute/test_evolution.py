@@ -631,6 +631,19 @@ def test_a_type_by_which_earlier_events_would_not_be_known_is_refused(
             running.restart(spec)
 
 
+@pytest.mark.parametrize("windows", ["ten", "session", "five"])
+def test_a_function_does_not_take_the_place_of_aggregates(windows: str) -> None:
+    """What is kept for one is nothing to the other: all events would have no key, and no values."""
+    ways = [spec_of([windows], ["count"]), applied([windows], "n")]
+    for before, after in (ways, reversed(ways)):
+        with Restarted(before) as running:
+            running.process([("a", 1, 1)], None)
+            with pytest.raises(
+                ForeignState, match="apply= keeps events, aggregates= does not, and one became the other"
+            ):
+                running.restart(after)
+
+
 def test_columns_called_like_types_are_refused_where_the_state_does_not_tell_which_is_which() -> None:
     schema = pa.schema([*list(SCHEMA)[:2], ("int64", pa.int64())])
 

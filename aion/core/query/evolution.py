@@ -104,6 +104,8 @@ def change(
             raise ForeignState(f"{what} was {_shown(found.get(what))} and is {_shown(now.get(what))}; {hint}")
     if retyped := _retyped(found, plan):
         raise ForeignState(f"column {retyped[0]}, and what came before is known by its values; {_BESIDE}")
+    if bool(found["partials"]) != bool(now["partials"]):
+        raise ForeignState(f"apply= keeps events, aggregates= does not, and one became the other; {_BESIDE}")
     if ("event_rows" in found) != ("event_rows" in now):
         raise ForeignState(
             "windows of keys that keep each event (counts, windows per record, punctuated windows, sessions by a "
