@@ -156,7 +156,8 @@ def table(events: list[tuple[Any, int, int]], schema: pa.Schema = SCHEMA) -> pa.
     n = pa.array(numbers, pa.int64())
     times_us = pa.array(times, pa.int64()).cast(schema.field("ts").type)
     gaps = pc.add(pc.abs(n), 4).cast(pa.duration("us"))
-    columns = {"k": pa.array(keys, schema.field("k").type), "ts": times_us, "v": n.cast(pa.float64()), "n": n}
+    own = n.cast(schema.field("n").type)
+    columns = {"k": pa.array(keys, schema.field("k").type), "ts": times_us, "v": n.cast(pa.float64()), "n": own}
     return pa.table(columns | {"gap": gaps})
 
 
@@ -629,6 +630,19 @@ def test_a_type_by_which_earlier_events_would_not_be_known_is_refused(
         running.schema = SCHEMA.set(SCHEMA.names.index(column), pa.field(column, type_))
         with pytest.raises(ForeignState, match=f"column {column} was .* and is .*known by its values"):
             running.restart(spec)
+
+
+@pytest.mark.parametrize("windows", ["ten", "session", "five"])
+def test_values_of_another_type_are_not_counted_as_others(windows: str) -> None:
+    """A sketch has only hashes, and each type has its own. So the column begins anew."""
+    spec = replace(spec_of([windows], ["count"]), aggregates={"different": A.approx_count_distinct("n")})
+    with Restarted(spec, SCHEMA.set(3, pa.field("n", pa.int32()))) as running:
+        running.process([("a", t, t) for t in range(5)], None)
+        running.schema = SCHEMA
+        running.restart(spec)
+        assert running.change is not None and running.change.columns == ("different",)
+        rows = running.process([("a", t, t) for t in range(5)], 0) + running.process([], 60)
+    assert {row["different"] for row in rows if row["window_start"].microsecond == 0} == {None}
 
 
 @pytest.mark.parametrize("windows", ["ten", "session", "five"])
