@@ -220,9 +220,8 @@ def _needs_sketches(request: _Request) -> None:
 
 
 def _approx_count_distinct(request: _Request) -> _Made:
-    request.hashed()
     _needs_sketches(request)
-    registers = Registers(request.aggregate.columns[0], request.aggregate.option("lg"))
+    registers = Registers(request.aggregate.columns[0], request.aggregate.option("lg"), request.hashed())
     return (registers,), pa.int64(), registers.estimates
 
 

@@ -45,11 +45,12 @@ _ABOVE = np.ldexp(1.0, -np.arange(64)) - _BELOW
 class Registers(Partial):
     """An HLL sketch of 2**lg registers: 4 bytes for each coupon while that is smaller, then a byte for each register.
 
-    Its content depends only on the values, not on their order or on how they were split.
+    Its content depends only on the values and on their type, by which they are hashed.
     """
 
     column: str
     lg: int
+    type_: pa.DataType
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -138,7 +139,7 @@ class Registers(Partial):
         return pa.array(found)
 
     def spec(self) -> list[Any]:
-        return [*super().spec(), self.lg]
+        return [*super().spec(), self.lg, str(self.type_)]
 
 
 class _Parts(NamedTuple):

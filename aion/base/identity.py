@@ -34,7 +34,7 @@ Words = npt.NDArray[np.uint64]
 
 def can_identify(type_: pa.DataType) -> bool:
     """Returns whether values of this type can say which rows are the same."""
-    return _family(type_) is not None
+    return family(type_) is not None
 
 
 def identify(columns: Sequence[pa.Array], secret: bytes) -> Identities:
@@ -46,7 +46,7 @@ def identify(columns: Sequence[pa.Array], secret: bytes) -> Identities:
     rows = len(columns[0])
     if not rows:
         return Identities(np.empty((0, 2), np.int64))
-    families = [_family(column.type) for column in columns]
+    families = [family(column.type) for column in columns]
     # The types are the same for all rows, so they are hashed once, into the key.
     of_types = _siphash(_words_of("\n".join(map(str, families)).encode()), secret)
     flags = np.zeros((-(-len(columns) // 64), rows), np.uint64)
@@ -59,7 +59,7 @@ def identify(columns: Sequence[pa.Array], secret: bytes) -> Identities:
     return Identities(_siphash(words, of_types.tobytes()))
 
 
-def _family(type_: pa.DataType) -> str | None:
+def family(type_: pa.DataType) -> str | None:
     """Returns the name that types share whose values can be equal, or None if it is not known."""
     t = pa.types
     if t.is_signed_integer(type_):
@@ -83,7 +83,7 @@ def _values(column: pa.Array, secret: bytes) -> list[Words]:
     rows = len(column)
     if t.is_null(type_):
         return []
-    if _family(type_) in ("text", "bytes"):
+    if family(type_) in ("text", "bytes"):
         return _digests(column.cast(pa.large_binary()), secret)
     if t.is_decimal(type_):
         wide = column.cast(_CANONICAL_DECIMAL)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from aion.base.numbers import NEVER
 from state_backends.format.ordered_map import Change, OrderedMap
 from state_backends.thresholds import threshold
 
@@ -47,7 +48,10 @@ class _Head:
         chunks = np.frombuffer(value, np.int64, offset=_HEAD.size).tolist() if len(value) > _HEAD.size else []
         return cls(rows, pages, dict(zip(chunks[::2], chunks[1::2], strict=True)))
 
-    def dump(self) -> bytes:
+    def dump(self) -> bytes | None:
+        """Returns the value of the head. A bin without rows has none."""
+        if not self.rows:
+            return None
         head = _HEAD.pack(self.rows, self.pages)
         return head + np.array(sorted(self.chunks.items()), np.int64).tobytes() if self.chunks else head
 
@@ -322,7 +326,7 @@ class PagedRows:
         ]
         self._values.put(changes)
 
-    def drop(self, before: int) -> None:
+    def drop(self, before: int = NEVER) -> None:
         """Deletes all bins before this number."""
         begin = len(self._space) + 1
         heads = self._values.scan(self._space + _BIN, self._bin(_number(before)))

@@ -17,7 +17,7 @@ from aion.core.query.evolution import Change, Version, change, finished, reached
 from aion.core.query.evolved import evolved
 from aion.core.query.history import EVOLUTION, Evolution
 from aion.core.query.plan import Plan
-from aion.errors import ForeignState, StateError
+from aion.errors import ForeignState
 from aion.execute.assembly import longest_bound_us
 from state_backends.format.definitions import WORDS
 from state_backends.versions.audit import StateFolder
@@ -51,7 +51,7 @@ class State:
     found: Mapping[str, Any]
 
     def snapshots(self) -> list[Mapping[str, Any]]:
-        """Returns the newest snapshot of each shard. Raises StateError, StorageError."""
+        """Returns the newest snapshot of each shard that has had events. Raises StateError, StorageError."""
         with closing(StateFolder(self.place)) as folder:
             there = [shard for shard in folder.shards() if shard[0] == self.query]
             names = [f"{self.operator}/{folder_of(self.checkpoint)}", self.operator]
@@ -61,8 +61,6 @@ class State:
                 newest = folder.newest(shard)
                 if newest is not None:
                     snapshots.append(newest.snapshot)
-        if not snapshots:
-            raise StateError(f"{self.place}: operator {self.operator!r} has no version that can be read")
         return snapshots
 
     def oldest(self) -> list[Version] | None:

@@ -103,12 +103,12 @@ def as_library_set(coupons: np.ndarray[Any, Any]) -> datasketches.hll_sketch:
 @pytest.mark.parametrize("n", [40, 1000, 30_000])
 def test_registers_and_estimates_are_those_of_datasketches(lg: int, n: int) -> None:
     """The library merges sketches of the same coupons into the same registers, and we estimate what it does."""
-    registers = Registers("v", lg)
+    registers = Registers("v", lg, pa.int64())
     values = pa.array(np.arange(n) * 7919)
     groups = Groups(np.zeros(n, np.int64), 1)
     half = Groups((np.arange(n) % 2).astype(np.int64), 2)
     halves = datasketches.hll_union(lg)
-    for coupons in coupons_of(Registers("v", 21), values, half):
+    for coupons in coupons_of(Registers("v", 21, pa.int64()), values, half):
         # Each half as a sketch of its own first, so that the library, too, knows nothing of an order of arrival.
         one = datasketches.hll_union(lg)
         one.update(as_library_set(coupons))

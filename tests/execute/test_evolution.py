@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,15 @@ from state_backends.format.definitions import FOLLOWS, digest
 from tests.durations import us
 from tests.examples import some
 
-SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.float64()), ("n", pa.int64())])
+SCHEMA = pa.schema(
+    [
+        ("k", pa.string()),
+        ("ts", pa.timestamp("us", "UTC")),
+        ("v", pa.float64()),
+        ("n", pa.int64()),
+        ("gap", pa.duration("us")),
+    ]
+)
 
 
 def definitions(**when: Any) -> dict[str, Any]:
@@ -44,7 +53,13 @@ def definitions(**when: Any) -> dict[str, Any]:
         "session": aion.Session(us(6), **when),
         "five": aion.Count(5, 2, **when),
         "record": aion.PerRecord(us(8)),
+        "marked": aion.Punctuated(is_three),
+        "own gaps": aion.Session(gap_column="gap", **when),
     }
+
+
+def is_three(events: pa.RecordBatch) -> pa.Array:
+    return pc.equal(events.column("n"), 3)
 
 
 WINDOWS = definitions()
@@ -140,9 +155,10 @@ def table(events: list[tuple[Any, int, int]], schema: pa.Schema = SCHEMA) -> pa.
     keys, times, numbers = zip(*events, strict=True) if events else ((), (), ())
     n = pa.array(numbers, pa.int64())
     times_us = pa.array(times, pa.int64()).cast(schema.field("ts").type)
-    return pa.Table.from_arrays(
-        [pa.array(keys, schema.field("k").type), times_us, n.cast(pa.float64()), n], schema=schema
-    )
+    gaps = pc.add(pc.abs(n), 4).cast(pa.duration("us"))
+    own = n.cast(schema.field("n").type)
+    columns = {"k": pa.array(keys, schema.field("k").type), "ts": times_us, "v": n.cast(pa.float64()), "n": own}
+    return pa.table(columns | {"gap": gaps})
 
 
 def spec_of(windows: list[str], aggregates: list[str], early: str | None = None, **more: Any) -> Spec:
@@ -503,15 +519,20 @@ def test_any_changes_give_these_panes_whatever_else_the_query_asks_for(
     check(drawn, **more)
 
 
+OF_KEYS = st.sampled_from(
+    [["session"], ["five"], ["record"], ["marked"], ["own gaps"], ["session", "ten"], ["hop", "five", "own gaps"]]
+)
+
+
 @some(0.5)
-@given(phases(), st.sampled_from([["session"], ["five"], ["session", "ten"]]), st.sampled_from(MODES))
+@given(phases(), OF_KEYS, st.sampled_from(MODES))
 def test_columns_also_come_and_go_beside_windows_of_keys_whatever_else_the_query_asks_for(
     drawn: list[tuple[list[str], list[str], Batches]], windows: list[str], more: dict[str, Any]
 ) -> None:
     check([(windows, columns, batches) for _, columns, batches in drawn], **more)
 
 
-@given(phases(), st.sampled_from([["session"], ["five"], ["record"], ["session", "ten"], ["hop", "five", "session"]]))
+@given(phases(), OF_KEYS)
 def test_columns_also_come_and_go_beside_windows_of_keys(
     drawn: list[tuple[list[str], list[str], Batches]], windows: list[str]
 ) -> None:
@@ -587,6 +608,54 @@ def test_an_event_that_comes_again_is_known_by_a_wider_key() -> None:
         running.restart(spec_of(["ten"], ["count"], unique=["n"], emit="changes"))
         rows = running.process([(7, 1, 1), (-7, 2, 2), (-7, 2, 3)], 20)
     assert sorted((row["k"], row["old_count"], row["count"]) for row in rows) == [(-7, None, 2), (7, None, 1)]
+
+
+@pytest.mark.parametrize(
+    ("column", "type_", "windows", "unique"),
+    [
+        ("n", pa.string(), "ten", ("n",)),
+        ("n", pa.float64(), "session", ("n",)),
+        ("ts", pa.timestamp("us"), "ten", ("n",)),
+        ("ts", pa.timestamp("us"), "session", None),
+        ("ts", pa.timestamp("us"), "five", None),
+    ],
+)
+def test_a_type_by_which_earlier_events_would_not_be_known_is_refused(
+    column: str, type_: pa.DataType, windows: str, unique: Any
+) -> None:
+    """Sessions would lose the events that they have, and what has come would count again."""
+    spec = replace(spec_of([windows], ["count"]), unique=unique)
+    with Restarted(spec) as running:
+        running.process([("a", 1, 1)], None)
+        running.schema = SCHEMA.set(SCHEMA.names.index(column), pa.field(column, type_))
+        with pytest.raises(ForeignState, match=f"column {column} was .* and is .*known by its values"):
+            running.restart(spec)
+
+
+@pytest.mark.parametrize("windows", ["ten", "session", "five"])
+def test_values_of_another_type_are_not_counted_as_others(windows: str) -> None:
+    """A sketch has only hashes, and each type has its own. So the column begins anew."""
+    spec = replace(spec_of([windows], ["count"]), aggregates={"different": A.approx_count_distinct("n")})
+    with Restarted(spec, SCHEMA.set(3, pa.field("n", pa.int32()))) as running:
+        running.process([("a", t, t) for t in range(5)], None)
+        running.schema = SCHEMA
+        running.restart(spec)
+        assert running.change is not None and running.change.columns == ("different",)
+        rows = running.process([("a", t, t) for t in range(5)], 0) + running.process([], 60)
+    assert {row["different"] for row in rows if row["window_start"].microsecond == 0} == {None}
+
+
+@pytest.mark.parametrize("windows", ["ten", "session", "five"])
+def test_a_function_does_not_take_the_place_of_aggregates(windows: str) -> None:
+    """What is kept for one is nothing to the other: all events would have no key, and no values."""
+    ways = [spec_of([windows], ["count"]), applied([windows], "n")]
+    for before, after in (ways, reversed(ways)):
+        with Restarted(before) as running:
+            running.process([("a", 1, 1)], None)
+            with pytest.raises(
+                ForeignState, match="apply= keeps events, aggregates= does not, and one became the other"
+            ):
+                running.restart(after)
 
 
 def test_columns_called_like_types_are_refused_where_the_state_does_not_tell_which_is_which() -> None:

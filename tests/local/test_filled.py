@@ -351,6 +351,16 @@ def test_days_have_rows_also_where_the_clocks_change() -> None:
     assert hours == [24, 23, 24, 24], "3 days are 72 hours"
 
 
+@pytest.mark.parametrize("type_", [pa.int8(), pa.float32(), pa.decimal128(10, 2), pa.decimal128(38, 38)], ids=str)
+def test_the_sum_of_no_events_is_a_zero_of_its_type(type_: pa.DataType) -> None:
+    window = aion.Tumbling(us(10), fill="zero", fill_for=us(10))
+    with aion.LocalOperator(windows=window, time="ts", aggregates={"s": A.sum("v")}, bound=0) as operator:
+        operator.process(pa.table({"ts": pa.array([1]).cast(pa.timestamp("us")), "v": pa.array([0], type_)}))
+        rows = operator.advance(20)
+    assert rows.column("events").to_pylist() == [1, 0]
+    assert rows.column("s").to_pylist() == [0, 0]
+
+
 @pytest.mark.slow
 def test_a_row_without_events_says_nothing_of_how_complete_it_is() -> None:
     """And nothing is learned from it: all events of the others come in time, so their rows are complete."""

@@ -40,14 +40,12 @@ class FilledKeys:
     """The spans of the keys of one definition. ``types``: of the key columns."""
 
     def __init__(self, values: OrderedMap, definition: int, types: Sequence[pa.DataType]) -> None:
-        self._values = values
-        self._space = _SPACE + definition.to_bytes(4, "big")
         self._types = list(types)
         numbers = [pa.field(name, pa.int64()) for name in (_HASH, _FIRST, _UNTIL)]
         self._schema = pa.schema([*numbers, *(pa.field(f"k{i}", type_) for i, type_ in enumerate(types))])
         self._pages = PagedRows(
             values,
-            self._space,
+            _SPACE + definition.to_bytes(4, "big"),
             _HASH,
             ArrowPages(self._schema),
             page_rows=_PAGE_ROWS,  # keys with one hash are rare, and a key has few spans, so a page is one chunk
@@ -114,8 +112,7 @@ class FilledKeys:
 
     def drop(self) -> None:
         """Deletes all spans."""
-        names = [name for name, _ in self._values.scan(self._space, _after(self._space))]
-        self._values.put([(name, None, None) for name in names])
+        self._pages.drop()
 
     def _prune(self, over: Table) -> None:
         found = self._pages.pages(np.zeros(len(over), np.int64), over[_HASH])
@@ -165,7 +162,3 @@ def _gaps(old: Intervals, now: Intervals, of_old: Ints) -> Gaps:
     of = np.repeat(now.keys, counts)
     there = after < by
     return Gaps(of[there], after[there], by[there])
-
-
-def _after(prefix: bytes) -> bytes:
-    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix[-1] < 255 else prefix + b"\xff" * 16

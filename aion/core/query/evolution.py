@@ -21,6 +21,7 @@ import pyarrow as pa
 from aion.aggregates.groups import Groups
 from aion.aggregates.partial import Partial, Rows, States, needs_all
 from aion.base.arrow_types import arrow_type
+from aion.base.identity import family
 from aion.base.numbers import NEVER
 from aion.core.calendars import Steps, ZoneRules
 from aion.core.packing import untable
@@ -29,7 +30,7 @@ from aion.core.query.history import EVOLUTION, OVER, Evolution, Kept, Part, Step
 from aion.core.query.plan import DROP, FINISH, SLICE, Plan
 from aion.core.windows import ALIGNED, Aligned
 from aion.errors import AionError, ForeignState
-from state_backends.format.definitions import BEFORE, FOLLOWS, NOT_COMPARED, WORDS, digest
+from state_backends.format.definitions import BEFORE, COMPUTED, FOLLOWS, NOT_COMPARED, WORDS, digest
 
 
 class Version(NamedTuple):
@@ -67,7 +68,7 @@ def same(found: Mapping[str, Any], plan: Plan) -> bool:
     """Returns whether a stored definition is what the plan asks for."""
     if EVOLUTION not in found and [name for name, _ in found["windows"]] != list(plan.windows):
         return False  # what is kept calls them by their numbers
-    return _asked(found) == _asked(plan.definition)
+    return not _retyped(found, plan) and _asked(found) == _asked(plan.definition)
 
 
 def _asked(definition: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,6 +102,10 @@ def change(
     for what, hint in _FIXED.items():
         if found.get(what) != now.get(what):
             raise ForeignState(f"{what} was {_shown(found.get(what))} and is {_shown(now.get(what))}; {hint}")
+    if retyped := _retyped(found, plan):
+        raise ForeignState(f"column {retyped[0]}, and what came before is known by its values; {_BESIDE}")
+    if bool(found["partials"]) != bool(now["partials"]):
+        raise ForeignState(f"apply= keeps events, aggregates= does not, and one became the other; {_BESIDE}")
     if ("event_rows" in found) != ("event_rows" in now):
         raise ForeignState(
             "windows of keys that keep each event (counts, windows per record, punctuated windows, sessions by a "
@@ -108,7 +113,8 @@ def change(
         )
     before = Evolution.of(found)
     known_over = _known_over(before, oldest)
-    windows, added, removed = _windows(before, plan, at_us, finished, known_over, drops=on_removed == DROP)
+    drops = on_removed == DROP
+    windows, added, removed = _windows(before, plan, at_us, finished, known_over, drops=drops)
     since, columns = _since(before, found, plan, at_us)
     _check_columns(found, plan)
     for part in _parts(found):
@@ -119,7 +125,6 @@ def change(
     kept = {**found, BEFORE: {"batch": None, "definition": None}} if EVOLUTION in found else found
     keys = before.keys or tuple(type_ for _, type_ in found["key"])
     evolution = Evolution(windows, since, steps, keys, follows, batch, kept, first)
-    drops = on_removed == DROP
     return Change(evolution, at_us, added, removed, columns, tuple(sorted(gone)), drops)
 
 
@@ -171,6 +176,14 @@ def _check_key(found: Mapping[str, Any], plan: Plan) -> None:
             return
         why = f"{', '.join(users)} keep keys with their types"
     raise ForeignState(f"key was {_shown(found['key'])} and is {_shown(now)}; {why}; {_BESIDE}")
+
+
+def _retyped(found: Mapping[str, Any], plan: Plan) -> list[str]:
+    """Says which columns tell events apart, and have types now by which what came before is not recognised."""
+    known = dict([*found["block"], *found.get(COMPUTED, {}).get("columns", ())])
+    now = {name: plan.schema.field(name).type for name in (plan.time, *plan.unique) if name in known}
+    differ = [name for name, type_ in now.items() if family(arrow_type(known[name])) != family(type_)]
+    return [f"{name} was {known[name]} and is {now[name]}" for name in differ]
 
 
 def widens_or_is(old: pa.DataType, new: pa.DataType) -> bool:
@@ -277,8 +290,9 @@ def _since(
             )
     if at_us is None:
         return tuple(since), ()
+    known = {name for partial, names in plan.layout.partials.items() if partial.spec() in had for name in names}
     try:
-        nothing(plan, 1, ())
+        nothing(plan, 1, known)
     except AionError as error:
         raise ForeignState(
             f"aggregates: what is kept has no {', '.join(columns)}, and a value of its own for events without values "

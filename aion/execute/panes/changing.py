@@ -88,7 +88,7 @@ class Changes:
     def end_batch(self, forgotten: Sequence[Forget]) -> Iterator[pa.RecordBatch]:
         """Yields what the panes of the batch change. ``forgotten``: the operator's orders of the batch."""
         for number in self._over:
-            self._drop([key for key, _ in self._values.scan(_space(number), _space(number + 1))])
+            self._pages(number).drop()
         self._over = ()
         with closing(parts_by_key(self._plan.key, self._panes.take(), self._room)) as parts:
             for part in parts:
@@ -205,8 +205,8 @@ class Changes:
             yield _Kept(at, of, pages, part, _found(Identities(ids[at]), _ids(part.rows)))
 
     def _pages(self, definition: int) -> PagedRows:
-        codec = _ShownPages(self._page)
-        return PagedRows(self._values, _space(definition), _FIRST, codec, page_rows=_PAGE_ROWS)
+        space = b"s" + definition.to_bytes(4, "big")
+        return PagedRows(self._values, space, _FIRST, _ShownPages(self._page), page_rows=_PAGE_ROWS)
 
     def _settled(self, old: pa.Table, new: pa.Table) -> pa.Table:
         """Returns the new rows, with the old results of those that round and that no event has come to since.
@@ -236,10 +236,6 @@ class Changes:
         nothing = pa.table({name: pa.nulls(len(ids), self._page.field(name).type) for name in self._page.names})
         if len(ids):
             self._replace(of_windows, ids, nothing, np.ones(len(ids), np.bool_))
-
-    def _drop(self, keys: Sequence[bytes]) -> None:
-        if keys:
-            self._values.put([(key, None, None) for key in keys])
 
 
 class _ShownPages(ArrowPages):
@@ -365,7 +361,3 @@ def _equal(pairs: Sequence[tuple[Any, Any]], rows: int) -> Flags:
 
 def _ids(rows: pa.Table) -> Ints:
     return np.column_stack([combined(rows.column(name)).to_numpy() for name in (_FIRST, _SECOND)])
-
-
-def _space(definition: int) -> bytes:
-    return b"s" + definition.to_bytes(4, "big")

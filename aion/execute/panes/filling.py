@@ -191,7 +191,7 @@ def of_nothing(plan: Plan, rows: int, *, zero: bool) -> Iterator[pa.Array]:
     assert plan.layout is not None, "fill= needs aggregates"
     for bound in plan.layout.bound:
         if zero and bound.aggregate.function in _ZERO:
-            yield pa.repeat(pa.scalar(0, pa.int64()).cast(bound.type), rows)
+            yield pa.repeat(pa.scalar(0, bound.type), rows)
         else:
             yield pa.nulls(rows, bound.type)
 

@@ -76,6 +76,18 @@ def test_windows_and_columns_come_and_go(
     assert ("minute", "a", 300) not in last
 
 
+@pytest.mark.slow
+def test_a_query_that_has_had_no_event_yet_may_change(stream: FileStream, sink: Sink) -> None:
+    """Its second start leaves a definition without any version."""
+    for _ in range(2):
+        stream.put([])
+        sink.run(query(stream, ["minute"]))
+    stream.put([("a", 10, 1.0)])
+    stream.put([("a", 20, 2.0), ("a", 1000, 0.0)])
+    rows = sink.run(query(stream, ["five"], aggregates={"top": A.max("v")}))
+    assert found(rows, "top") == {("five", "a", 0): (2.0,)}
+
+
 @pytest.mark.proof
 def test_earlier_definitions_go_when_no_version_that_is_kept_needs_them(
     stream: FileStream, sink: Sink, spark: SparkSession, tmp_path: Path, place: Callable[[str], None]
