@@ -14,14 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.core.periodic import Tumbling
-from aion.core.slicing.sessions import Intervals, merge_intervals, session_cells
+from aion.core.slicing.sessions import Grouped, Intervals, merge_intervals
 from aion.core.windows import Definition, Session
 from aion.errors import WindowError
+from state_backends.thresholds import threshold
 
 Ints = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 
 LONG_AGO = -(2**62)
+# Find cells in a grid of keys by cells, without sorting, if the grid has at most this many places per event.
+_PLACES_PER_EVENT = threshold(4, 1)
+_MIN_PLACES = threshold(1 << 14, 2)
 
 
 class Panes(NamedTuple):
@@ -85,6 +89,41 @@ class _TumblingBuckets:
         self._first += until
         self._events, self._sums = self._events[until:], self._sums[until:]
         return found
+
+
+def session_cells(keys: Ints, times_us: Ints, gap_us: int) -> Grouped:
+    """Group events into intervals without sorting: one interval for each key and cell of time as wide as the gap.
+
+    No gap fits inside a cell, so the first and the last event describe it completely. ``keys``: numbers from 0 on. In
+    the result, ``of`` is the interval of each event, by which its values can be added up. With several gaps pass the
+    smallest.
+    """
+    if not len(times_us):
+        return Grouped(Intervals(keys, times_us, times_us), np.empty(0, np.intp))
+    cells = times_us // gap_us
+    lowest = int(cells.min())
+    width, n_keys = int(cells.max()) - lowest + 1, int(keys.max()) + 1
+    if n_keys * width >= 2**63:  # a place would overflow: renumber keys and cells densely
+        present, keys_anew = np.unique(keys, return_inverse=True)
+        inhabited, cells_anew = np.unique(cells, return_inverse=True)
+        places = keys_anew * len(inhabited) + cells_anew
+        size = len(present) * len(inhabited)
+    else:
+        places, size = keys * width + (cells - lowest), n_keys * width
+    if size <= _PLACES_PER_EVENT * len(times_us) + _MIN_PLACES:
+        taken = np.zeros(size, np.bool_)
+        taken[places] = True
+        numbers = np.cumsum(taken) - 1
+        of, count = numbers[places], int(numbers[-1]) + 1
+    else:
+        distinct, of = np.unique(places, return_inverse=True)
+        count = len(distinct)
+    of_key = np.empty(count, np.int64)
+    of_key[of] = keys
+    firsts, lasts = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
+    np.minimum.at(firsts, of, times_us)
+    np.maximum.at(lasts, of, times_us)
+    return Grouped(Intervals(of_key, firsts, lasts), of)
 
 
 class _SessionBuckets:

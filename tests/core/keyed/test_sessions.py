@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aion.core.slicing import sessions as module
-from aion.core.slicing.sessions import Intervals, merge_intervals, merge_sessions, session_cells
+from aion.core.slicing.sessions import Intervals, merge_intervals, merge_sessions
+from experiments.slicing.baselines import session_cells
 
 Event = tuple[int, int]
 """A key and a time."""
