@@ -21,7 +21,7 @@ from aion.execute.panes.applying import as_texts
 from aion.execute.tenant import Saved
 from state_backends.format.ordered_map import OrderedMap
 
-SECRET = "identity_secret"
+SECRET, BOUNDS = "identity_secret", "bounds_us"
 
 
 class Joined:
@@ -73,4 +73,6 @@ class Joined:
 
     def save(self) -> Saved:
         sides = {name: bound.to_json() for name, bound in zip(SIDES, self._learnt, strict=True)}
-        return Saved({**self.join.snapshot(), "next_seq": 0, "sides": sides, SECRET: self._secret.hex()})
+        bounds = [bound.bound_for_new_window() for bound in self.bounds]
+        own = {"next_seq": 0, "sides": sides, SECRET: self._secret.hex(), BOUNDS: bounds}
+        return Saved({**self.join.snapshot(), **own})
