@@ -215,6 +215,8 @@ class _Input:
         names = None if named is None else unique_names(named)
         for field in self.df.schema:
             check_text(field)
+            if self.df.columns.count(field.name) > 1:
+                raise SchemaError(f"join: the {self._which} side has two columns named {field.name!r}; rename one")
         self.df = with_names(self.df, [*key, *(names or ()), *([] if time is None else [time])])
         if self.results is not None:
             self.results = Results(self.df, f"join: {self._which}")

@@ -229,6 +229,7 @@ def test_what_cannot_be_joined_is_refused_with_a_sentence(spark: SparkSession, t
         (SchemaError, "on: there is no column 'prize'", {"on": "a.prize < b.amount"}),
         (ConfigError, "right: it is not a stream", {"right": spark.createDataFrame([], PAYMENTS_DDL)}),
         (SchemaError, "cast one of them", {"right": payments.withColumn("id", payments["id"].cast("binary"))}),
+        (SchemaError, "the left side has two columns named 'price'", {"left": orders.select("*", "price")}),
         (
             SchemaError,
             "'price' and 'PRICE' differ only in case",
