@@ -23,7 +23,7 @@ from aion.execute.tenant import Saved
 from state_backends.format.ordered_map import LazyMap
 from state_backends.thresholds import threshold
 
-SECRET = "identity_secret"
+SECRET, BOUNDS = "identity_secret", "bounds_us"
 _NEXT_KEYS = threshold(1 << 16, 3)
 
 
@@ -77,6 +77,7 @@ class Joined:
 
     def save(self) -> Saved:
         sides = {name: bound.to_json() for name, bound in zip(SIDES, self._learnt, strict=True)}
-        snapshot = {**self.join.snapshot(), "next_seq": 0, "sides": sides, SECRET: self._secret.hex()}
+        bounds = [bound.bound_for_new_window() for bound in self.bounds]
+        own = {"next_seq": 0, "sides": sides, SECRET: self._secret.hex(), BOUNDS: bounds}
         keys = dict.fromkeys(islice(self.join.next_keys(), _NEXT_KEYS)) if self._reads_ahead else ()
-        return Saved(snapshot, next_keys=[*keys])
+        return Saved({**self.join.snapshot(), **own}, next_keys=[*keys])

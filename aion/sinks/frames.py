@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NESTED = ("array<", "map<", "struct<")
 _JSON = (
     "map('timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\", "
-    "'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\", 'ignoreNullFields', 'false')"
+    "'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\", 'timeZone', 'UTC', 'ignoreNullFields', 'false')"
 )
 
 

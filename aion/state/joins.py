@@ -10,8 +10,7 @@ import pyarrow as pa
 from aion.base.identity import identify
 from aion.core.join.plan import SIDES, JoinPlan
 from aion.core.join.rows import GONE, MATCHED, Rows, SideRows
-from aion.core.lateness.bound import AdaptiveBound
-from aion.execute.joining import SECRET
+from aion.execute.joining import BOUNDS, SECRET
 from aion.state.columns import conformed
 from aion.state.filters import Asked
 from state_backends.server.reading import VersionReader
@@ -25,11 +24,9 @@ def join_rows(plan: JoinPlan, reader: VersionReader, asked: Asked, schema: pa.Sc
     snapshot = reader.manifest.snapshot
     own = schema.names[-4:]  # another version may have a column of the user with such a name
     lines, at_us = snapshot["lines_us"], snapshot["watermark_us"]
-    # How far each line is behind the watermark: that is the bound now, whoever decided it.
-    bounds = [
-        AdaptiveBound.of_snapshot(snapshot["sides"][name]).decision.bound_us if at_us is None else at_us - line
-        for name, line in zip(SIDES, lines, strict=True)
-    ]
+    # Earlier versions do not say the bounds. Each line is as far behind the watermark.
+    bounds = snapshot.get(BOUNDS) or [0 if at_us is None else at_us - line for line in lines]
+    gone_before = plan.needed_from([-bound for bound in bounds])  # if the watermark were 0
     hashes = None
     if asked.keys is not None:
         columns = [column.combine_chunks() for column in asked.keys.columns]
@@ -38,7 +35,6 @@ def join_rows(plan: JoinPlan, reader: VersionReader, asked: Asked, schema: pa.Sc
         stored = SideRows(plan, side, reader)
         first_us = max(before_us, asked.start_us)
         first, last = (int(us) // stored.bin_us for us in (first_us, asked.end_us))
-        _, after_us = plan.interval(side)
         for batch in stored.pages.all(first, last, hashes):
             rows = Rows.stored(pa.Table.from_batches([batch]))
             wanted = (rows.time >= first_us) & (rows.time < asked.end_us) & ~rows.has(GONE)
@@ -47,13 +43,12 @@ def join_rows(plan: JoinPlan, reader: VersionReader, asked: Asked, schema: pa.Sc
             rows = rows.take(np.flatnonzero(wanted))
             if not len(rows):
                 continue
-            closes = np.maximum(rows.time + after_us + bounds[1 - side], rows.time + bounds[side]) + 1
             of_row = {name: rows.table.column(name).combine_chunks() for name in rows.table.column_names}
             matched = pa.array(rows.has(MATCHED)) if plan.outer[side] else None
             said = (
                 pa.repeat(SIDES[side], len(rows)),
                 pa.array(rows.time).cast(plan.timestamp),
                 matched,
-                pa.array(closes).cast(plan.timestamp),
+                pa.array(rows.time - gone_before[side] + 1).cast(plan.timestamp),
             )
             yield conformed(of_row | dict(zip(own, said, strict=True)), len(rows), schema)

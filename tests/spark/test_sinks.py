@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 import aion
 from aion import aggregates as A
 from aion.errors import ConfigError
+from aion.sinks.frames import panes_of
 from tests.sinks.databases import KINDS, WITHOUT_SERVER, Place, place, server
 from tests.spark.conftest import EVENTS_DDL, FileStream
 
@@ -212,6 +213,13 @@ def test_a_row_goes_when_a_later_pane_does_not_meet_the_condition(stream: FileSt
     for wrong in ("", 5):
         with pytest.raises(ConfigError, match="is not a condition in SQL"):
             aion.sinks.upsert(database.uri, "high", where=wrong)  # type: ignore[arg-type]
+
+
+def test_a_time_in_json_is_the_instant_whatever_the_zone_was_then(spark: SparkSession) -> None:
+    """The zone of the session was 3:30:52 behind UTC until 1935, and a text of the offset has no seconds."""
+    batch = spark.sql("SELECT array(timestamp '1900-01-01 00:00:00Z') AS at")
+    found = panes_of(batch, ["at"], as_json=True, where=None)
+    assert found["at"].to_pylist() == ['["1900-01-01T00:00:00.000000Z"]']
 
 
 def test_a_sink_outside_a_query_says_where_it_belongs(spark: SparkSession, tmp_path: Path) -> None:

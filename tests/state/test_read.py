@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion import aggregates as A
-from aion.core.join.plan import OUTER_LEFT, JoinPlan, Side
+from aion.core.join.plan import ASOF, OUTER_LEFT, JoinPlan, Side
 from aion.errors import ConfigError, MissingState
 from aion.spec import Spec
 from aion.state import read
@@ -337,9 +337,11 @@ def rows_of(side: int, rows: list[Event]) -> pa.Table:
     return pa.table([pa.array(k, pa.int64()), times, pa.array(v, pa.int64())], schema=SIDES[side])
 
 
-def test_open_rows_of_a_join_are_those_that_may_still_match(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [OUTER_LEFT, ASOF])
+def test_open_rows_of_a_join_are_those_that_may_still_match(tmp_path: Path, how: str) -> None:
     left, right = (Side(s, s.names[1], (s.names[2],), False, 10 * S) for s in SIDES)
-    plan = JoinPlan(left, right, ("k",), 0, 5 * S, OUTER_LEFT)
+    plan = JoinPlan(left, right, ("k",), 0, 5 * S, how)
+    kept = {"left": 15, "right": 15 if how == ASOF else 10}
     chance = random.Random(7)
     with running(RunningJoin(tmp_path, str(tmp_path / "state"), plan)) as query:
         all_rows: list[tuple[str, int, int, int]] = []
@@ -353,7 +355,9 @@ def test_open_rows_of_a_join_are_those_that_may_still_match(tmp_path: Path) -> N
             all_rows += [(n, *row) for n, rows in zip(("left", "right"), new, strict=True) for row in rows]
             found = read(query.place).read_all().to_pylist()
             line = -(10**9) if at is None else at - 10
-            wanted = [r for r in all_rows if r[2] >= (line - 5 if r[0] == "left" else line)]
+            wanted = [r for r in all_rows if r[2] >= line + 10 - kept[r[0]]]
+            closes = {r["closes_at"] - r["event_time"] - timedelta(seconds=kept[r["side"]]) for r in found}
+            assert closes == {timedelta(microseconds=1)}
             assert sorted((r["side"], r["k"], seconds(r["event_time"]), r[r["side"]]) for r in found) == sorted(wanted)
             assert all(r["matched"] is None for r in found if r["side"] == "right")
             pairs = {

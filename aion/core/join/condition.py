@@ -61,20 +61,23 @@ class _Part(NamedTuple):
         return self if self.type == type_ else _Part(self.made.cast(type_, safe=False), type_)
 
 
-def expression_of(text: str, columns: Sequence[pa.Schema], both: Sequence[str]) -> pc.Expression:
+def expression_of(
+    text: str, columns: Sequence[pa.Schema], both: Sequence[str], *, case_sensitive: bool = False
+) -> pc.Expression:
     """Returns the expression that a text in Spark's SQL means.
 
     It may have columns, numbers, texts, ``+ - *``, comparisons, ``<=>``, ``and``, ``or``, ``not``, ``between``, ``in``,
     ``like``, ``is null``, ``coalesce``, ``abs``, and ``interval 5 minutes``. ``columns``: those of the left and of the
-    right side. ``both``: those that both have. A name before a column's, as in ``a.price``, stands for one side. Raises
-    ConfigError for what is not understood, and SchemaError for columns that are not there or do not fit together.
+    right side. ``both``: those that both have. A name before a column's, as in ``a.price``, stands for one side.
+    ``case_sensitive``: whether names that differ in case are two. Raises ConfigError for what is not understood, and
+    SchemaError for columns that are not there or do not fit together.
     """
     try:
         parsed = sqlglot.parse_one(text, dialect="spark")
     except sqlglot.errors.ParseError as error:
         raise ConfigError(f"on: {text!r} is no condition in SQL: {str(error).splitlines()[0]}") from None
     try:
-        found = _Condition(text, columns, both).made(parsed)
+        found = _Condition(text, columns, both, str if case_sensitive else str.lower).made(parsed)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         reason = str(error).splitlines()[0]
         raise SchemaError(f"on: {text!r} does not fit its columns: {reason}; cast a column, or {_ELSE}") from None
@@ -149,8 +152,11 @@ _COMPARED: Mapping[type[exp.Expr], Callable[[_Part, _Part], _Part]] = {
 
 
 class _Condition:
-    def __init__(self, text: str, columns: Sequence[pa.Schema], both: Sequence[str]) -> None:
-        self._text, self._columns, self._both = text, columns, both
+    def __init__(
+        self, text: str, columns: Sequence[pa.Schema], both: Sequence[str], plain: Callable[[str], str]
+    ) -> None:
+        self._text, self._columns, self._both, self._plain = text, columns, both, plain
+        self._names = {plain(name): name for schema in columns for name in schema.names}
         self._side_of: dict[str, int] = {}
 
     def made(self, node: exp.Expr) -> _Part:
@@ -208,7 +214,7 @@ class _Condition:
         return None
 
     def _column(self, node: exp.Column) -> _Part:
-        name, qualifier = node.name, node.table
+        name, qualifier = self._names.get(self._plain(node.name), node.name), self._plain(node.table)
         sides = [side for side, schema in enumerate(self._columns) if name in schema.names]
         if not sides:
             known = ", ".join(dict.fromkeys(name for schema in self._columns for name in schema.names))

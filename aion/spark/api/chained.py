@@ -20,7 +20,7 @@ from aion.execute.assembly import longest_bound_us
 from aion.spark.api.files import Files
 from aion.spark.api.results import Results, are_results
 from aion.spark.api.sources import Rows, Source
-from aion.spark.session.types import quoted
+from aion.spark.session.types import quoted, with_names
 from aion.spark.tasks.child import DROPPED_BEFORE
 from aion.spec import Spec
 
@@ -126,5 +126,5 @@ def source_of(caller: str, df: Any, spec: Spec) -> Source:
     if isinstance(df, Files):
         return df
     if are_results(df):
-        return Panes(df, caller)
+        return Panes(with_names(df, spec.used_columns), caller)
     return Rows(df, caller, is_lossy=spec.on_lossy_upstream == "accept")

@@ -314,7 +314,3 @@ def _known_zone(name: str) -> str:
             f"spark.sql.session.timeZone is {name!r}; with Spark Connect, read_files needs a region or an offset; "
             "set e.g. 'Europe/Berlin', 'UTC' or '+02:00'"
         ) from None
-
-
-def is_case_sensitive(spark: SparkSession) -> bool:
-    return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"

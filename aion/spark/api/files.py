@@ -29,7 +29,6 @@ from aion.spark.api.file_arguments import (
     columns_after,
     columns_used,
     declared_columns,
-    is_case_sensitive,
     other_options,
     path_of,
     source_options,
@@ -37,7 +36,7 @@ from aion.spark.api.file_arguments import (
     zone_of,
 )
 from aion.spark.session.sessions import is_session, parallelism, qualified
-from aion.spark.session.types import quoted
+from aion.spark.session.types import is_case_sensitive, quoted
 from aion.spark.session.workers import in_arrow, of_aion
 from aion.spark.start import listener
 from aion.spark.tasks.blocks import row_type

@@ -29,7 +29,7 @@ from aion.spark.api.watermarks import WATERMARK, Rules
 from aion.spark.session import upstream
 from aion.spark.session.sessions import grouping, is_grouped
 from aion.spark.session.settings import of_tasks, resolved_policy, shard_count, shards_in_words
-from aion.spark.session.types import arrow_schema, quoted
+from aion.spark.session.types import arrow_schema, check_text, quoted
 from aion.spark.session.workers import in_arrow, of_aion
 from aion.spark.start import checks, listener
 from aion.spark.start.kept_state import Operator
@@ -293,7 +293,8 @@ _INSTEAD = ((MapType, "array_sort(map_entries(...))"), (VariantType, "to_json(..
 
 
 def _check_key(field: StructField) -> None:
-    """Raises ConfigError if rows cannot be grouped by this column, on stock Spark neither."""
+    """Raises ConfigError or SchemaError if rows cannot be grouped by this column, on stock Spark neither."""
+    check_text(field)
     for type_, instead in _INSTEAD:
         if _has(field.dataType, type_):
             raise ConfigError(

@@ -46,7 +46,7 @@ from aion.spark.api.results import Results, are_results
 from aion.spark.api.watermarks import HELPER, WATERMARK
 from aion.spark.session import upstream
 from aion.spark.session.settings import of_tasks, resolved_policy, shard_count, shards_in_words
-from aion.spark.session.types import arrow_schema, quoted
+from aion.spark.session.types import arrow_schema, check_case, check_text, is_case_sensitive, quoted, with_names
 from aion.spark.session.workers import in_arrow
 from aion.spark.start import checks, listener
 from aion.spark.start.kept_state import Operator
@@ -132,6 +132,7 @@ def join(
     if early not in (None, "batch"):
         raise ConfigError(f"early: {early!r} is neither 'batch' nor None")
     plan = replace(_plan(sides, key, within, time, how, on, (unique, id), bound, emit), early=early is not None)
+    check_case(spark, plan.result_schema.names)
     listener.watch(spark)
     ids = shard_ids(shard_count(spark, resolved))
     keys = [plan.left.schema.field(column).type for column in plan.key]
@@ -167,6 +168,11 @@ class _Input:
                     f"join: {which}: it has results of another operator of Aion and a watermark of its own; leave this "
                     "withWatermark out, because results bring the watermark of that operator"
                 )
+            if HELPER in marked:
+                raise WatermarkError(
+                    f"join: {which}: max_ahead, idle_after and complete_until of aion.watermark are for aion.windowed, "
+                    "and a join would take their rows for events; use withWatermark"
+                )
             if not marked:
                 raise WatermarkError(
                     f"join: {which}: it has no watermark; give e.g. {which}.withWatermark('ts', '1 minute')"
@@ -193,11 +199,17 @@ class _Input:
             raise ConfigError(
                 f"id, unique: both name columns that identify rows of the {self._which} side; give one of them"
             )
-        if self.results is not None:
-            return self._side_of_results(self.results, key, time, asked if unique is None else unique, bound_us)
-        schema = arrow_schema(self.df.drop(HELPER).schema)
         named = unique if unique is not None else asked
         names = None if named is None else unique_names(named)
+        for field in self.df.schema:
+            check_text(field)
+            if self.df.columns.count(field.name) > 1:
+                raise SchemaError(f"join: the {self._which} side has two columns named {field.name!r}; rename one")
+        self.df = with_names(self.df, [*key, *(names or ()), *([] if time is None else [time])])
+        if self.results is not None:
+            self.results = Results(self.df, f"join: {self._which}")
+            return self._side_of_results(self.results, key, time, named, bound_us)
+        schema = arrow_schema(self.df.schema)
         when = time if time is not None else self.watermark
         return Side(schema, str(when), identity_of(schema, names), unique is not None, bound_us)
 
@@ -271,16 +283,16 @@ def _plan(
         side.side(names, times[number], ids[number], unique[number], bounds[number])
         for number, side in enumerate(sides)
     )
-    condition = _condition(on, left, right, names)
+    condition = _condition(on, left, right, names, case_sensitive=is_case_sensitive(sides[0].df.sparkSession))
     text = on if isinstance(on, str) else None
     return JoinPlan(left, right, names, first_us, last_us, how, condition, emit, on=text)
 
 
-def _condition(on: Any, left: Side, right: Side, key: tuple[str, ...]) -> Any:
+def _condition(on: Any, left: Side, right: Side, key: tuple[str, ...], *, case_sensitive: bool) -> Any:
     if isinstance(on, str):
         from aion.core.join.condition import expression_of
 
-        return expression_of(on, (left.schema, right.schema), key)
+        return expression_of(on, (left.schema, right.schema), key, case_sensitive=case_sensitive)
     if on is not None and (isinstance(on, Column) or not (callable(on) or isinstance(on, pc.Expression))):
         raise ConfigError(
             f"on: {on!r} is none of a text in SQL, an expression of pyarrow.compute, and a function that takes a "

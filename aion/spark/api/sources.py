@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType, FloatType, StringType
+from pyspark.sql.types import DoubleType, FloatType
 
 from aion.base.hashing import ShardOfKeys
 from aion.config import Policy
@@ -21,6 +21,7 @@ from aion.spark.api.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behi
 from aion.spark.session import upstream
 from aion.spark.session.group_counter import GroupCounter
 from aion.spark.session.partials import grouped, said, why_in_python
+from aion.spark.session.types import check_text
 from aion.spark.session.workers import in_arrow
 from aion.spark.tasks.blocks import row_type
 from aion.spark.tasks.child import FLAGGED, NO_EVENT, Child, ChildWork
@@ -180,12 +181,8 @@ class Rows:
     def _column(self, name: str, plan: Plan) -> Column:
         column = self._names.column(name)
         type_ = self._names.field(name).dataType
-        if isinstance(type_, StringType) and not type_.isUTF8BinaryCollation() and (name in plan.key or not plan.apply):
-            # Python compares bytes. So values that Spark takes for equal would be two.
-            raise SchemaError(
-                f"column {name!r} is of type {type_.simpleString()}, and Aion compares strings byte by byte; "
-                f"give e.g. collate(lower({name}), 'UTF8_BINARY')"
-            )
+        if name in plan.key or not plan.apply:
+            check_text(self._names.field(name))
         if name in plan.key and isinstance(type_, DoubleType | FloatType):
             # As in Spark's own grouping, -0.0 and 0.0 are one key.
             return (column + F.lit(0.0)).cast(type_)

@@ -41,7 +41,7 @@ from aion.spark.session.settings import (
     shard_count,
     shards_in_words,
 )
-from aion.spark.session.types import arrow_schema
+from aion.spark.session.types import arrow_schema, check_case
 from aion.spark.start import checks, listener
 from aion.spark.start.kept_state import Operator
 from aion.spark.start.progress import observed
@@ -160,7 +160,7 @@ def _resolve(source: Source, spec: Spec) -> _Query:
     if spec.apply is not None:
         spec = replace(spec, apply=_applied(spec.apply, source, spec.time_column))
     plan = source.plan(spec)
-    _check_case(source.session, plan)
+    check_case(source.session, plan.result_schema.names)
     resolved = source.policy(spec, resolved_policy(source.session, spec.policy, spec.policy_overrides))
     check_overlap(spec.windows, resolved)
     if resolved.metrics.port is not None:
@@ -183,20 +183,6 @@ def _applied(apply: Apply, source: Source, time: str) -> Apply:
         # Spark needs it up to here, so a user cannot drop it. It would be kept with each event.
         apply = replace(apply, columns=[name for name in source.schema.names if name not in beside])
     return apply
-
-
-def _check_case(spark: SparkSession, plan: Plan) -> None:
-    """Raises SchemaError if Spark cannot tell two columns of the result from each other."""
-    if conf(spark, "spark.sql.caseSensitive") == "true":
-        return
-    first: dict[str, str] = {}
-    for name in plan.result_schema.names:
-        other = first.setdefault(name.casefold(), name)
-        if other != name:
-            raise SchemaError(
-                f"result columns: {other!r} and {name!r} differ only in case, which Spark ignores; rename one, or set "
-                "spark.sql.caseSensitive"
-            )
 
 
 def _tree(spark: SparkSession, policy: Policy, decisions: Sequence[MergingDecision]) -> Tree:

@@ -70,6 +70,7 @@ def rows(text: str) -> list[int]:
         ("paid - interval '5' minute > ordered", [2, 3]),
         ("paid > ordered and true", [0, 1, 2, 3]),
         ("x.price < y.amount and x.id = y.id", [0]),
+        ("A.Price <= B.`AMOUNT` and a.PRICE <= LEFT.price", [0, 3]),
     ],
 )
 def test_a_text_means_what_it_means_in_spark(text: str, expected: list[int]) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import aion
 from aion import aggregates as A
@@ -228,6 +229,22 @@ def test_what_cannot_be_joined_is_refused_with_a_sentence(spark: SparkSession, t
         (SchemaError, "on: there is no column 'prize'", {"on": "a.prize < b.amount"}),
         (ConfigError, "right: it is not a stream", {"right": spark.createDataFrame([], PAYMENTS_DDL)}),
         (SchemaError, "cast one of them", {"right": payments.withColumn("id", payments["id"].cast("binary"))}),
+        (SchemaError, "the left side has two columns named 'price'", {"left": orders.select("*", "price")}),
+        (
+            SchemaError,
+            "'price' and 'PRICE' differ only in case",
+            {"right": payments.withColumnRenamed("amount", "PRICE")},
+        ),
+        (
+            SchemaError,
+            "compares strings byte by byte",
+            {"left": orders.withColumn("c", F.expr("id collate UNICODE_CI"))},
+        ),
+        (
+            WatermarkError,
+            "max_ahead, idle_after and complete_until of aion.watermark are for aion.windowed",
+            {"left": aion.watermark(two.orders.read(ORDERS_DDL), "ordered", "1 minute", max_ahead="1 hour")},
+        ),
     ):
         given = {"left": orders, "right": payments, **right, **change}
         with pytest.raises(error, match=words):
@@ -269,7 +286,7 @@ def test_columns_may_have_any_name(two: Two, sink: Sink, tmp_path: Path) -> None
     payments = two.payments.read(PAYMENTS_DDL).withColumnsRenamed(odd).withWatermark("paid", "0 seconds")
     within = ("0 seconds", "1 hour")
     joined = aion.join(
-        orders, payments, key=orders["`id``1`"], within=within, on="`price.eur` <= amount", how="left", bound="1 hour"
+        orders, payments, key=orders["`id``1`"], within=within, on="`price.EUR` <= Amount", how="left", bound="1 hour"
     )
     two.orders.put([("a", 0, 10.0), ("b", 0, 20.0)])
     two.payments.put([("a", 1, 10.0), ("b", 1, 10.0)])
@@ -279,3 +296,24 @@ def test_columns_may_have_any_name(two: Two, sink: Sink, tmp_path: Path) -> None
     sink = Sink(tmp_path)
     rows = [(row["id`1"], row["price.eur"], row["amount"]) for row in sink.run(joined) if row["id`1"] != "later"]
     assert rows == [("b", 20.0, None)]
+
+
+@pytest.mark.parametrize("sensitive", [True, False])
+def test_names_by_case(spark: SparkSession, two: Two, sensitive: bool) -> None:
+    """As in Spark, a column has the name that it is asked for by."""
+    orders = two.orders.read(ORDERS_DDL).withWatermark("ordered", "0 seconds")
+    payments = two.payments.read(PAYMENTS_DDL).withWatermark("paid", "0 seconds").withColumnRenamed("id", "Id")
+    asked: dict[str, Any] = {"key": "ID", "time": ("ORDERED", None), "id": ("Price", None), "on": "PRICE < amount"}
+    spark.conf.set("spark.sql.caseSensitive", sensitive)
+    try:
+        with pytest.raises(SchemaError, match="no column '") if sensitive else contextlib.nullcontext():
+            joined = aion.join(orders, payments, within=("0 seconds", "1 hour"), **asked)
+            assert joined.columns[:5] == ["ID", "ORDERED", "Price", "paid", "amount"]
+        both = {
+            "right": payments.withColumnRenamed("Id", "id").withColumnRenamed("amount", "Price"),
+            "on": "price < Price",
+        }
+        with contextlib.nullcontext() if sensitive else pytest.raises(SchemaError, match="differ only in case"):
+            aion.join(orders, key="id", within=("0 seconds", "1 hour"), **both)
+    finally:
+        spark.conf.set("spark.sql.caseSensitive", False)

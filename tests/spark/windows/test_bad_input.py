@@ -155,6 +155,14 @@ def test_what_cannot_be_a_key(spark: SparkSession, key: str, instead: str) -> No
         aion.group_by(stream, "strange").transformWithStateInPandas(*given)
 
 
+@pytest.mark.parametrize("key", ["collate('a', 'UTF8_LCASE')", "struct(value, collate('a', 'UTF8_LCASE') AS strange)"])
+def test_a_key_of_strings_that_python_compares_otherwise(spark: SparkSession, key: str) -> None:
+    stream = spark.readStream.format("rate").load().select(F.expr(key).alias("strange"))
+    given = (CountInPandas(), "k bigint", "Update", "None")
+    with pytest.raises(errors.SchemaError, match="'strange' is of type string collate UTF8_LCASE, and Aion compares"):
+        aion.group_by(stream, "strange").transformWithStateInPandas(*given)
+
+
 def test_an_alias_that_is_a_column_already(spark: SparkSession) -> None:
     stream = spark.readStream.format("rate").load()
     given = (CountInPandas(), "k bigint", "Update", "None")

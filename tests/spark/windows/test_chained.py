@@ -173,6 +173,10 @@ def test_what_would_be_wrong_is_refused(stream: FileStream) -> None:
     outer(aion.panes(panes).withColumn("total", F.when(F.col("total") > 1, F.col("total"))))
 
 
+def test_names_in_another_case(stream: FileStream) -> None:
+    assert outer(inner(stream), key="K", time="Window_Start").columns[:2] == ["K", "window"]
+
+
 def test_explain_says_it(stream: FileStream) -> None:
     definition: dict[str, Any] = {"key": "k", "time": "window_start", "windows": aion.Tumbling("5 minutes")}
     text = aion.explain(inner(stream), aggregates={"top": A.max("n")}, name="outer", **definition)
