@@ -6,6 +6,7 @@ the call and its result, in a :class:`aion.LocalOperator` that has seen events b
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,11 +51,14 @@ def files_of(act: Callable[[], Any]) -> set[str]:
             touched.add(frame.f_code.co_filename)
 
     before = sys.getprofile()
+    gc.collect()  # what it frees calls functions, too, which have nothing to do with the act
+    gc.disable()
     sys.setprofile(note)
     try:
         act()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return {str(Path(file).relative_to(ROOT)) for file in touched}
 
 
