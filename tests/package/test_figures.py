@@ -11,12 +11,12 @@ def test_few_modules_are_used_by_one_other() -> None:
 
 def test_an_event_touches_few_files() -> None:
     touched = figures.touched_by_an_event()
-    assert len(touched) <= 58, sorted(touched)
+    assert len(touched) <= 58, "\n".join(sorted(touched))
 
 
 def test_a_late_pane_of_a_session_touches_few_files() -> None:
     touched = figures.touched_by_a_late_session()
-    assert len(touched) <= 81, sorted(touched)
+    assert len(touched) <= 81, "\n".join(sorted(touched))
 
 
 def test_the_product_has_few_lines() -> None:
