@@ -11,7 +11,6 @@ import numpy as np
 
 from aion.errors import ConfigError
 
-MICROS_PER_SECOND = 1_000_000
 _LONGEST_US = 2**63 - 1
 _LONGEST_TEXT = 1_000
 """Texts may come from events. Reading a duration must not take long, and a sensible one is much shorter."""

@@ -29,7 +29,6 @@ Micros = npt.NDArray[np.int64]
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
 
-NEW_YORK = "America/New_York"
 # Caribbean airports with flights from New York that the airports table does not list.
 UNLISTED_ZONES = {
     "BQN": "America/Puerto_Rico",  # Aguadilla

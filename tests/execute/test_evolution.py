@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from itertools import product
@@ -674,3 +674,21 @@ def test_columns_called_like_types_are_refused_where_the_state_does_not_tell_whi
     with pytest.raises(ForeignState, match="called like a type"):
         unclear.restart(spec_with("low"))
     unclear.close()
+
+
+@pytest.mark.parametrize("function", [A.min, A.collect_list])
+def test_a_column_in_another_case_is_refused_and_not_null(function: Callable[[str], Any]) -> None:
+    """Spark may take both names for one column."""
+
+    def of(name: str) -> tuple[Spec, pa.Schema]:
+        spec = Spec(
+            windows={"ten": WINDOWS["ten"]}, key="k", time="ts", aggregates={"x": function(name)}, bound="1 minute"
+        )
+        return spec, pa.schema([*list(SCHEMA)[:2], (name, pa.int64())])
+
+    with closing(Restarted(*of("v"))) as running:
+        spec, running.schema = of("V")
+        with pytest.raises(
+            ForeignState, match="column v is called V now, and would be null in what is kept; call it v"
+        ):
+            running.restart(spec)

@@ -152,9 +152,7 @@ _COMPARED: Mapping[type[exp.Expr], Callable[[_Part, _Part], _Part]] = {
 
 
 class _Condition:
-    def __init__(
-        self, text: str, columns: Sequence[pa.Schema], both: Sequence[str], plain: Callable[[str], str]
-    ) -> None:
+    def __init__(self, text: str, columns: Sequence[pa.Schema], both: Sequence[str], plain: Callable[..., str]) -> None:
         self._text, self._columns, self._both, self._plain = text, columns, both, plain
         self._names = {plain(name): name for schema in columns for name in schema.names}
         self._side_of: dict[str, int] = {}

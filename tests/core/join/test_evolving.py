@@ -276,6 +276,11 @@ def with_type(schema: pa.Schema, name: str, type_: pa.DataType) -> pa.Schema:
         ),
         (
             join_of(MORE),
+            join_of(LEFTS.append(pa.field("X", pa.int32()))),
+            "column x is called X now, and would be null in what is kept; call it x",
+        ),
+        (
+            join_of(MORE),
             join_of(with_type(MORE, "x", pa.int16())),
             "column x of the left side was int32 and is int16, which does not hold all that is kept; cast it to int32",
         ),
