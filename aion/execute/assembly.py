@@ -75,16 +75,11 @@ def make_operator(
     keyed = [
         [
             KeyedWindows(
-                number, assigner_of(window, shows_open=early is not None), types,
-                bound=rules.bound(number), trigger=rules.trigger(number),
-                staleness_bound=rules.staleness_bound(number), early=early,
-                final_only=plan.final_only,
-                on_arrival=isinstance(window, PerRecord) and window.on_arrival == EMIT,
-                bins=part.grid.bins,
-                snapshot=before.get(number),
+                number, assigner_of(window, shows_open=own.early is not None), types, own, part.grid.bins,
+                before.get(number), on_arrival=isinstance(window, PerRecord) and window.on_arrival == EMIT,
             )
             for number, window in part.keyed.items()
-            for early in [rules.clock(number)]
+            for own in [rules.of(number)]
         ]
         for part in plan.parts
     ]  # fmt: skip

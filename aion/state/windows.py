@@ -21,12 +21,13 @@ from aion.core.keyed.page_store import PAGES_AT_ONCE, place_of
 from aion.core.keyed.table import Table, hashes_of
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.life.actions import Execute, PaneKind
-from aion.core.life.rules import FixedBound
+from aion.core.life.rules import FixedBound, OfDefinition
 from aion.core.life.window_table import WindowTable, status_of
 from aion.core.query.evolved import of_shard
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import slices_from_json, start_of
 from aion.core.timed.calendar_state import plan_of_snapshot
+from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.core.windows import PerRecord, Session
 from aion.execute.panes.applying import Seen, decode_all
 from aion.execute.panes.combining import windows_at_once
@@ -226,8 +227,9 @@ def _of_keys(reading: _Reading, part: Plan) -> Iterator[pa.RecordBatch]:
     for number, window in part.keyed.items():
         own = own_us.get(str(number))
         bound = shared if own is None else FixedBound(own, shared)
+        rules = OfDefinition(bound, EveryBatchTrigger())  # nothing runs here
         memory = WindowsInMemory(
-            number, assigner_of(window, shows_open=True), types, bound, part.grid.bins, before[number], shows_early=True
+            number, assigner_of(window, shows_open=True), types, rules, part.grid.bins, before[number]
         )
         memory.kept.values = reading.reader
         asked = reading.asked

@@ -20,9 +20,10 @@ from aion.core.keyed.orders import Arrivals, EmitDroppedRows
 from aion.core.keyed.page_store import Bins
 from aion.core.keyed.table import Ints, Table, hashes_of
 from aion.core.keyed.waiting import RowsInMemory, WaitingRows
-from aion.core.lateness.observe import NewBounds, observe_late
+from aion.core.lateness.observe import observe_late
 from aion.core.life.arrival import Arrival
 from aion.core.life.definition import Claim, Stretches, Turn
+from aion.core.life.rules import OfDefinition
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -39,13 +40,11 @@ class ArrivingWindows(WindowsInMemory):
         definition: int,
         assigner: Assigner,
         key_types: Sequence[pa.DataType],
-        bound: NewBounds,
+        rules: OfDefinition,
         bins: Bins,
         snapshot: Mapping[str, Any] | None,
-        *,
-        shows_early: bool,
     ) -> None:
-        super().__init__(definition, assigner, key_types, bound, bins, snapshot, shows_early=shows_early)
+        super().__init__(definition, assigner, key_types, rules, bins, snapshot)
         state = snapshot or {"settled_us": BEFORE_ALL - assigner.reach_us, "reach_us": assigner.reach_us, "next_id": 0}
         self.settled_us: int = state["settled_us"]
         self.reach_us: int = state["reach_us"]

@@ -31,6 +31,7 @@ from aion.core.keyed.pages import PageFormat
 from aion.core.keyed.table import Ints, Table, stacked
 from aion.core.lateness.observe import NewBounds
 from aion.core.life.actions import Forget
+from aion.core.life.rules import OfDefinition
 from aion.core.life.window_table import WindowTable
 
 
@@ -91,8 +92,8 @@ Orders: TypeAlias = Iterator[ExecuteKeyed | Retract | Forget]
 class WindowsInMemory:
     """Rows of the pages in memory, and the windows that they make. Each key has all of its rows there, or none.
 
-    ``index``, ``yielded``: the rows, and the windows that were executed. ``kept``: the pages. ``shows_early``: open
-    windows may run early, so pages that have news of them are found again. The other arguments: see KeyedWindows.
+    ``index``, ``yielded``: the rows, and the windows that were executed. ``kept``: the pages. The arguments: see
+    KeyedWindows.
     """
 
     def __init__(
@@ -100,11 +101,9 @@ class WindowsInMemory:
         definition: int,
         assigner: Assigner,
         key_types: Sequence[pa.DataType],
-        bound: NewBounds,
+        rules: OfDefinition,
         bins: Bins,
         snapshot: Mapping[str, Any] | None,
-        *,
-        shows_early: bool,
     ) -> None:
         self.definition = definition
         self.assigner = assigner
@@ -118,10 +117,9 @@ class WindowsInMemory:
         self._closing = Closing(state["closed_us"], state["promised"])
         # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
         cells = None if snapshot is None else WindowTable.from_json(snapshot["cells"], 1)
-        self._bound = bound
-        self._cells = Cells(assigner.cell_us, bound, cells)
+        self._rules, self._bound = rules, rules.bound
+        self._cells = Cells(assigner.cell_us, rules.bound, cells)
         self._at_us: int | None = None  # the watermark
-        self._shows_early = shows_early
         self._went_through = False  # pages were written since the last write(), but their number is as it was
         self._known: IndexedWindows | None = None
 
@@ -171,7 +169,7 @@ class WindowsInMemory:
         there = self._there(over, self.closed_us)
         open_ = np.ones(len(over), np.bool_) if self._at_us is None else over > self._at_us
         events = total(index["events"], windows)
-        early = open_ & now.news & (self._shows_early)
+        early = open_ & now.news & (self._rules.early is not None)
         waiting = ~open_ & there & (now.news | now.early)
         lost = self._lost()
         kept, until = self.assigner.kept_until(index, windows, self.closed_us)

@@ -33,14 +33,12 @@ from aion.core.keyed.page_store import (
 )
 from aion.core.keyed.summary import LISTED, summary
 from aion.core.keyed.table import Ints, Table, stacked
-from aion.core.lateness.observe import NewBounds
 from aion.core.life.actions import Forget, PaneKind
 from aion.core.life.definition import ALL_ROWS, Distinguished, Stretches, Turn
 from aion.core.life.late_work import LateWork
 from aion.core.life.lifecycle import Counters, StalenessKept
-from aion.core.life.rules import EarlyClock
+from aion.core.life.rules import OfDefinition
 from aion.core.life.segments import overlapping
-from aion.core.trigger.triggers import Trigger
 
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
@@ -48,8 +46,6 @@ _NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 class KeyedWindows(ArrivingWindows):
     """The windows of one definition in one shard. ``definition``: its number in the operator.
 
-    ``early``: when its open windows run early. None: they never do. ``final_only``: windows run once, when they are
-    closed.
     ``on_arrival``: open windows run in the batch in which an event of them arrives, and not only when they have ended.
     """
 
@@ -58,22 +54,15 @@ class KeyedWindows(ArrivingWindows):
         definition: int,
         assigner: Assigner,
         key_types: Sequence[pa.DataType],
-        *,
-        bound: NewBounds,
-        trigger: Trigger,
-        staleness_bound: float | None = None,
-        early: EarlyClock | None = None,
-        final_only: bool = False,
-        on_arrival: bool = False,
+        rules: OfDefinition,
         bins: Bins,
         snapshot: Mapping[str, Any] | None = None,
+        *,
+        on_arrival: bool = False,
     ) -> None:
-        super().__init__(definition, assigner, key_types, bound, bins, snapshot, shows_early=early is not None)
-        self._trigger = trigger
-        self._staleness_bound = staleness_bound
-        self._early = early
+        super().__init__(definition, assigner, key_types, rules, bins, snapshot)
+        self._early = rules.early
         self._early_owed = 0  # as "owed" of a window, for all early executions of the definition together
-        self._final_only = final_only
         self._on_arrival = on_arrival
         self._bins = bins
         self._staleness = StalenessKept()
@@ -122,7 +111,7 @@ class KeyedWindows(ArrivingWindows):
         if passed.any():
             for end_us, events in self._cells.came_on_time(over[passed], sizes[passed]):
                 self._bound.observe_on_time(end_us, events)
-        on_time = passed & ((now.at < 0) | now.early) & (not self._final_only)
+        on_time = passed & ((now.at < 0) | now.early) & (not self._rules.final_only)
         late_work.on_time(sizes[on_time])
         yield from self._execute(on_time, PaneKind.ON_TIME)
         yield from self._close(was_closed_us, late_work)
@@ -137,7 +126,7 @@ class KeyedWindows(ArrivingWindows):
         closed = over <= self.closed_us
         final = closed & (now.news | now.early) & self._there(over, was_closed_us)
         sizes = total(self.index["events"], now.windows)[final]
-        if self._final_only:
+        if self._rules.final_only:
             late_work.on_time(sizes)
         else:
             late_work.spend(sizes)
@@ -158,7 +147,7 @@ class KeyedWindows(ArrivingWindows):
         if now_us is not None and self.assigner.arrives_closed:
             pages = self.kept.due(CLOSED, self.closed_us) if len(left) else left
             yield from self._close_arrived(now_us, pages, turn.late_work)
-        if self._final_only:
+        if self._rules.final_only:
             self._early_owed = 0
             return
         if self._on_arrival:
@@ -198,7 +187,7 @@ class KeyedWindows(ArrivingWindows):
         self._cells.table["pending"][rows] = np.maximum(self._cells.table["pending"][rows], 1)
         due = np.ones(len(rows), np.bool_)
         if not last:
-            due = self._trigger.due(self._cells.table.late(rows, now_us, step_us)) | (
+            due = self._rules.trigger.due(self._cells.table.late(rows, now_us, step_us)) | (
                 self._cells.table["owed"][rows] > 0
             )
         self._cells.table.owe(rows[due])
@@ -256,8 +245,8 @@ class KeyedWindows(ArrivingWindows):
 
     def _forget_cells(self) -> None:
         gone = self._cells.forget(self.closed_us)
-        if not self._final_only:
-            gone.count_in(self._staleness, lambda _: self._staleness_bound)
+        if not self._rules.final_only:
+            gone.count_in(self._staleness, lambda _: self._rules.staleness_bound)
 
     def count_in(self, counters: Counters) -> None:
         self._staleness = counters.staleness
@@ -426,7 +415,7 @@ class KeyedWindows(ArrivingWindows):
         over = now.windows.over_us
         ended = over <= watermark_us
         due = ended & (now.news | now.early) & self._there(over, self.closed_us)
-        if self._final_only:
+        if self._rules.final_only:
             due &= self._closes(over) <= watermark_us
         elif now_us is not None:
             due &= (over > now_us) | (self._closes(over) <= watermark_us)
@@ -452,7 +441,7 @@ class KeyedWindows(ArrivingWindows):
             assert self._early is not None, "no other windows have news that may be shown early"
             candidates.append(max(self._early.next_us, now_us + 1))
         rows = np.flatnonzero(self._cells.table["pending"] > 0)
-        waits_us = self._cells.table.dues_us(rows, self._trigger, now_us, turn.step_us)
+        waits_us = self._cells.table.dues_us(rows, self._rules.trigger, now_us, turn.step_us)
         candidates += waits_us[waits_us < NEVER].tolist()
         return min(candidates, default=NEVER)
 

@@ -108,6 +108,19 @@ class EarlyClock:
         self._strikes = False
 
 
+class OfDefinition(NamedTuple):
+    """What holds for the windows of one definition. ``early``: when open ones run early. None: they never do.
+
+    ``staleness_bound``: of the trigger, if it has one. ``final_only``: windows run once, when they are closed.
+    """
+
+    bound: NewBounds
+    trigger: Trigger
+    staleness_bound: float | None = None
+    early: EarlyClock | None = None
+    final_only: bool = False
+
+
 class Rules:
     """The rules of all definitions of one shard.
 
@@ -151,16 +164,15 @@ class Rules:
 
     # -- of one definition --------------------------------------------------------------------------------
 
-    def bound(self, definition: int) -> NewBounds:
+    def of(self, definition: int) -> OfDefinition:
         fixed_us = int(self._fixed_us[definition])
-        return self.shared_bound if fixed_us < 0 else FixedBound(fixed_us, self.shared_bound)
-
-    def trigger(self, definition: int) -> Trigger:
-        return self._with_triggers.get(definition, self._trigger)
-
-    def clock(self, definition: int) -> EarlyClock | None:
-        """Returns the clock of the definition's early executions. It is None if no window of it runs early."""
-        return self._clocks.get(definition)
+        return OfDefinition(
+            self.shared_bound if fixed_us < 0 else FixedBound(fixed_us, self.shared_bound),
+            self._with_triggers.get(definition, self._trigger),
+            self.staleness_bound(definition),
+            self._clocks.get(definition),
+            self.final_only,
+        )
 
     def staleness_bound(self, definition: int) -> float | None:
         """The bound of the definition's trigger. None: it has none, or windows run only once."""

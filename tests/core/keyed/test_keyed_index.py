@@ -22,6 +22,7 @@ from aion.core.lateness.observe import Lateness
 from aion.core.life.actions import Forget
 from aion.core.life.definition import Turn
 from aion.core.life.late_work import LateWork
+from aion.core.life.rules import OfDefinition
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
 from state_backends.format.ordered_map import Change, MemoryMap
@@ -63,11 +64,10 @@ def make(definition: Any, bound_us: int, snapshot: dict[str, Any] | None = None)
         0,
         assigner_of(definition),
         [pa.string()],
-        bound=Fixed(bound_us),
-        trigger=EveryBatchTrigger(),
+        OfDefinition(Fixed(bound_us), EveryBatchTrigger()),
+        SliceGrid([definition]).bins,
+        snapshot,
         on_arrival=isinstance(definition, aion.PerRecord) and definition.on_arrival == "emit",
-        bins=SliceGrid([definition]).bins,
-        snapshot=snapshot,
     )
 
 

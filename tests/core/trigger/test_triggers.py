@@ -186,7 +186,7 @@ def test_a_restart_changes_nothing() -> None:
                 windows.operator.__init__(  # type: ignore[misc]
                     windows.operator.grid,
                     bound=windows.operator._bound,
-                    trigger=windows.operator._rules.trigger(0),
+                    trigger=windows.operator._rules.of(0).trigger,
                     staleness_bound=0.05,
                     compaction=BlockCompaction(open_too=True, snapshot=snapshot["runs"]),
                     snapshot=snapshot,
