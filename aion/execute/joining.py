@@ -24,7 +24,7 @@ from state_backends.format.ordered_map import LazyMap
 from state_backends.thresholds import threshold
 
 SECRET, BOUNDS = "identity_secret", "bounds_us"
-_NEXT_KEYS = threshold(1 << 16, 3)
+_NEXT_KEYS = threshold(1 << 14, 3)  # more than a disk reads between two batches
 
 
 class Joined:
