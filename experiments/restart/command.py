@@ -63,6 +63,7 @@ class Settings:
     cores: int
     request_ms: float | None = None
     hands_over: bool = True
+    forks: bool = False
 
     @property
     def allowed(self) -> float:
@@ -83,6 +84,9 @@ def restart(
     hand_over: Annotated[
         bool, typer.Option(help="Whether large blocks are in files of the children, or in those of RocksDB.")
     ] = True,
+    fork: Annotated[
+        bool, typer.Option(help="Also fork both queries, as aion fork does. Their states are in folders.")
+    ] = False,
     out: Annotated[
         Path, typer.Option(help="Folder for results, and for the state during the runs.", file_okay=False)
     ] = Path("out/restart"),
@@ -91,7 +95,9 @@ def restart(
     # Here, not above: `aion --help` imports this module and needs none of it.
     from experiments.shared import bench
 
-    settings = Settings(size_mib, payload // 128 * 128, runs, policy, cores, request_ms, hand_over)
+    if fork and request_ms is not None:
+        raise typer.BadParameter("it is only for states in folders; leave --request-ms out", param_hint="--fork")
+    settings = Settings(size_mib, payload // 128 * 128, runs, policy, cores, request_ms, hand_over, fork)
     console = wide_console()
     check_room(out, 2 * size_mib * MIB)  # merging writes part of it again
     record = {
@@ -138,7 +144,29 @@ def measure(settings: Settings, work: Path, console: Console, bucket: Bucket | N
             f"({first['addBatch'] / 1e3:.2f} s of that in the batch); {answer.blocks:,} blocks{requests(answer)}",
             highlight=False,
         )
+    for state in STATES if settings.forks else ():
+        results[state]["fork_s"] = forked(work / state)
+        console.print(f"aion fork, {STATES[state]}: {results[state]['fork_s']:.1f} s", highlight=False)
     return results
+
+
+def forked(folder: Path) -> float:
+    """Forks a query as a user does, with a JVM of its own. Returns the seconds. Raises RuntimeError if that fails."""
+    command = [
+        sys.executable,
+        "-m",
+        "aion",
+        "fork",
+        f"{folder}/checkpoint",
+        f"{folder}/fork",
+        "--state",
+        f"{folder}/state",
+    ]
+    begin = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S)
+    if done.returncode:
+        raise RuntimeError(f"aion fork failed:\n{done.stderr[-4000:]}")
+    return time.perf_counter() - begin
 
 
 def requests(answer: Answer) -> str:

@@ -81,3 +81,12 @@ def test_the_payload_is_a_number_of_digests() -> None:
     done = CliRunner().invoke(cli.app, ["experiment", "restart", "--payload", "100"])
     assert done.exit_code == 2
     assert "128" in done.output
+
+
+def test_a_fork_is_only_of_states_in_folders(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        cli.app,
+        ["experiment", "restart", "--fork", "--request-ms", "1", "--out", str(tmp_path)],
+        env={"COLUMNS": "200"},
+    )
+    assert done.exit_code == 2 and "--fork" in done.output and "leave --request-ms out" in done.output
