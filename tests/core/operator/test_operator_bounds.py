@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from aion.core.lateness.sketch import bin_of
@@ -14,6 +16,7 @@ from aion.core.life.actions import (
     WindowRef,
 )
 from aion.core.periodic import Tumbling
+from aion.core.timed.purged import Runs
 from tests.durations import us
 from tests.operators import advance, arrive, dropped, end_batch, executed, kinds, make, purged
 
@@ -161,6 +164,17 @@ def test_of_windows_that_are_gone_only_those_are_remembered_that_a_longer_bound_
     advance(restarted, 1970)
     assert restarted.snapshot()["purged"] == [[]]
     assert kinds(arrive(restarted, 960)) == [EmitDropped]
+
+
+def test_what_is_remembered_of_windows_that_are_gone_is_the_same_in_any_order() -> None:
+    for order in itertools.permutations([0, 10, 20, 30, 50]):
+        runs = Runs(10)
+        for value in order:
+            runs.add(value)
+        assert runs.to_json() == [[0, 30], [50, 50]]
+        assert [value for value in range(-10, 70, 10) if value in runs] == [0, 10, 20, 30, 50]
+        runs.forget_to(15)
+        assert Runs(10, map(tuple, runs.to_json())).to_json() == [[20, 30], [50, 50]]
 
 
 def test_the_bound_of_a_window_is_fixed_when_it_is_made() -> None:
