@@ -125,7 +125,7 @@ TABLE = r"""
 = late-stays state_backends/store/eviction.py stores/test_memory.py,stores/test_bucket_limit.py
 -if late or left < self._spare_bytes
 +if left < self._spare_bytes
-= soonest-leaves state_backends/store/eviction.py stores/test_memory.py,stores/test_prestaging.py
+= soonest-leaves state_backends/store/eviction.py server/test_staged_stays.py,stores/test_prestaging.py
 -in reversed(list(self._due)[self._next if first is None else first :]):
 +in list(self._due)[self._next if first is None else first :]:
 = room-not-given-back state_backends/store/prestaging.py stores/test_reserving.py,stores/test_prestaging.py
@@ -198,7 +198,7 @@ class Mutant(NamedTuple):
 
 
 def mutants() -> Iterator[Mutant]:
-    """Yields the mutants of the table: a line with the name, the file and the nearest tests, then the text, then another."""
+    """Yields the mutants of the table: a line with name, file and nearest tests, then the text, then another one."""
     for entry in re.split(r"^= ", TABLE, flags=re.MULTILINE)[1:]:
         head, *lines = entry.splitlines()
         name, file, near = head.split()
