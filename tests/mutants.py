@@ -151,7 +151,7 @@ TABLE = r"""
 = version-too-few state_backends/versions/shard.py versions/test_retention.py
 -self._keep = retain + 1
 +self._keep = retain
-= manifest-unchecked state_backends/versions/manifest.py versions/test_manifests.py
+= manifest-unchecked state_backends/versions/manifest.py versions/test_refusals.py
 -if trailer != b"\n%08x\n" % crc32(body):
 +if len(trailer) != 10:
 = runs-not-loaded state_backends/versions/manifest.py versions/test_keyed.py
@@ -160,16 +160,16 @@ TABLE = r"""
 = same-batch-deleted state_backends/versions/retention.py versions/test_retention.py
 -self._floor < its_batch < batch
 +self._floor < its_batch <= batch
-= batch-at-work state_backends/versions/lineage.py versions/test_copies.py
+= batch-at-work state_backends/versions/lineage.py versions/test_refusals.py,versions/test_copies.py
 -if its < batch or batch < 0
 +if its <= batch or batch < 0
 = copy-stays state_backends/files/remote.py files/test_remote_storage.py
 -            path.unlink()
 +            pass
-= claimed-twice state_backends/files/remote.py files/test_remote_storage.py,versions/test_refusals.py
+= claimed-twice state_backends/files/remote.py files/test_storage.py
 -                return b"".join(chunks_of(fs, path, where))
 +                b"".join(chunks_of(fs, path, where))
-= other-stage state_backends/server/attempts.py server/test_verbs.py,server/test_others.py
+= other-stage state_backends/server/attempts.py server/test_life.py
 -known[0] == place[0] and known[1] != place[1]
 +known[1] != place[1]
 = body-unchecked state_backends/format/block.py format
