@@ -1,12 +1,12 @@
 """Makes one fault at a time in the core and the store, and says whether the quick tests find it.
 
 ``python -m tests.mutants`` tries all of them, ``python -m tests.mutants join ledger`` those with such a word in their
-name or file, and ``--nearest`` runs only the tests next to the fault. It is not a part of ``make test``: it takes most
-of an hour. A fault that the nearest quick tests do not find is looked for by those of ``TINY`` in the Makefile, with
-tiny thresholds, then by all quick tests that need no Spark.
+name or file. First the nearest quick tests run. If they pass, the tests of ``TINY`` in the Makefile run with tiny
+thresholds, and then all quick tests that need no Spark; not so with ``--nearest``. ``make test`` does not run it, because
+it takes long.
 
-A survivor is a gap, which needs a test, or a change without an effect, which needs another place. Choose places whose
-fault a user would feel: a bound, an order, a deletion, a field of a snapshot, a checksum.
+A survivor shows a gap, which needs a test, or it has no effect, so replace it. Choose places whose fault a user would
+feel: a bound, an order, a deletion, a field of a snapshot, a checksum.
 """
 
 from __future__ import annotations
