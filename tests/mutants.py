@@ -2,8 +2,8 @@
 
 ``python -m tests.mutants`` tries all of them, ``python -m tests.mutants join ledger`` those with such a word in their
 name or file. First the nearest quick tests run. If they pass, the tests of ``TINY`` in the Makefile run with tiny
-thresholds, and then all quick tests that need no Spark; not so with ``--nearest``. ``make test`` does not run it, because
-it takes long.
+thresholds, and then all quick tests that need no Spark; not so with ``--nearest``. It takes long, so ``make test`` does
+not run it.
 
 A survivor shows a gap, which needs a test, or it has no effect, so replace it. Choose places whose fault a user would
 feel: a bound, an order, a deletion, a field of a snapshot, a checksum.
