@@ -645,6 +645,38 @@ def test_values_of_another_type_are_not_counted_as_others(windows: str) -> None:
     assert {row["different"] for row in rows if row["window_start"].microsecond == 0} == {None}
 
 
+def test_a_definition_that_went_is_over_when_its_last_window_is_and_not_before() -> None:
+    """Windows of 50 µs begin before the change. They are kept for 60 µs, or for as long as the call says now."""
+    with Restarted(spec_of(["ten", "long"], ["count"])) as running:
+        running.process([("a", 1, 1)], None)
+        running.restart(spec_of(["ten"], ["count"]))
+        assert running.change is not None and running.change.at_us is not None
+        last_us = running.change.at_us + 50 + 60
+        running.process([], 10_000)
+        definition, snapshot = running.version()
+    for watermark_us, bound_us, over in ((last_us - 1, 60, set()), (last_us, 60, {1}), (last_us, 61, set())):
+        assert finished([{**snapshot, "watermark_us": watermark_us}], definition, bound_us) == over
+
+
+@pytest.mark.parametrize(
+    ("was", "now"), [(pa.int64(), pa.int32()), (pa.float64(), pa.float32()), (pa.int64(), pa.float64())], ids=str
+)
+def test_a_type_that_does_not_hold_what_is_kept_is_refused(was: pa.DataType, now: pa.DataType) -> None:
+    """Values and keys that do not fit would become others."""
+    spec = applied(["ten"], "n")
+    with Restarted(spec, SCHEMA.set(3, pa.field("n", was))) as running:
+        running.process([("a", 1, 1)], None)
+        running.schema = SCHEMA.set(3, pa.field("n", now))
+        with pytest.raises(ForeignState, match=f"column n was {was} and is {now}, which does not hold all"):
+            running.restart(spec)
+    spec = spec_of(["ten"], ["count"])
+    with Restarted(spec, SCHEMA.set(0, pa.field("k", was))) as running:
+        running.process([(7, 1, 1)], None)
+        running.schema = SCHEMA.set(0, pa.field("k", now))
+        with pytest.raises(ForeignState, match="key was"):
+            running.restart(spec)
+
+
 @pytest.mark.parametrize("windows", ["ten", "session", "five"])
 def test_a_function_does_not_take_the_place_of_aggregates(windows: str) -> None:
     """What is kept for one is nothing to the other: all events would have no key, and no values."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from state_backends.format.block import Compacted
 from state_backends.store.ledger import (
     IN_MEMORY,
     NO_FILE,
@@ -19,6 +20,7 @@ from state_backends.store.ledger import (
     Place,
     diagram,
 )
+from state_backends.store.protocol import Only
 
 LIVE = [place for place in Place if place is not Place.PURGED]
 
@@ -84,6 +86,22 @@ def test_blocks_are_listed_by_slice_and_then_in_the_order_of_arrival() -> None:
     for seq, slice_us in [(3, 10), (1, -10), (2, 10), (0, 10), (4, 0)]:
         ledger.add(seq, slice_us, 1, Place.MEMORY)
     assert [e.seq for e in ledger.of_slices([10, -10, 10, 99])] == [1, 0, 2, 3]
+
+
+def test_a_read_of_some_blocks_finds_those_at_the_edges_of_what_it_asks_for() -> None:
+    ledger = Ledger()
+    for seq in (1, 2, 3):
+        ledger.add(seq, slice_us=0, size_bytes=1, place=Place.MEMORY)
+    ledger.add(4, slice_us=10, size_bytes=1, place=Place.MEMORY, compacted=Compacted(4, low=20, high=30))
+
+    def found(only: Only) -> list[int]:
+        return [entry.seq for entry in ledger.of_slices([0, 10], only)]
+
+    assert found(Only(spans={0: (1, 3), 10: (4, 9)})) == [2, 3]
+    assert found(Only(below=3)) == [1, 2]
+    for keys, reads in (((10, 19), False), ((10, 20), True), ((30, 40), True), ((31, 40), False)):
+        assert (4 in found(Only(keys=[keys]))) is reads
+        assert found(Only(keys=[(0, 5), keys]))[:3] == [1, 2, 3], "blocks that are not sorted may have any key"
 
 
 def test_the_diagram_draws_the_table() -> None:

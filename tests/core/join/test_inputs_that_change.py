@@ -169,6 +169,15 @@ def test_a_pair_is_late_if_a_result_says_that_it_is(side: int) -> None:
     assert (left, right)[side] == at(1, value=3)
 
 
+def test_a_row_that_is_gone_does_not_return_with_an_older_version() -> None:
+    """Versions of one batch may come in parts, and the newest first."""
+    rig = ChangingRig(plan("left", (0, 5), (100, 100), ("all", None)))
+    for number, kind in ((1, "on_time"), (3, RETRACTED), (2, "late")):
+        rig.came(1_000_030, [(LEFT, Came(at(1), kind, number))], restarts=True)
+        rig.check()
+    assert not rig.shown()
+
+
 def test_results_that_may_be_replaced_are_never_final() -> None:
     with pytest.raises(ConfigError, match="emit='final': later results of the operator before replace earlier ones"):
         plan("left", (0, 5), (0, 0), (None, "all"), emit="final")

@@ -16,7 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aion.config import load_policy
+from aion.core.join.join import Join
 from aion.core.join.plan import ASOF, FULL, HOW, INNER, LEFT, OUTER_LEFT, RIGHT, JoinPlan, Side
+from aion.core.lateness.observe import Lateness
 from aion.errors import ConfigError
 from aion.execute.joining import Joined
 from state_backends.format.ordered_map import MemoryMap
@@ -339,3 +341,58 @@ def test_bounds_are_learnt_for_each_side() -> None:
     left, right = (bound.bound_for_new_window() for bound in joined.bounds)
     assert left == 3600 * second, "no row of this side was late, so nothing is known"
     assert 570 * second <= right < 3600 * second
+
+
+def test_a_row_at_the_line_of_its_side_is_taken_and_one_before_it_is_dropped() -> None:
+    rig = Rig(plan(FULL, bounds=(4, 6), two_keys=True))
+    rig.batch(Batch(1_000_010, [], False))
+    rig.batch(Batch(1_000_010, [(LEFT, at(6)), (LEFT, at(5)), (RIGHT, at(4)), (RIGHT, at(3))], False))
+    assert rig.dropped == {"left": 1, "right": 1}
+    rig.check()
+
+
+@pytest.mark.parametrize(("late", "newest"), [(4, 4), (2, 3)])
+def test_a_late_partner_is_shown_in_place_of_an_older_one_only(late: int, newest: int) -> None:
+    rig = Rig(plan(ASOF, within=(-5, 0), bounds=(20, 20), two_keys=True))
+    rig.batch(Batch(1_000_010, [(LEFT, at(5)), (RIGHT, at(3))], restarts=True))
+    rig.batch(Batch(1_000_010, [(RIGHT, at(late))], restarts=True))
+    assert rig.shown() == {(at(5), at(newest)): 1}
+
+
+class Growing:
+    """A bound that gets longer with each watermark."""
+
+    def __init__(self) -> None:
+        self.bound_us = 0
+        self.lateness = Lateness()
+
+    def bound_for_new_window(self) -> int:
+        return self.bound_us
+
+    def reason_for_new_window(self) -> int:
+        return 0
+
+    def observe(self, end_us: int, at_us: int, events: int) -> None: ...
+
+    def observe_on_time(self, end_us: int, events: int) -> None: ...
+
+    def observe_all_on_time(self, ends_us: Any, events: Any) -> None: ...
+
+    def observe_state(self, slice_us: int, at_us: int, size_bytes: int) -> None: ...
+
+    def advance(self, from_us: int | None, to_us: int) -> None:
+        self.bound_us += 10
+
+    def to_json(self) -> dict[str, Any]:
+        return {}
+
+
+def test_what_was_too_late_stays_too_late_if_the_bound_gets_longer() -> None:
+    join = Join(
+        plan(two_keys=True), MemoryMap(), (Growing(), Growing()), b"\0" * 16, lambda rows: pa.nulls(len(rows), "string")
+    )
+    list(join.advance(1_000_010))
+    list(join.advance(1_000_011))  # its line would be 9 µs before the one so far
+    ((_, row),) = tables([(LEFT, at(-1))])
+    found = [*join.arrive(LEFT, row), *join.end_batch()]
+    assert [row["kind"] for batch in found for row in batch.to_pylist()] == ["dropped"]

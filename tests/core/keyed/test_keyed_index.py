@@ -358,6 +358,29 @@ def test_a_session_that_goes_on_is_retracted_when_it_is_executed_again() -> None
     assert panes(shard.do(18)) == [("retract", 10, 15), ("on_time", 10, 18)]
 
 
+def test_the_pane_of_a_session_that_goes_on_is_retracted_before_it_would_be_closed() -> None:
+    shard = Shard(aion.Session(us(5)), 10)
+    shard.do([("a", 10, 0)])
+    assert panes(shard.do(16)) == [("on_time", 10, 15)]
+    assert shard.do([("a", t, 0) for t in (14, 18, 22, 26)]) == []
+    assert shard.do(24) == [] and panes(shard.do(25)) == [("retract", 10, 15)]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_pane_keeps_its_promise_when_bounds_get_longer(restarts: bool) -> None:
+    shard = Shard(aion.Session(us(5)), 10)
+    shard.do([("a", 10, 0)])
+    (order,) = shard.do(20)
+    assert order.windows["closes"].tolist() == [25]
+    shard.bound_us = 1000
+    if restarts:
+        shard.restart()
+    else:
+        shard.windows._bound = Fixed(1000)
+    shard.do(25)
+    assert not shard.windows.accepted(shard._rows([("a", 10, 0)]))[0]
+
+
 def test_bound_zero_does_not_lose_the_first_emission() -> None:
     shard = Shard(aion.Session(us(5)), 0)
     shard.do([("a", 10, 0)])

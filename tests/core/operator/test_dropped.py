@@ -37,3 +37,14 @@ def test_partials_of_several_tasks_that_come_too_late_are_one_row_for_each_key_a
         rows = [row for batch in windows.arrive(blocks) for row in batch.to_pylist()]
     found = [(r["kind"], r["n"], r["total"], sorted(r["values"]), r["events"], r["lateness_us"]) for r in rows]
     assert found == [("dropped", 3, 18, [5, 6, 7], 3, 40), ("dropped", 1, 8, [8], 1, 30)]
+
+
+def test_an_event_that_is_too_late_for_two_kinds_of_windows_is_counted_once() -> None:
+    policy = {"lateness": {"initial_bound": "0 s", "coverage": None}}
+    windows = {"fixed": aion.Tumbling(us(10)), "session": aion.Session(us(5))}
+    with aion.LocalOperator(windows=windows, key="k", time="ts", aggregates={"n": A.count()}, policy=policy) as op:
+        op.process(table([100], [0]))
+        op.advance(50)
+        found = op.process(table([1, 2, 3], [0, 0, 0])).to_pylist()
+        assert [(row["kind"], row["events"]) for row in found] == [("dropped", 3)] * 2
+        assert op.counters["dropped"] == op.counters["late_events"] == 3

@@ -18,6 +18,8 @@ from aion import aggregates as A
 from aion.base.numbers import NEVER
 from aion.core.keyed.closing import Closing
 from aion.core.lateness.bound import AdaptiveBound
+from aion.core.life.rules import Own, Rules
+from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.core.windows import Definition
 from aion.errors import ConfigError, PolicyError, WindowError
 from policies.cleanup import Reason
@@ -25,6 +27,7 @@ from tests.core.keyed.test_keyed_windows import KINDS, Sink, Step, events, polic
 from tests.durations import us
 from tests.examples import some
 from tests.keyed_oracle import Event, Oracle, Window, windows_of
+from tests.operators import bound_of
 
 EARLY = {
     "session": lambda early: aion.Session(us(5), early=early),
@@ -344,6 +347,24 @@ def test_early_panes_come_in_each_batch_with_news_though_the_watermark_stands(ki
         assert said(operator.process(at(30, key="b"))) == [("early", "b", 1)]
         assert said(operator.advance(6 * SECOND)) == [], "no news"
         assert operator.counters["executions"]["early"] == 3
+
+
+def test_early_panes_come_no_sooner_because_of_a_restart() -> None:
+    def made(**snapshot: Any) -> Rules:
+        rules = {0: Own(early_us=60), 1: Own(early_us=60)}
+        return Rules(bound_of(10), EveryBatchTrigger(), rules, definitions=2, **snapshot)
+
+    rules = made()
+    rules.advance(100)
+    saved = rules.to_json({0})["early"]
+    assert saved == {"0": 100}, "windows of keys keep their own"
+    again, clock = made(early={int(number): us for number, us in saved.items()}), None
+    for to_us, is_due in ((159, False), (160, True)):
+        again.advance(to_us)
+        clock = again.clock(0)
+        assert clock is not None and clock.is_due is is_due
+        again.end_batch()
+        assert not clock.is_due, "it strikes once"
 
 
 def test_a_call_says_how_long_windows_are_kept_and_when_they_run_again() -> None:

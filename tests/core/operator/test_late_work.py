@@ -95,6 +95,18 @@ def test_what_is_final_goes_before_what_is_older_and_late() -> None:
     assert work.is_idle and work.take(np.array([9 * FLOOR]), np.array([1]), all_=True).tolist() == [True]
 
 
+def test_what_takes_more_than_a_batch_allows_waits_for_so_many_batches() -> None:
+    operator = made(1000)
+    run(operator, 10, [])
+    came = [Arrived([BlockFact(0, 3 * FLOOR, 64), BlockFact(100, 1, 64)]), BatchEnded()]
+    later = [Arrived([BlockFact(100, 1, 64)]), BatchEnded()]
+    kinds = []
+    for events in (came, *[later] * BATCHES):
+        orders = [order for event in events for order in operator.handle(event) if isinstance(order, Execute)]
+        kinds.append([order.kind for order in orders])
+    assert kinds == [*[[]] * BATCHES, [PaneKind.LATE]]
+
+
 def test_events_that_come_while_a_final_execution_waits_are_too_late() -> None:
     operator = made(20)
     operator.handle(WatermarkAdvanced(10))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from aion.core.compaction import BlockCompaction
 from aion.core.lateness.sketch import bin_of
 from aion.core.life.actions import (
     Append,
@@ -13,9 +16,14 @@ from aion.core.life.actions import (
     Purge,
     WindowRef,
 )
+from aion.core.operator.operator import Operator
+from aion.core.packing import untable
 from aion.core.periodic import Tumbling
+from aion.core.slicing.grid import SliceGrid
+from aion.core.timed.purged import Runs
+from aion.core.trigger.triggers import EveryBatchTrigger
 from tests.durations import us
-from tests.operators import advance, arrive, dropped, end_batch, executed, kinds, make, purged
+from tests.operators import advance, arrive, bound_of, dropped, end_batch, executed, kinds, make, purged
 
 # -- final, and after ---------------------------------------------------------------------------------------
 
@@ -161,6 +169,33 @@ def test_of_windows_that_are_gone_only_those_are_remembered_that_a_longer_bound_
     advance(restarted, 1970)
     assert restarted.snapshot()["purged"] == [[]]
     assert kinds(arrive(restarted, 960)) == [EmitDropped]
+
+
+def test_what_is_remembered_of_windows_that_are_gone_is_the_same_in_any_order() -> None:
+    for order in itertools.permutations([0, 10, 20, 30, 50]):
+        runs = Runs(10)
+        for value in order:
+            runs.add(value)
+        assert runs.to_json() == [[0, 30], [50, 50]]
+        assert [value for value in range(-10, 70, 10) if value in runs] == [0, 10, 20, 30, 50]
+        runs.forget_to(15)
+        assert Runs(10, map(tuple, runs.to_json())).to_json() == [[20, 30], [50, 50]]
+
+
+def test_of_slices_that_are_gone_no_run_is_remembered() -> None:
+    """Otherwise each version would be a bit larger than the one before."""
+    compaction, bound = BlockCompaction(open_too=True), bound_of(10)
+    operator = Operator(
+        SliceGrid((Tumbling(us(10)),), segmented=False),
+        bound=bound,
+        trigger=EveryBatchTrigger(),
+        compaction=compaction,
+    )
+    arrive(operator, 0, 10)
+    advance(operator, 20)
+    assert purged(end_batch(operator)) == [] and untable(operator.snapshot()["runs"])["slice"] == [10]
+    advance(operator, 30)
+    assert untable(operator.snapshot()["runs"])["slice"] == []
 
 
 def test_the_bound_of_a_window_is_fixed_when_it_is_made() -> None:
