@@ -358,10 +358,10 @@ def test_early_panes_come_no_sooner_because_of_a_restart() -> None:
     rules.advance(100)
     saved = rules.to_json({0})["early"]
     assert saved == {"0": 100}, "windows of keys keep their own"
-    again, clock = made(early={int(number): us for number, us in saved.items()}), None
+    again = made(early={int(number): us for number, us in saved.items()})
     for to_us, is_due in ((159, False), (160, True)):
         again.advance(to_us)
-        clock = again.clock(0)
+        clock = again.of(0).early
         assert clock is not None and clock.is_due is is_due
         again.end_batch()
         assert not clock.is_due, "it strikes once"
