@@ -18,7 +18,6 @@ from aion.base.time import format_early
 from aion.core.query.columns import (
     check_names,
     column_name,
-    column_names,
     key_names,
     result_schema,
     unique_names,
@@ -54,7 +53,7 @@ class Options(TypedDict, total=False):
     trigger: str | Mapping[str, Any] | None
     policy: Source | None
     completeness: bool
-    unique: str | Sequence[str] | None
+    unique: Columns | None
     on_lossy_upstream: Literal["error", "accept"]
     on_removed: Literal["finish", "drop"]
     name: str
@@ -135,7 +134,7 @@ class Spec:
     trigger: str | Mapping[str, Any] | None = None
     policy: Source | None = None
     completeness: bool = False
-    unique: str | Sequence[str] | None = None
+    unique: Columns | None = None
     on_lossy_upstream: Literal["error", "accept"] = "error"
     on_removed: Literal["finish", "drop"] = "finish"
     name: str = "windowed"
@@ -174,7 +173,7 @@ class Spec:
             object.__setattr__(self, "key", keys)
         check_name(self.name)
         if self.unique is not None:
-            unique_names(self.unique)
+            object.__setattr__(self, "unique", unique_names(self.unique))
         if self.apply is not None and not isinstance(self.apply, Apply):
             raise ConfigError(
                 f"apply: {self.apply!r} is no aion.Apply; write apply=aion.Apply(function, schema), e.g. "
@@ -219,11 +218,11 @@ class Spec:
     def used_columns(self) -> tuple[str, ...]:
         """The names of columns in this definition, some twice. ``"*"`` may be among them."""
         columns = None if self.apply is None else self.apply.columns
-        named_by = [value for value in (self.unique, columns) if value is not None]
         return (
             *key_names(self.key),
             *(() if self.time is None else (self.time,)),
-            *(name for value in named_by for name in column_names(value, "columns", "'speed'")),
+            *(self.unique or ()),
+            *(columns or ()),
             *(
                 name
                 for aggregate in (self.aggregates or {}).values()

@@ -47,9 +47,11 @@ class Sink(ABC):
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Raises SchemaError if the rows do not fit into the table, SinkError if the batch does not follow its last."""
         from aion.sinks.frames import mark_of, panes_of
+        from aion.spark.session.types import meant
 
         mark = mark_of(batch, batch_id)
-        panes = Panes.of([(field.name, field.metadata) for field in batch.schema], self.key)
+        key = None if self.key is None else [meant(batch.sparkSession, batch.columns, name) for name in self.key]
+        panes = Panes.of([(field.name, field.metadata) for field in batch.schema], key)
         columns = dict.fromkeys([*panes.written, panes.seq, *panes.dropped])
         rows = panes_of(batch, list(columns), as_json=not self.nested, where=self.where)
         self._apply(panes.change(rows), mark)

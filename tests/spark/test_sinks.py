@@ -103,7 +103,7 @@ def test_tables_follow_a_query_that_fails_and_starts_again(
 def test_a_corrected_program_reaches_the_table_and_half_a_batch_does_not(stream: FileStream, tmp_path: Path) -> None:
     """The driver dies between the sink's commit and Spark's; then its program is another one."""
     database = Place("sqlite", f"sqlite:///{tmp_path / 'db'}")
-    table = aion.sinks.upsert(database.uri, "visits")
+    table = aion.sinks.upsert(database.uri, "visits", key="K")  # Spark finds a column in another case
 
     def dies(batch: DataFrame, batch_id: int) -> None:
         table(batch.withColumn("n", F.lit(-1).cast("long")), batch_id)

@@ -95,21 +95,15 @@ def column_name(given: Column, what: str, example: str) -> str:
 
 
 def key_names(key: Columns | None) -> tuple[str, ...]:
-    """Returns the names of the key columns. Raises SchemaError if ``key`` is neither a name or a Column nor a list of
-    different ones.
-    """
-    if not isinstance(key, str | None) and type(key).__name__ == "Column":
-        key = column_name(key, "key", "'user'")
-    elif isinstance(key, list | tuple):
-        key = [column_name(name, "key", "'user'") if type(name).__name__ == "Column" else name for name in key]
-    return column_names(() if key is None else key, "key", "'user'")
+    """Returns the names of the key columns. Raises SchemaError, as :func:`column_names`."""
+    return () if key is None else column_names(key, "key", "'user'")
 
 
-def column_names(given: str | Sequence[str], what: str, example: str) -> tuple[str, ...]:
-    """Returns names of columns. ``what``: the argument. Raises SchemaError if ``given`` is no name or list of
-    different names.
-    """
-    names = (given,) if isinstance(given, str) else given
+def column_names(given: Columns, what: str, example: str) -> tuple[str, ...]:
+    """Returns different names, which may be given as Columns. ``what``: the argument. Raises SchemaError."""
+    names = (given,) if isinstance(given, str) or type(given).__name__ == "Column" else given
+    if isinstance(names, list | tuple):
+        names = [column_name(each, what, example) if type(each).__name__ == "Column" else each for each in names]
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise SchemaError(
             f"{what}: {given!r} is neither the name of a column nor a list of names; give e.g. {what}={example} or "
@@ -120,9 +114,9 @@ def column_names(given: str | Sequence[str], what: str, example: str) -> tuple[s
     return tuple(names)
 
 
-def unique_names(unique: str | Sequence[str]) -> tuple[str, ...]:
+def unique_names(unique: Columns) -> tuple[str, ...]:
     """Returns the names of the columns of ``unique``. Raises SchemaError if it names none, or is not names."""
-    names = column_names(unique, "unique", "'event_id'")
+    names = tuple(map(str, column_names(unique, "unique", "'event_id'")))  # a Column cannot go to a task
     if not names:
         raise SchemaError("unique: no column is named; give e.g. unique='event_id', or leave it out")
     return names

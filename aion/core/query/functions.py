@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from aion.core.query.columns import column_names
+from aion.core.query.columns import Columns, column_names
 from aion.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Apply:
 
     function: ApplyFunction
     schema: str | pa.Schema | StructType
-    columns: str | Sequence[str] | None = None
+    columns: Columns | None = None
     blocking: bool = True
 
     def __str__(self) -> str:
@@ -60,6 +60,7 @@ class Apply:
         if not callable(self.function):
             raise ConfigError(f"Apply: {self.function!r} cannot be called; give a function of (key, window, events)")
         if self.columns is not None:
-            column_names(self.columns, "Apply: columns", "'speed'")
+            names = column_names(self.columns, "Apply: columns", "'speed'")
+            object.__setattr__(self, "columns", tuple(map(str, names)))
         if not isinstance(self.blocking, bool):
             raise ConfigError(f"Apply: blocking of {self.blocking!r} is neither True nor False")

@@ -36,7 +36,7 @@ from aion.spark.api.file_arguments import (
     zone_of,
 )
 from aion.spark.session.sessions import is_session, parallelism, qualified
-from aion.spark.session.types import is_case_sensitive, quoted
+from aion.spark.session.types import is_case_sensitive, meant, quoted
 from aion.spark.session.workers import in_arrow, of_aion
 from aion.spark.start import listener
 from aion.spark.tasks.blocks import row_type
@@ -153,7 +153,7 @@ def read_files(
             "spark.sql.files.maxPartitionBytes instead"
         )
     result = declared if transform is None else columns_after(transform, declared, case_sensitive)
-    if column not in result.names:
+    if (column := meant(spark, result.names, column)) not in result.names:
         raise SchemaError(f"watermark: there is no column {column!r}; the columns are {', '.join(result.names)}")
     type_ = result.field(column).type
     if not pa.types.is_timestamp(type_) or type_.tz is None:
@@ -228,10 +228,7 @@ class Files:
         return spec.plan(pa.schema([*kept, *more]))
 
     def _meant(self, name: str) -> str:
-        """Returns the column that a name means for Spark: perhaps one in another case."""
-        alike = [each for each in self.schema.names if each.lower() == name.lower()]
-        is_other = name not in alike and len(alike) == 1 and not is_case_sensitive(self.session)
-        return alike[0] if is_other else name
+        return meant(self.session, self.schema.names, name)
 
     def timed(self, spec: Spec) -> Spec:
         return spec if spec.time is not None else replace(spec, time=self._watermark[0])

@@ -37,7 +37,7 @@ from aion.core.join.plan import (
     identity_of,
 )
 from aion.core.life.actions import PaneKind
-from aion.core.query.columns import DROPPED_COLUMNS, OLD, PANE_SEQ, Columns, key_names, unique_names
+from aion.core.query.columns import DROPPED_COLUMNS, OLD, PANE_SEQ, Columns, column_name, key_names, unique_names
 from aion.core.query.pane_parts import END, KIND, NAME, PART, SEQ, START, PanesSaid, is_key
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.execute.evolving import join_goes_on
@@ -60,7 +60,6 @@ from aion.spec import check_lossy, check_name
 
 log = logging.getLogger(__name__)
 Duration = str | timedelta | int
-Names = str | Sequence[str]
 _HASH = "__aion_hash"
 
 
@@ -70,11 +69,11 @@ def join(
     *,
     key: Columns,
     within: tuple[Duration, Duration],
-    time: tuple[str | None, str | None] | None = None,
+    time: tuple[str | Column | None, str | Column | None] | None = None,
     how: Literal["inner", "left", "right", "full", "asof"] = "inner",
     on: str | Callable[[pa.RecordBatch], Any] | pc.Expression | None = None,
-    unique: tuple[Names | None, Names | None] = (None, None),
-    id: tuple[Names | None, Names | None] = (None, None),
+    unique: tuple[Columns | None, Columns | None] = (None, None),
+    id: tuple[Columns | None, Columns | None] = (None, None),
     bound: Duration | tuple[Duration | None, Duration | None] | None = None,
     emit: Literal["all", "final", "changes"] = "all",
     early: Literal["batch"] | None = None,
@@ -90,10 +89,10 @@ def join(
         )
 
     ``left``, ``right``: streaming DataFrames with watermarks, or results of :func:`windowed` or of another join, whose
-    later rows replace earlier ones. ``key``: the columns that are equal in partners; they
-    have the same names and types on both sides. A null equals nothing, as in SQL. ``within``: partners are rows for
-    which ``right time - left time`` lies between these two, both included. ``time``: the columns with the event times;
-    None: that of the watermark. Of panes it is ``window_start`` or ``window_end``, of pairs ``pair_time``.
+    later rows replace earlier ones. ``key``: the columns (or their names) that are equal in partners; they have the
+    same names and types on both sides. A null equals nothing, as in SQL. ``within``: partners are rows for which
+    ``right time - left time`` lies between these two, both included. ``time``: the columns with the event times; None:
+    that of the watermark. Of panes it is ``window_start`` or ``window_end``, of pairs ``pair_time``.
 
     ``how``: ``"inner"`` yields each pair when its second row comes. ``"left"``, ``"right"`` and ``"full"`` also yield
     the rows of one or both sides that have no partner, when the watermark has passed all that could be one; if one
@@ -275,7 +274,10 @@ def _plan(
     emit: str,
 ) -> JoinPlan:
     first_us, last_us = (duration_us(value, what="within") for value in _two("within", within))
-    times = (None, None) if time is None else _two("time", time)
+    times = [
+        None if each is None else str(column_name(each, "time", "('ordered', 'paid')"))
+        for each in ((None, None) if time is None else _two("time", time))
+    ]
     bounds = _two("bound", bound) if isinstance(bound, tuple | list) else (bound, bound)
     unique, ids = (_two(what, given) for what, given in zip(("unique", "id"), identities, strict=True))
     names = tuple(map(str, key_names(key)))  # a Column cannot go to a task

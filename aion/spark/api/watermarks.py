@@ -18,7 +18,7 @@ from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.spark import SOURCES_FROM, numbers
 from aion.spark.session.plans import plan_of
 from aion.spark.session.sessions import refuse
-from aion.spark.session.types import quoted
+from aion.spark.session.types import meant, quoted
 from aion.spark.session.workers import of_aion
 from aion.spark.start import positions
 from aion.spark.tasks.child import AHEAD, NO_EVENT
@@ -70,7 +70,7 @@ def watermark(
     A batch that is run again decides the same. Give the result to :func:`aion.windowed`, which needs the columns that
     this adds. Raises SchemaError, WatermarkError, ConfigError.
     """
-    _check(df, time)
+    time = _checked(df, time)
     rules = Rules.read(df, time, max_ahead, idle_after, complete_until)
     if rules is None:
         return df.withWatermark(time, delay)
@@ -188,15 +188,17 @@ def check_behind(df: DataFrame, rules: Rules) -> None:
             )
 
 
-def _check(df: DataFrame, time: str) -> None:
+def _checked(df: DataFrame, given: str) -> str:
+    """Returns the name of the column with the event time."""
     if not isinstance(df, DataFrame) or not df.isStreaming:
         raise WatermarkError(
             f"watermark: a streaming DataFrame is needed, not {df!r}; what aion.read_files returns has a watermark of "
             "its own"
         )
-    if time not in df.columns:
+    if (time := meant(df.sparkSession, df.columns, given)) not in df.columns:
         raise SchemaError(f"watermark: there is no column {time!r}; the columns are {', '.join(df.columns)}")
     _check_timestamp("watermark", time, df.schema[time].dataType)
+    return time
 
 
 def _check_timestamp(what: str, name: str, type_: DataType) -> None:
@@ -206,9 +208,9 @@ def _check_timestamp(what: str, name: str, type_: DataType) -> None:
 
 def _until(df: DataFrame, given: object) -> int | str:
     """Returns the time that a user gave, in microseconds, or the name of a column."""
-    if isinstance(given, str) and given in df.columns:
-        _check_timestamp("complete_until", given, df.schema[given].dataType)
-        return given
+    if isinstance(given, str) and (column := meant(df.sparkSession, df.columns, given)) in df.columns:
+        _check_timestamp("complete_until", column, df.schema[column].dataType)
+        return column
     when = given
     with suppress(ValueError):
         when = datetime.fromisoformat(given) if isinstance(given, str) else given

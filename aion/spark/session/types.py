@@ -5,7 +5,7 @@ what Spark takes for equal: names of columns, and texts.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
@@ -44,6 +44,13 @@ def quoted(name: str) -> str:
 
 def is_case_sensitive(spark: SparkSession) -> bool:
     return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
+
+
+def meant(spark: SparkSession, columns: Sequence[str], name: str) -> str:
+    """Returns the column that a name means for Spark: perhaps one in another case."""
+    alike = [each for each in columns if each.lower() == name.lower()]
+    is_other = name not in alike and len(alike) == 1 and not is_case_sensitive(spark)
+    return alike[0] if is_other else name
 
 
 def with_names(df: DataFrame, names: Iterable[str]) -> DataFrame:

@@ -414,6 +414,6 @@ def test_sparks_options_choose_and_order_the_files(spark: SparkSession, stream: 
     # The path of a glob: folders behind its first star hold values as well.
     put_days(tmp_path / "days")
     ddl = f"{EVENTS_DDL}, day int"
-    globbed = aion.read_files(spark, f"{tmp_path}/days/*/*.parquet", schema=ddl, watermark=("ts", "1 s")).to_df()
+    globbed = aion.read_files(spark, f"{tmp_path}/days/*/*.parquet", schema=ddl, watermark=("TS", "1 s")).to_df()
     days = Batches(globbed, tmp_path / "globbed").rows[0]
     assert {row.split("'day', ")[1][0] for row in days} == {"0", "1"}

@@ -309,6 +309,11 @@ def test_names_by_case(spark: SparkSession, two: Two, sensitive: bool) -> None:
         with pytest.raises(SchemaError, match="no column '") if sensitive else contextlib.nullcontext():
             joined = aion.join(orders, payments, within=("0 seconds", "1 hour"), **asked)
             assert joined.columns[:5] == ["ID", "ORDERED", "Price", "paid", "amount"]
+            columns = {"time": (orders["ordered"], None), "id": ([F.col("price")], None), "key": F.col("ID")}
+            assert aion.join(orders, payments, within=("0 seconds", "1 hour"), **columns).columns == [
+                *("ID", "ordered", "price", "paid", "amount"),
+                *joined.columns[5:],
+            ]
         both = {
             "right": payments.withColumnRenamed("Id", "id").withColumnRenamed("amount", "Price"),
             "on": "price < Price",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,27 @@ def test_fast_clocks(stream: FileStream, sink: Sink, content: str, windows: str)
     assert "more than 1 hour after the start of their batch" in " ".join(
         aion.explain(df, **definition, **CONTENTS[content]).split()
     )
+
+
+@pytest.mark.parametrize("sensitive", [True, False])
+def test_names_by_case(spark: SparkSession, stream: FileStream, sensitive: bool) -> None:
+    df = stream.read("k string, ts timestamp, Until timestamp")
+    spark.conf.set("spark.sql.caseSensitive", sensitive)
+    try:
+        with pytest.raises(SchemaError, match="no column 'TS'") if sensitive else nullcontext():
+            marked = aion.watermark(df, "TS", "10 seconds", max_ahead="1 hour", complete_until="until")
+            assert marked.columns[:3] == ["k", "ts", "Until"]
+            panes = aion.windowed(
+                marked,
+                key=F.col("k"),
+                time="ts",
+                unique=F.col("k"),
+                windows=aion.Tumbling("1 minute"),
+                apply=aion.Apply(rows_of, "n long", columns=[F.col("k")]),
+            )
+            assert panes.columns[:1] == ["k"]
+    finally:
+        spark.conf.set("spark.sql.caseSensitive", False)
 
 
 def names_of(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, Any]:
