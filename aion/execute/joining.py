@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -30,11 +29,17 @@ _NEXT_KEYS = threshold(1 << 14, 3)  # more than a disk reads between two batches
 class Joined:
     """See :class:`aion.execute.tenant.Tenant`. Rows come as (side, table).
 
-    ``values``: the map of the shard. ``snapshot``: of the shard's version; None: it has none yet.
+    ``values``: the map of the shard. ``snapshot``: of the shard's version; None: it has none yet. ``secret``: the key
+    of identities then. If a shard's first batch runs again it must be the same, because a sink may know the rows.
     """
 
     def __init__(
-        self, plan: JoinPlan, policy: Policy, values: LazyMap, snapshot: Mapping[str, Any] | None = None
+        self,
+        plan: JoinPlan,
+        policy: Policy,
+        values: LazyMap,
+        snapshot: Mapping[str, Any] | None = None,
+        secret: bytes = bytes(SECRET_BYTES),
     ) -> None:
         self._learnt = [
             AdaptiveBound(
@@ -50,7 +55,7 @@ class Joined:
             for side, learnt in zip(plan.sides, self._learnt, strict=True)
         )
         self.bounds: tuple[NewBounds, NewBounds] = left, right
-        self._secret = secrets.token_bytes(SECRET_BYTES) if snapshot is None else bytes.fromhex(snapshot[SECRET])
+        self._secret = secret if snapshot is None else bytes.fromhex(snapshot[SECRET])
         self.join = Join(plan, values, self.bounds, self._secret, as_texts, snapshot)
         self._net = Net() if plan.emit == CHANGES else None
         self._reads_ahead = prestages(policy) and values.on_disk

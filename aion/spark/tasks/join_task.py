@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+from pyspark import TaskContext
 
+from aion.base.identity import SECRET_BYTES
 from aion.config import Policy
 from aion.core.join.stored import evolved_join
 from aion.execute.joining import Joined
 from aion.spark.tasks.frames import frames_of
 from aion.spark.tasks.join_child import SIDE, JoinConfig, packed_in
+from aion.spark.tasks.running import Running
 from aion.spark.tasks.shards import past_here
 from aion.spark.tasks.tenants import Batch, Tenants
 from state_backends.server.client import RemoteAttempt
@@ -25,7 +29,10 @@ class JoinTenants(Tenants):
     def __init__(self, config: JoinConfig, policy: Policy) -> None:
         past = past_here(config.name)
         self._plan = evolved_join(config.plan, None if past is None else json.loads(past))
-        self._policy = policy
+        self._policy, self._name = policy, config.name
+        context = TaskContext.get()
+        assert context is not None, "only tasks have tenants"
+        self._query = Running.of(context).query
         self.definition = self._plan.definition
         self.store, self.asks = {}, {}
         self.rows_first = any(side.is_result for side in config.plan.sides)
@@ -45,7 +52,9 @@ class JoinTenants(Tenants):
                     ]
                     yield side, pa.table(columns, schema=schema)
 
-        return Joined(self._plan, self._policy, attempt, attempt.snapshot), tables
+        said = f"{self._query}\n{self._name}\n{batch.shard}".encode()
+        secret = hashlib.blake2b(said, digest_size=SECRET_BYTES).digest()
+        return Joined(self._plan, self._policy, attempt, attempt.snapshot, secret), tables
 
     def results(self, results: Iterator[Any]) -> Iterator[pd.DataFrame]:
         return frames_of(results)

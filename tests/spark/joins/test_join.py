@@ -197,6 +197,27 @@ def test_other_partitions_and_a_batch_that_runs_again_change_nothing(
     assert paid == [(key, 2.0 if key in "aceg" else None) for key in "abcdefgh"]
 
 
+def test_a_first_batch_that_runs_again_makes_the_same_rows(two: Two, tmp_path: Path) -> None:
+    """What its first run has written is replaced, and does not stay beside it."""
+    two.orders.put([("a", 0, 10.0), ("b", 1, 20.0)])
+    two.payments.put([("a", 5, 10.0)])
+    table, fails = aion.sinks.upsert(f"sqlite:///{tmp_path}/shop.db", "paid"), [True]
+
+    def write(batch: DataFrame, number: int) -> None:
+        table(batch, number)
+        if fails.pop():
+            raise ValueError("no answer")
+
+    query = two.joined(early="batch").writeStream.foreachBatch(write)
+    query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException):
+        query.start().awaitTermination()
+    fails += [False] * 9
+    query.start().awaitTermination()
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
+        assert shop.execute("select id, amount from paid order by id").fetchall() == [("a", 10.0), ("b", None)]
+
+
 def test_a_definition_that_changes_is_refused(two: Two, sink: Sink) -> None:
     two.orders.put([("a", 0, 1.0)])
     sink.run(two.joined())
