@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from aion.base.identity import SECRET_BYTES
 from aion.config import Policy
 from aion.core.join.join import Join
 from aion.core.join.plan import CHANGES, SIDES, JoinPlan
@@ -22,6 +21,7 @@ from aion.execute.tenant import Saved
 from state_backends.format.ordered_map import LazyMap
 from state_backends.thresholds import threshold
 
+Snapshot: TypeAlias = Mapping[str, Any] | None
 SECRET, BOUNDS = "identity_secret", "bounds_us"
 _NEXT_KEYS = threshold(1 << 14, 3)  # more than a disk reads between two batches
 
@@ -34,12 +34,7 @@ class Joined:
     """
 
     def __init__(
-        self,
-        plan: JoinPlan,
-        policy: Policy,
-        values: LazyMap,
-        snapshot: Mapping[str, Any] | None = None,
-        secret: bytes = bytes(SECRET_BYTES),
+        self, plan: JoinPlan, policy: Policy, values: LazyMap, snapshot: Snapshot = None, secret: bytes = bytes(16)
     ) -> None:
         self._learnt = [
             AdaptiveBound(

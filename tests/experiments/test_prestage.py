@@ -50,6 +50,7 @@ def test_a_slow_disk_takes_its_time_for_each_read_of_rows_and_bodies(
 ) -> None:
     monkeypatch.setattr(PBucket, "fetch", PBucket.fetch)  # and so it is put back
     monkeypatch.setattr(os, "preadv", os.preadv)
+    monkeypatch.setattr(RunFiles, "get", RunFiles.get)
     rig = make("rocksdb")
     rig.append((0, 0), (1, 10))
     rig.to_disk(0, 10)

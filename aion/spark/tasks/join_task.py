@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-from pyspark import TaskContext
 
 from aion.base.identity import SECRET_BYTES
 from aion.config import Policy
@@ -17,7 +16,6 @@ from aion.core.join.stored import evolved_join
 from aion.execute.joining import Joined
 from aion.spark.tasks.frames import frames_of
 from aion.spark.tasks.join_child import SIDE, JoinConfig, packed_in
-from aion.spark.tasks.running import Running
 from aion.spark.tasks.shards import past_here
 from aion.spark.tasks.tenants import Batch, Tenants
 from state_backends.server.client import RemoteAttempt
@@ -30,9 +28,6 @@ class JoinTenants(Tenants):
         past = past_here(config.name)
         self._plan = evolved_join(config.plan, None if past is None else json.loads(past))
         self._policy, self._name = policy, config.name
-        context = TaskContext.get()
-        assert context is not None, "only tasks have tenants"
-        self._query = Running.of(context).query
         self.definition = self._plan.definition
         self.store, self.asks = {}, {}
         self.rows_first = any(side.is_result for side in config.plan.sides)
@@ -52,7 +47,7 @@ class JoinTenants(Tenants):
                     ]
                     yield side, pa.table(columns, schema=schema)
 
-        said = f"{self._query}\n{self._name}\n{batch.shard}".encode()
+        said = f"{batch.query}\n{self._name}\n{batch.shard}".encode()
         secret = hashlib.blake2b(said, digest_size=SECRET_BYTES).digest()
         return Joined(self._plan, self._policy, attempt, attempt.snapshot, secret), tables
 

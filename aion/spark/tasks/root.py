@@ -144,7 +144,7 @@ class Root(StatefulProcessor):
         if shard not in self._works:
             self._states[shard] = state = self._read()
             task = self._task()
-            batch = Batch(shard, task.batch, times, self._definition.now_ms(times), state.seen_ms)
+            batch = Batch(shard, task.batch, task.query, times, self._definition.now_ms(times), state.seen_ms)
             self._works[shard] = task.work(state.token, batch)
         return self._works[shard]
 

@@ -38,6 +38,7 @@ class Batch(NamedTuple):
 
     shard: int
     number: int
+    query: str
     times: TimerValues
     now_ms: int
     seen_ms: int | None

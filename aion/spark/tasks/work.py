@@ -37,7 +37,7 @@ class Task:
         self._policy = policy_from_text(config.policy)
         self._context = context = TaskContext.get()
         assert context is not None
-        self._query, self._run, self.batch = Running.of(context)
+        self.query, self._run, self.batch = Running.of(context)
         self._brings = definition.batch is not None  # state from elsewhere, where it may have been before
         self._asked = definition.asked
         self._is_first = definition.asked and is_first(context)
@@ -54,7 +54,7 @@ class Task:
         """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet."""
         config = self._config
         identity = Identity(
-            query=self._query,
+            query=self.query,
             operator=config.name,
             shard=batch.shard,
             shards=len(self._ids),
@@ -118,12 +118,12 @@ class Task:
 
     def may_have(self, shard: int, token: str) -> bool:
         """Returns whether the version ``token`` of a shard may have a state variable that the definition deletes."""
-        known, there = _variables.get((self._query, self._config.name, shard), ("", frozenset[str]()))
+        known, there = _variables.get((self.query, self._config.name, shard), ("", frozenset[str]()))
         return known != token or not self.tenants.deleted.isdisjoint(there)
 
     def learn(self, shard: int, token: str, work: Work) -> None:
         """Notes which state variables the version ``token`` of a shard has, for :meth:`may_have`."""
-        _variables[self._query, self._config.name, shard] = token, work.tenant.names
+        _variables[self.query, self._config.name, shard] = token, work.tenant.names
 
 
 class Work:
