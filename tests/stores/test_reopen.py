@@ -228,7 +228,7 @@ def test_a_shard_that_was_rebuilt_asks_for_its_active_windows(rebuilt: bool) -> 
         watermark_delay_us=None,
     )
     attempt, tenants = Attempt(snapshot, rebuilt=rebuilt), WindowsTenants(config, POLICY)
-    tenants.open(attempt, Batch(0, 0, None, 0, None))  # type: ignore[arg-type]
+    tenants.open(attempt, Batch(0, 0, "q", None, 0, None))  # type: ignore[arg-type]
     tenants.close()
     assert attempt.prestaged == ([(20 * SECOND, 30 * SECOND)] if rebuilt else [])
 
