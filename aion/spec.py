@@ -217,12 +217,11 @@ class Spec:
     @property
     def used_columns(self) -> tuple[str, ...]:
         """The names of columns in this definition, some twice. ``"*"`` may be among them."""
-        columns = None if self.apply is None else self.apply.columns
         return (
             *key_names(self.key),
             *(() if self.time is None else (self.time,)),
             *(self.unique or ()),
-            *(columns or ()),
+            *((self.apply and self.apply.columns) or ()),
             *(
                 name
                 for aggregate in (self.aggregates or {}).values()

@@ -220,9 +220,7 @@ class Files:
     def plan(self, spec: Spec) -> Plan:
         fields = {field.name: field for field in self.schema}
         asked = {name: self._meant(name) for name in spec.used_columns if name not in fields}
-        renamed = {
-            asked[name]: name for name in asked if asked[name] in fields and asked[name] not in spec.used_columns
-        }
+        renamed = {real: name for name, real in asked.items() if real in fields and real not in spec.used_columns}
         kept = [field.with_name(renamed.get(field.name, field.name)) for field in self.schema]
         more = [fields[real].with_name(name) for name, real in asked.items() if real in fields and real not in renamed]
         return spec.plan(pa.schema([*kept, *more]))

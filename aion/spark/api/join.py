@@ -274,10 +274,8 @@ def _plan(
     emit: str,
 ) -> JoinPlan:
     first_us, last_us = (duration_us(value, what="within") for value in _two("within", within))
-    times = [
-        None if each is None else str(column_name(each, "time", "('ordered', 'paid')"))
-        for each in ((None, None) if time is None else _two("time", time))
-    ]
+    timed = (None, None) if time is None else _two("time", time)
+    times = [None if each is None else str(column_name(each, "time", "('ordered', 'paid')")) for each in timed]
     bounds = _two("bound", bound) if isinstance(bound, tuple | list) else (bound, bound)
     unique, ids = (_two(what, given) for what, given in zip(("unique", "id"), identities, strict=True))
     names = tuple(map(str, key_names(key)))  # a Column cannot go to a task

@@ -14,6 +14,7 @@ from pyspark.sql.types import DataType, StructType, TimestampType
 
 from aion.base.time import duration_us, format_duration, format_instant, instant_us
 from aion.core.heartbeat import RUN
+from aion.core.query.columns import column_name
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.spark import SOURCES_FROM, numbers
 from aion.spark.session.plans import plan_of
@@ -41,7 +42,7 @@ _registered: WeakSet[SparkSession] = WeakSet()
 
 def watermark(
     df: DataFrame,
-    time: str,
+    time: str | Column,
     delay: str,
     *,
     max_ahead: str | timedelta | None = None,
@@ -188,14 +189,15 @@ def check_behind(df: DataFrame, rules: Rules) -> None:
             )
 
 
-def _checked(df: DataFrame, given: str) -> str:
+def _checked(df: DataFrame, given: str | Column) -> str:
     """Returns the name of the column with the event time."""
     if not isinstance(df, DataFrame) or not df.isStreaming:
         raise WatermarkError(
             f"watermark: a streaming DataFrame is needed, not {df!r}; what aion.read_files returns has a watermark of "
             "its own"
         )
-    if (time := meant(df.sparkSession, df.columns, given)) not in df.columns:
+    time = meant(df.sparkSession, df.columns, str(column_name(given, "time", "'ts'")))
+    if time not in df.columns:
         raise SchemaError(f"watermark: there is no column {time!r}; the columns are {', '.join(df.columns)}")
     _check_timestamp("watermark", time, df.schema[time].dataType)
     return time

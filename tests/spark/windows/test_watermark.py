@@ -84,7 +84,7 @@ def test_names_by_case(spark: SparkSession, stream: FileStream, sensitive: bool)
     spark.conf.set("spark.sql.caseSensitive", sensitive)
     try:
         with pytest.raises(SchemaError, match="no column 'TS'") if sensitive else nullcontext():
-            marked = aion.watermark(df, "TS", "10 seconds", max_ahead="1 hour", complete_until="until")
+            marked = aion.watermark(df, F.col("TS"), "10 seconds", max_ahead="1 hour", complete_until="until")
             assert marked.columns[:3] == ["k", "ts", "Until"]
             panes = aion.windowed(
                 marked,
