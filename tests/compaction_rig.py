@@ -17,7 +17,7 @@ from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, load_policy
 from aion.core.operator.operator import Operator
 from aion.core.query.plan import Plan, make_plan
-from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
+from aion.execute.assembly import make_bound, make_builder, make_operator, make_trigger
 from aion.execute.executor import Executor
 from aion.execute.panes.contents import RowContents
 from state_backends.backends import Stores
@@ -33,6 +33,7 @@ from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.durations import us
 from tests.examples import some
+from tests.operators import make_executor
 from tests.versions.keyed_attempt import LocalKeyedAttempt
 
 SECOND = 1_000_000

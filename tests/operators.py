@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aion.config import Policy
 from aion.core.compaction import BlockFact
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.life.actions import (
@@ -23,15 +24,25 @@ from aion.core.life.actions import (
 )
 from aion.core.operator.operator import Operator
 from aion.core.periodic import Periodic, Tumbling
+from aion.core.query.plan import Plan
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.triggers import EveryBatchTrigger
+from aion.execute.assembly import make_contents
+from aion.execute.executor import Executor
 from policies.cleanup import Cleanup
+from state_backends.store.attempt import ShardAttempt
+from state_backends.store.codec_pool import CodecPool
 from tests.durations import us
 
 
 def bound_of(bound_us: int, snapshot: dict[str, Any] | None = None, coverage: float | None = None) -> AdaptiveBound:
     """Gives every window the same bound. With a coverage: until it has learned another one."""
     return AdaptiveBound(Cleanup(bound_us, coverage=coverage), snapshot=snapshot["lateness"] if snapshot else None)
+
+
+def make_executor(plan: Plan, operator: Operator, attempt: ShardAttempt, codec: CodecPool, policy: Policy) -> Executor:
+    """Carries out the operator's orders."""
+    return Executor(plan, operator, attempt, make_contents(plan, codec, policy))
 
 
 def make(

@@ -29,14 +29,12 @@ from aion.core.trigger.staleness import Forecast, StalenessTrigger
 from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, IntervalTrigger, Trigger
 from aion.core.windows import EMIT, Aligned, Definition, Definitions, PerRecord, named
 from aion.errors import FormatError, PolicyError, WindowError
-from aion.execute.executor import Executor
 from aion.execute.panes.block_compactor import BlockCompactor, compaction_bytes
 from aion.execute.panes.contents import RowContents
 from aion.execute.spill.spilling import Room
 from policies.cleanup import Cleanup
 from state_backends.backends import StoreConfig
 from state_backends.format.block import Codec, Compression
-from state_backends.store.attempt import ShardAttempt
 from state_backends.store.codec_pool import CodecPool
 
 PANES_KEPT = "panes_kept_us"
@@ -333,11 +331,6 @@ def make_contents(plan: Plan, codec: CodecPool, policy: Policy) -> RowContents:
         codec=Codec[policy.state.codec.upper()],
     )
     return RowContents(plan, codec, compactor, room_of(policy), aggregation=policy.execution.aggregation)
-
-
-def make_executor(plan: Plan, operator: Operator, attempt: ShardAttempt, codec: CodecPool, policy: Policy) -> Executor:
-    """Carries out the operator's orders."""
-    return Executor(plan, operator, attempt, make_contents(plan, codec, policy))
 
 
 def room_of(policy: Policy) -> Room:

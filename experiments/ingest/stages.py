@@ -31,7 +31,7 @@ from aion.config import Policy, load_policy
 from aion.core.ingest.builder import ShardBlock
 from aion.core.ingest.fragments import Defragmenter, Fragmenter, fragment_bytes
 from aion.core.query.plan import Plan, make_plan
-from aion.execute.assembly import make_builder, make_executor, make_operator
+from aion.execute.assembly import make_builder, make_contents, make_operator
 from aion.execute.executor import Executor
 from experiments.late_keys.runs import CountedAttempt
 from state_backends.backends import Stores
@@ -249,7 +249,7 @@ def chart(path: Path, stages: Stages) -> None:
 def _executor(plan: Plan, policy: Policy, state: State, pool: CodecPool) -> Executor:
     """At the beginning of a batch."""
     operator = make_operator(plan, policy, state.begin())
-    return make_executor(plan, operator, state.attempt, pool, policy)
+    return Executor(plan, operator, state.attempt, make_contents(plan, pool, policy))
 
 
 def count_events(key: Any, window: Any, events: Iterator[pa.RecordBatch]) -> dict[str, int]:

@@ -20,9 +20,8 @@ from aion.config import Policy, load_policy
 from aion.core.compaction import Compact
 from aion.core.operator.operator import Operator
 from aion.core.query.plan import Plan, make_plan
-from aion.execute.assembly import make_bound, make_builder, make_executor, make_operator, make_trigger
+from aion.execute.assembly import make_bound, make_builder, make_contents, make_operator, make_trigger
 from aion.execute.executor import Executor
-from aion.execute.panes.applying import decode_all
 from aion.execute.panes.block_compactor import BlockCompactor
 from aion.execute.panes.contents import RowContents
 from state_backends.backends import Stores
@@ -159,7 +158,7 @@ class OneShard:
         attempt = CountedAttempt(self.shard, name)
         if self.compactions:
             operator = make_operator(self.plan, self.policy, snapshot)
-            executor = make_executor(self.plan, operator, attempt, self._pool, self.policy)
+            executor = Executor(self.plan, operator, attempt, make_contents(self.plan, self._pool, self.policy))
         else:
             bound = make_bound(self.plan, self.policy, snapshot)
             operator = Operator(self.plan.grid, bound=bound, trigger=make_trigger(self.policy), snapshot=snapshot)

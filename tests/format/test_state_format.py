@@ -24,7 +24,7 @@ from aion.core.ingest.encoding import encode
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import FormatError
-from aion.execute.assembly import make_builder, make_executor, make_operator
+from aion.execute.assembly import make_builder, make_operator
 from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.format.block import BlockKind, Codec, Compacted, Compression
@@ -35,6 +35,7 @@ from state_backends.store.options import StoreOptions
 from state_backends.versions.manifest import Identity, dump, load
 from state_backends.versions.shard import Shard
 from tests.durations import us
+from tests.operators import make_executor
 from tests.state_reader import (
     HEADER,
     dead_blocks,

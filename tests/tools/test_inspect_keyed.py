@@ -18,7 +18,7 @@ from aion.config import load_policy
 from aion.core.keyed.summary import LISTED
 from aion.core.operator.overview import KeyedWindow, keyed_windows
 from aion.core.query.plan import make_plan
-from aion.execute.assembly import make_builder, make_executor, make_operator
+from aion.execute.assembly import make_builder, make_operator
 from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.store.codec_pool import CodecPool
@@ -29,6 +29,7 @@ from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.durations import us
 from tests.format.test_state_format import OfShard
+from tests.operators import make_executor
 
 SECOND = 1_000_000
 SCHEMA = pa.schema([("user", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("mark", pa.bool_())])

@@ -33,11 +33,12 @@ from aion.core.slicing.grid import SliceGrid
 from aion.core.timed.calendar_state import calendars_to_json, plan_of_snapshot
 from aion.core.timed.purged import Purged
 from aion.errors import StateError
-from aion.execute.assembly import make_builder, make_executor, make_operator
+from aion.execute.assembly import make_builder, make_operator
 from aion.execute.files.zone_rules import FOLDER, ZoneFiles
 from aion.zones import zone_rules
 from tests.compaction_rig import OfShard, Rig
 from tests.examples import some
+from tests.operators import make_executor
 
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
