@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from aion.base.identity import SECRET_BYTES
 from aion.config import Policy
 from aion.core.join.join import Join
 from aion.core.join.plan import CHANGES, SIDES, JoinPlan
@@ -22,6 +23,7 @@ from state_backends.format.ordered_map import LazyMap
 from state_backends.thresholds import threshold
 
 Snapshot: TypeAlias = Mapping[str, Any] | None
+_NO_SECRET = bytes(SECRET_BYTES)
 SECRET, BOUNDS = "identity_secret", "bounds_us"
 _NEXT_KEYS = threshold(1 << 14, 3)  # more than a disk reads between two batches
 
@@ -30,11 +32,11 @@ class Joined:
     """See :class:`aion.execute.tenant.Tenant`. Rows come as (side, table).
 
     ``values``: the map of the shard. ``snapshot``: of the shard's version; None: it has none yet. ``secret``: the key
-    of identities then. If a shard's first batch runs again it must be the same, because a sink may know the rows.
+    of identities in that case. It must be the same if a shard's first batch runs again: a sink may have its rows.
     """
 
     def __init__(
-        self, plan: JoinPlan, policy: Policy, values: LazyMap, snapshot: Snapshot = None, secret: bytes = bytes(16)
+        self, plan: JoinPlan, policy: Policy, values: LazyMap, snapshot: Snapshot = None, secret: bytes = _NO_SECRET
     ) -> None:
         self._learnt = [
             AdaptiveBound(

@@ -22,6 +22,7 @@ from aion.core.operator.operator import Operator
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_contents, make_operator, make_trigger
 from aion.execute.executor import Executor
+from aion.execute.panes.applying import decode_all
 from aion.execute.panes.block_compactor import BlockCompactor
 from aion.execute.panes.contents import RowContents
 from state_backends.backends import Stores

@@ -1,4 +1,4 @@
-"""What a store of blocks is told about memory and reading."""
+"""The settings of a store of blocks: how much memory it uses, and how it reads."""
 
 from __future__ import annotations
 

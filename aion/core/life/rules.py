@@ -109,9 +109,10 @@ class EarlyClock:
 
 
 class OfDefinition(NamedTuple):
-    """What holds for the windows of one definition. ``early``: when open ones run early. None: they never do.
+    """These rules hold for the windows of one definition.
 
-    ``staleness_bound``: of the trigger, if it has one. ``final_only``: windows run once, when they are closed.
+    ``early`` says when open windows run early; it is None if they never do. ``staleness_bound`` belongs to the trigger,
+    if that has one. With ``final_only``, windows run once, when they are closed.
     """
 
     bound: NewBounds

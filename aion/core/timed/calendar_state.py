@@ -57,7 +57,7 @@ def plan_of_snapshot(plan: Plan, snapshot: Mapping[str, Any] | None) -> Plan:
 
 
 def _fixed(window: Calendar, kept: Mapping[str, Any] | None) -> CalendarEdges | None:
-    """The edges, some of which are fixed. None if the rules say what the snapshot says."""
+    """Returns the edges with those that the snapshot fixes, or None if the rules give the same ones."""
     if kept is None:
         return None
     columns = untable(kept["edges"])

@@ -7,7 +7,7 @@ import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -88,22 +88,13 @@ def shards_in_words(spark: SparkSession, policy: Policy, shards: int) -> str:
     return f"{words}, as spark.sql.shuffle.partitions says (if batches are small, 1 is quicker)"
 
 
-class OfTasks(TypedDict):
-    """The fields of :class:`aion.spark.tasks.root_config.TaskConfig`."""
+def of_tasks(
+    spark: SparkSession, policy: Policy, name: str, ids: Sequence[int], key: Iterable[pa.DataType]
+) -> dict[str, Any]:
+    """Returns the fields of a TaskConfig (:mod:`aion.spark.tasks.root_config`), which every task of an operator gets.
 
-    policy: str
-    name: str
-    uid: str
-    application: str
-    state_dir: str
-    ids: tuple[int, ...]
-    key_types: tuple[str, ...]
-    retain_versions: int
-    task_failures: int
-
-
-def of_tasks(spark: SparkSession, policy: Policy, name: str, ids: Sequence[int], key: Iterable[pa.DataType]) -> OfTasks:
-    """Returns what every task of an operator gets. ``ids``: of its shards. ``key``: the types of its key columns."""
+    ``ids`` are those of its shards, and ``key`` has the types of its key columns.
+    """
     return {
         "policy": policy_to_text(policy),
         "name": name,
