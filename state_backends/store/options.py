@@ -13,13 +13,15 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """``bucket_limit_bytes``: the most memory that one window's m-bucket may use; 0: a block stays in memory only until
-    it is written. ``windows``: of these, an m-bucket is the slices that a window spans. ``keep_fraction``: the share of
-    an expired window that stays in memory as its bootstrap part (rho_min). ``prestages``: whether anything is staged.
-    ``blocking``: an execution waits for all of a window. ``keeps_all``: all blocks stay in memory, even beyond the
-    budget. ``outbox_bytes``: when blocks that wait to be written have this many bytes, they are written as one file.
-    ``staging_share``: prestages fill at most this share of the budget, 0 to 1, and blocks are held for an execution up
-    to it. ``read_ahead``: how many blocks a read fetches ahead. ``limits``: of merging.
+    """The parts of a store share these settings.
+
+    ``bucket_limit_bytes`` is the most memory that the m-bucket of a window may use. With 0, a block stays in memory
+    only until it is written. For ``windows``, an m-bucket is the slices that a window spans. ``keep_fraction`` of an
+    expired window stays in memory as its bootstrap part (rho_min). ``prestages`` says whether anything is staged, and
+    ``blocking`` whether an execution waits for all of a window. With ``keeps_all``, all blocks stay in memory, even
+    beyond the budget. When ``outbox_bytes`` wait to be written, they become one file. ``staging_share`` is the share of
+    the budget, 0 to 1, that prestages fill at most, and up to which blocks are held for an execution. A read fetches
+    ``read_ahead`` blocks ahead. ``limits`` are those of merging.
     """
 
     bucket_limit_bytes: int = 0
