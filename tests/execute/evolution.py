@@ -203,14 +203,14 @@ def check(phases: list[tuple[list[str], list[str], Batches]], **more: Any) -> No
         rows = [row for events, watermark in first[2] for row in running.process(events, watermark)]
         for windows, aggregates, some in rest:
             if more.get("emit") == "changes":
-                check_only(rows, aggregates)
+                keep_only(rows, aggregates)
             running.restart(spec_of(windows, aggregates, **more))
             rows += [row for events, watermark in some for row in running.process(events, watermark)]
         rows += running.close()
     check_rows(rows, phases, running.definition, **more)
 
 
-def check_only(rows: list[dict[str, Any]], aggregates: list[str]) -> None:
+def keep_only(rows: list[dict[str, Any]], aggregates: list[str]) -> None:
     """Leaves out what later rows do not say whether it has changed: all but the columns that come from now on."""
     for row in rows:
         for name in {*AGGREGATES, "events"} - {*aggregates}:

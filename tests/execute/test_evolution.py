@@ -30,9 +30,9 @@ from tests.execute.evolution import (
     Batches,
     Restarted,
     check,
-    check_only,
     check_rows,
     definitions,
+    keep_only,
     micros,
     newest,
     phases,
@@ -338,7 +338,7 @@ def test_a_key_gets_a_wider_type(drawn: list[tuple[list[str], list[str], Batches
         running.schema = narrow.set(0, pa.field("k", pa.int64()))
         for windows, aggregates, some in rest:
             if more.get("emit") == "changes":
-                check_only(rows, aggregates)
+                keep_only(rows, aggregates)
             running.restart(spec_of(windows, aggregates, **more))
             rows += [row for events, at in some for row in running.process([(keys[k], t, n) for k, t, n in events], at)]
         rows += running.close()

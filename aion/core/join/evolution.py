@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from aion.core.join.plan import SIDES, JoinPlan, identity_of, words_of
 from aion.core.join.stored import past_of, stored_schema
-from aion.core.query.evolution import check_case, widens_or_is
+from aion.core.query.evolution import check_same_case, widens_or_is
 from aion.core.query.history import EVOLUTION
 from aion.errors import ForeignState
 from state_backends.format.definitions import FOLLOWS, NOT_COMPARED, WORDS, digest
@@ -73,7 +73,7 @@ def change_of(found: Mapping[str, Any], plan: JoinPlan, batch: int) -> JoinChang
         )
         if not by_default and tuple(was["identity"]) != side.identity:
             raise ForeignState(f"the columns that identify a row of the {name} side stay; {_BESIDE}")
-        check_case(old.names, side.schema.names)
+        check_same_case(old.names, side.schema.names)
         for column in old:
             type_ = side.schema.field(column.name).type if column.name in side.schema.names else column.type
             if not widens_or_is(column.type, type_):

@@ -111,7 +111,9 @@ def change(
             "windows of keys that keep each event (counts, windows per record, punctuated windows, sessions by a "
             "column) came or went beside other windows, and what is kept for them differs; " + _BESIDE
         )
-    check_case(*([name for name, _ in (*d["block"], *d.get(COMPUTED, {}).get("columns", ()))] for d in (found, now)))
+    check_same_case(
+        *([name for name, _ in (*d["block"], *d.get(COMPUTED, {}).get("columns", ()))] for d in (found, now))
+    )
     before = Evolution.of(found)
     known_over = _known_over(before, oldest)
     drops = on_removed == DROP
@@ -311,7 +313,7 @@ def _edges(before: Evolution) -> list[tuple[int, dict[str, Any]]]:
     return [(n, kept.spec) for n, kept in enumerate(before.windows) if not kept.over and kept.spec["type"] in ALIGNED]
 
 
-def check_case(was: Sequence[str], now: Sequence[str]) -> None:
+def check_same_case(was: Sequence[str], now: Sequence[str]) -> None:
     """Raises ForeignState if a column has its name in another case: it would be another one, without old values."""
     new = {name.lower(): name for name in now if name not in was}
     for name in was:
