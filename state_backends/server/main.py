@@ -14,6 +14,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from state_backends.server.host import Host
 from state_backends.server.processes import Process
 from state_backends.server.server_folder import ENDED_SECONDS, PID, SOCKET, Lease
 from state_backends.server.verbs import VERBS, By, Carries, Way, address_of, request_of
+from state_backends.store.io import SWITCH_SECONDS
 from state_backends.store.sst_file import FILES_OF_A_SHARD
 from state_backends.versions.json_values import dumps
 
@@ -260,6 +262,7 @@ def _raise_open_files() -> None:
 def run(folder: Path, executor_pid: int, host: Host) -> None:
     """Makes this process the state server of a folder until it ends. Raises SystemExit if it cannot serve."""
     os.umask(0o077)
+    sys.setswitchinterval(SWITCH_SECONDS)
     faulthandler.enable()
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     _raise_open_files()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from state_backends.server import processes, server_folder
 from state_backends.server.client import StateClient, running_servers, runtime_dir
 from state_backends.server.main import Executors
 from state_backends.server.server_folder import ENDED_SECONDS, LEASE, LOG, LOG_BYTES, OLD_LOG, SOCKET, Lease
+from state_backends.store.io import SWITCH_SECONDS
 from state_backends.versions.manifest import Identity
 from tests.server.conftest import (
     STORE,
@@ -48,6 +50,12 @@ if os.fork() == 0:  # a worker
 else:
     sys.stdin.readline()  # until the test says so, or has closed it
     os._exit(0)
+"""
+
+ASKS = """
+import sys
+class Asks:
+    def __init__(self): raise ValueError(f"gives way after {sys.getswitchinterval()} s")
 """
 
 
@@ -441,3 +449,12 @@ def test_an_operator_that_is_twice_in_a_query_is_refused(connect: Connect, tmp_p
     open_shard(client, tmp_path, None, "d0", place=(7, 4), run="another run").abort()
     # A function of foreachBatch that uses its batch twice, and makes one partition of it once.
     open_shard(client, tmp_path, None, "e0", place=(8, 0)).commit(snapshot(0))
+
+
+def test_a_thread_that_is_busy_gives_way_to_a_request_soon(
+    connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asks.py").write_text(ASKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(errors.AionError, match=f"gives way after {SWITCH_SECONDS} s"):
+        open_shard(connect(), tmp_path, None, "a0", store=replace(STORE, destage_class="asks:Asks"))

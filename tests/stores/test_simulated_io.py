@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.tools.tune.disk import SWITCH_S, Moved, SimulatedDisk
-from state_backends.store.io import Io, Pending, Priority, Steps
+from aion.tools.tune.disk import Moved, SimulatedDisk
+from state_backends.store.io import SWITCH_SECONDS, Io, Pending, Priority, Steps
 from state_backends.store.io_thread import IoThread
 from tests.io_thread.rig import Gate
 
@@ -165,10 +165,10 @@ def fetches(number: int, took_s: float) -> Steps[None]:
 def test_who_waits_goes_on_when_the_interpreter_is_free(priority: Priority, fetched: bool) -> None:
     """A thread that fetches block after block keeps Python's interpreter for a while. One that writes does not."""
     disk = SimulatedDisk()
-    later = disk.submit(priority, fetches(3, 1e-4))
-    disk.submit(Priority.READ, fetches(1, 1e-4)).result()
+    later = disk.submit(priority, fetches(3, 1e-5))
+    disk.submit(Priority.READ, fetches(1, 1e-5)).result()
     assert later.over() is fetched
-    disk.submit(priority, fetches(1000, 1e-4))
+    disk.submit(priority, fetches(1000, 1e-5))
     begin_s = disk.now()
-    disk.submit(Priority.READ, fetches(1, 1e-4)).result()
-    assert disk.now() - begin_s == pytest.approx(SWITCH_S if fetched else 0.0, abs=5e-4)
+    disk.submit(Priority.READ, fetches(1, 1e-5)).result()
+    assert disk.now() - begin_s == pytest.approx(SWITCH_SECONDS if fetched else 0.0, abs=5e-5)

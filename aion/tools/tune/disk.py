@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from state_backends.store.io import Pending, Priority, Steps
+from state_backends.store.io import SWITCH_SECONDS, Pending, Priority, Steps
 from state_backends.store.io_queue import IoQueue
 
 T = TypeVar("T")
 _FETCHES = frozenset({Priority.READ, Priority.PRESTAGE, Priority.PRESTAGE_LATER})
-SWITCH_S = 0.005
-"""How long a busy thread keeps Python's interpreter while another one wants it: sys.getswitchinterval's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +159,7 @@ class SimulatedDisk:
             while not request.over():
                 self._must_step()
         if self.now_s > begin_s:
-            self._keep_on(self.now_s + SWITCH_S)
+            self._keep_on(self.now_s + SWITCH_SECONDS)
         self.waited_s += self.now_s - begin_s
 
     def wait_for_room(self) -> None:
