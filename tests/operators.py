@@ -21,6 +21,7 @@ from aion.core.life.actions import (
     Execution,
     Purge,
     WatermarkAdvanced,
+    WindowRef,
 )
 from aion.core.operator.operator import Operator
 from aion.core.periodic import Periodic, Tumbling
@@ -82,7 +83,7 @@ def executes(actions: Sequence[Action]) -> list[Execution]:
 def said(actions: Sequence[Action]) -> list[Any]:
     """Turns actions into values that tests can compare."""
     plain = [(a.kind, a.slices, *a) if isinstance(a, Execute) else a for a in actions]
-    return [(a.blocks, a.windows(), a.lateness_us.tolist()) if isinstance(a, EmitDropped) else a for a in plain]
+    return [(a.blocks, windows_of(a), a.lateness_us.tolist()) if isinstance(a, EmitDropped) else a for a in plain]
 
 
 def executed(actions: Sequence[Action]) -> list[tuple[str, int, int]]:
@@ -92,6 +93,11 @@ def executed(actions: Sequence[Action]) -> list[tuple[str, int, int]]:
 
 def kinds(actions: Sequence[Action]) -> list[type]:
     return [type(a) for a in actions]
+
+
+def windows_of(drop: EmitDropped) -> list[WindowRef]:
+    columns = (drop.definition.tolist(), drop.start_us.tolist(), drop.end_us.tolist())
+    return [WindowRef(*row) for row in zip(*columns, strict=True)]
 
 
 def dropped(actions: Sequence[Action]) -> list[EmitDropped]:

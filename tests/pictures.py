@@ -33,14 +33,29 @@ def policy(bound: str) -> dict[str, Any]:
 def all_pictures() -> dict[str, str]:
     """Each as a block of a page has it, by name."""
     drawn = {
-        "places of a block": ledger.diagram(),
-        "life of a window": lifecycle.diagram(),
+        "places of a block": places(),
+        "life of a window": life(),
         "slices": slices(),
         "panes": panes(),
         "retraction": retraction(),
         "imports": imports(),
     }
     return {name: f"{text}\n" for name, text in drawn.items()}
+
+
+def places() -> str:
+    """The table of :mod:`state_backends.store.ledger`, as a Mermaid state diagram."""
+    lines = ["stateDiagram-v2", "    [*] --> memory"]
+    lines += [f"    {src} --> {dst}: {move}" for (src, move), dst in ledger.TRANSITIONS.items() if move != "purge"]
+    lines += ["    note right of both: purge leads from every place to purged"]
+    return "\n".join(lines)
+
+
+def life() -> str:
+    """The table of :mod:`aion.core.life.lifecycle`, as a Mermaid state diagram."""
+    moves = [f"    {status} --> {after}: {happening}" for (status, happening), after in lifecycle.TRANSITIONS.items()]
+    first, last = lifecycle.Status.ACTIVE, lifecycle.Status.PURGED
+    return "\n".join(["stateDiagram-v2", f"    [*] --> {first}", *moves, f"    {last} --> [*]"])
 
 
 NOT_DRAWN = ("aion", "state_backends", "state_backends.thresholds")

@@ -87,11 +87,8 @@ def _sum(value: str) -> Computed:
 
 def _is_plain(type_: pa.DataType) -> bool:
     t = pa.types
-    return bool(t.is_integer(type_) or t.is_floating(type_) or t.is_decimal128(type_) or _is_instant(type_))
-
-
-def _is_instant(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_date32(type_) or pa.types.is_timestamp(type_))
+    plain = (t.is_integer, t.is_floating, t.is_decimal128, t.is_date32, t.is_timestamp)
+    return any(is_so(type_) for is_so in plain)
 
 
 def _as_they_are(_: Sequence[pa.Array], aggregates: Sequence[pa.Array]) -> States:

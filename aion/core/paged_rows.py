@@ -96,7 +96,8 @@ class ArrowPages:
 
     def decode(self, values: Sequence[bytes]) -> tuple[pa.Table, Ints]:
         """Returns the rows of some values, and how many each has."""
-        numbers = [_number_of(value) for value in values]
+        # What a chunk ends with says which schema it was written with.
+        numbers = [int.from_bytes(value[len(value) // _IPC_BYTES * _IPC_BYTES :], "little") for value in values]
         batches = [
             pa.ipc.read_record_batch(pa.py_buffer(value), self._schemas[number])
             for value, number in zip(values, numbers, strict=True)
@@ -120,11 +121,6 @@ class ArrowPages:
         """Returns values of some stretches of rows."""
         mark = self._mark
         return [rows.slice(a, b - a).serialize().to_pybytes() + mark for a, b in zip(begins, ends, strict=True)]
-
-
-def _number_of(value: bytes) -> int:
-    """Returns the number of the schema that a chunk was written with."""
-    return int.from_bytes(value[len(value) // _IPC_BYTES * _IPC_BYTES :], "little")
 
 
 def _since(schemas: Sequence[pa.Schema]) -> list[int]:

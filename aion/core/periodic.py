@@ -73,11 +73,8 @@ class Periodic:
         newest = (t_us - self.offset_us) // self.start_every_us * self.start_every_us + self.start_every_us
         instant = self.offset_us + newest - self.slide_us
         while instant + self.shortest_us > t_us:
-            yield self._start(instant), instant + self.shortest_us
+            yield instant - (instant - self.offset_us) % self.start_every_us, instant + self.shortest_us
             instant -= self.slide_us
-
-    def _start(self, instant_us: int) -> int:
-        return instant_us - (instant_us - self.offset_us) % self.start_every_us
 
     @property
     def reach_us(self) -> int:

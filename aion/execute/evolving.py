@@ -142,13 +142,17 @@ def sentences(found: Change) -> list[str]:
     """Says what a change does."""
     said = []
     at = "at once" if found.at_us is None else f"with windows from {format_instant(found.at_us)} on"
-    if found.added:
-        said.append(f"windows {_listed(found.added)} begin {at}")
+    for name in found.added:
+        (since_us,) = (kept.since_us for kept in found.evolution.windows if kept.is_current and kept.name == name)
+        begin = at if since_us is None else f"with the one at {format_instant(since_us)}"
+        said.append(f"windows {name!r} begin {begin}")
     if found.columns:
         said.append(f"columns {_listed(found.columns)} begin {at}, and are null in earlier ones")
-    if found.removed:
+    if changed := [name for name in found.removed if name in found.added and not found.drops]:
+        said.append(f"windows {_listed(changed)} of before begin until then, and finish")
+    if gone := [name for name in found.removed if name not in changed]:
         ends = "and what they have goes now" if found.drops else "and those that have begun finish"
-        said.append(f"no windows of {_listed(found.removed)} begin any more, {ends}")
+        said.append(f"no windows of {_listed(gone)} begin any more, {ends}")
     if found.gone_columns:
         said.append(f"columns {_listed(found.gone_columns)} are gone")
     return said or ["what is kept is read as it is asked for now"]

@@ -42,7 +42,6 @@ from aion.core.life.actions import (
     PaneKind,
     Prestage,
     Purge,
-    SliceFacts,
     WatermarkAdvanced,
 )
 from aion.core.operator.completeness import PaneFacts, rate
@@ -122,16 +121,13 @@ class Executor:
 
     def arrive(self, blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
         """Keeps what is in time or late. Yields what is too late as dropped rows."""
-        slices = self._slices(blocks)
+        slices = self._contents.slices(blocks) if self.plan.grid.has_segments and blocks else None
         if self.recorder is not None:
             self.recorder.arrived(blocks, slices)
         facts = [_fact(b) for b in blocks]
         arrived = Arrived(facts, [keyed.arrivals(blocks) for keyed in self._keyed], slices)
         yield from self._carry_out(self.operator.actions(arrived), blocks)
         self._dealt()
-
-    def _slices(self, blocks: Sequence[Block]) -> SliceFacts | None:
-        return self._contents.slices(blocks) if self.plan.grid.has_segments and blocks else None
 
     def end_batch(self, *, last: bool = False, follows: bool = False) -> Iterator[pa.RecordBatch]:
         """The late executions that the trigger asks for. With ``last``, all windows with pending events.

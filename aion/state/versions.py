@@ -70,7 +70,10 @@ def versions_at(folder: StateFolder, operator: Operator, batch: int | None, shar
     storages = {
         shard: folder.location.storage(operator.names(shard), folder.location.live, "read") for shard in operator.shards
     }
-    tokens = {shard: _tokens(storage) for shard, storage in storages.items()}
+    tokens = {
+        shard: sorted(name.removesuffix(MANIFEST) for name in storage.listing()[0] if name.endswith(MANIFEST))
+        for shard, storage in storages.items()
+    }
     last = _last_complete(folder, operator)
     newest = max((batch_of(token) for own in tokens.values() for token in own), default=-1)
     if batch is not None and last is not None and batch > last:
@@ -101,10 +104,6 @@ def manifest_of(folder: StateFolder, operator: Operator, shard: str, token: str)
         return read_version(storage, token)
     except FileNotFoundError:
         raise MissingState(f"{storage.where(token)}: the version has been deleted meanwhile") from None
-
-
-def _tokens(storage: Storage) -> list[str]:
-    return sorted(n.removesuffix(MANIFEST) for n in storage.listing()[0] if n.endswith(MANIFEST))
 
 
 def _version(storage: Storage, tokens: list[str], upto: int, *, is_asked: bool) -> str | None:

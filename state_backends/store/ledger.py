@@ -246,11 +246,3 @@ def _overlaps(compacted: Compacted, lows: list[int], ranges: Sequence[tuple[int,
     """Returns whether any of the sorted, disjoint ranges of hashes overlaps the range of a compacted block."""
     last = bisect_right(lows, compacted.high) - 1
     return last >= 0 and ranges[last][1] >= compacted.low
-
-
-def diagram() -> str:
-    """Returns the table as a Mermaid state diagram, for the documentation."""
-    lines = ["stateDiagram-v2", "    [*] --> memory"]
-    lines += [f"    {src} --> {dst}: {move}" for (src, move), dst in TRANSITIONS.items() if move != "purge"]
-    lines += ["    note right of both: purge leads from every place to purged"]
-    return "\n".join(lines)

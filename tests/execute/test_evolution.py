@@ -18,6 +18,7 @@ from aion.core.query.evolution import finished
 from aion.core.query.evolved import evolved, of_shard
 from aion.core.query.history import Evolution
 from aion.errors import ForeignState
+from aion.execute.panes.rows import TOO_LATE
 from aion.spec import Spec
 from state_backends.format.definitions import FOLLOWS, digest
 from tests.durations import us
@@ -471,3 +472,72 @@ def test_a_column_in_another_case_is_refused_and_not_null(function: Callable[[st
             ForeignState, match="column v is called V now, and would be null in what is kept; call it v"
         ):
             running.restart(spec)
+
+
+def test_no_time_is_left_out_between_windows_of_one_name_and_the_next() -> None:
+    """The first windows go on until the others begin."""
+
+    def spec(name: str) -> Spec:
+        return replace(spec_of(["ten"], ["count"]), windows={"w": WINDOWS[name]})
+
+    with Restarted(spec("ten")) as running:
+        rows = running.process([("a", 1, 1), ("a", 10, 1)], 11)
+        running.restart(spec("thirty"))
+        assert running.change is not None and running.change.at_us == 20
+        rows += running.process([("a", 15, 1), ("a", 21, 1), ("a", 31, 1)], 11)
+        running.restart(spec("seven"))
+        assert running.change is not None and running.change.at_us == 40
+        rows += running.process([("a", 61, 1), ("a", 69, 1)], 11)
+        rows += running.process([], 200) + running.close()
+    assert {key[2:]: row["count"] for key, row in newest(rows).items()} == {
+        (0, 10): 1, (10, 20): 2, (20, 30): 1, (30, 60): 1, (59, 66): 1, (66, 73): 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [["count"], ["all"]])
+def test_an_event_whose_windows_went_with_their_definition_is_dropped_with_a_reason(columns: list[str]) -> None:
+    def dropped(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        names = ("k", "window", "reason", "events", "lateness_us")
+        return sorted(tuple(row[name] for name in names) for row in rows if row["kind"] == "dropped")
+
+    why = "older than the definitions of the windows"
+    with Restarted(spec_of(["ten"], columns)) as running:
+        running.process([("a", 1, 1)], 0)
+        running.process([], 11)
+        running.restart(spec_of(["thirty"], columns))
+        assert not dropped(running.process([("a", 2, 1)], 20)), "its window is kept"
+        assert dropped(running.process([("a", 3, 1), ("b", 65, 1)], 95)) == [("a", "ten", TOO_LATE, 1, 85)]
+        running.restart(spec_of(["thirty"], columns))
+        lost = running.process([("a", 4, 1), ("a", 5, 1), ("b", 41, 1), ("b", 61, 1)], 95)
+        assert dropped(lost) == [("a", None, why, 2, 95)]
+        assert running.restart(spec_of(["ten", "thirty"], columns)) is None
+        assert dropped(running.process([("a", 6, 1)], 95)) == [("a", None, why, 1, 95)]
+    taken = newest(lost).items()
+    assert {key[2]: row["events"] for key, row in taken if key[1] == "b" and row["window"] == "thirty"} == {
+        30: 1,
+        60: 2,
+    }
+
+
+@pytest.mark.slow
+@some(0.5)
+@given(phases(), st.lists(st.sampled_from(["ten", "thirty", "seven"]), min_size=4, max_size=4))
+def test_each_event_is_in_a_window_of_its_name_or_dropped_however_often_the_name_changes(
+    drawn: list[tuple[list[str], list[str], Batches]], names: list[str]
+) -> None:
+    def spec(number: int) -> Spec:
+        return replace(spec_of(["ten"], ["count"]), windows={"w": WINDOWS[names[number]]})
+
+    came = [event for *_, batches in drawn for events, _ in batches for event in events]
+    with Restarted(spec(0)) as running:
+        rows: list[dict[str, Any]] = []
+        for number, (*_, batches) in enumerate(drawn):
+            if number:
+                running.restart(spec(number))
+            rows += [row for events, watermark in batches for row in running.process(events, watermark)]
+        rows += running.process([], 1000) + running.close()
+    dropped = sum(row["events"] for row in rows if row["kind"] == "dropped")
+    shown = newest(rows)
+    held = [sum(k == key and start <= t < end for _, k, start, end in shown) for key, t, _ in came]
+    assert held.count(0) <= dropped
+    assert len(came) - dropped <= sum(row["events"] for row in shown.values()) <= sum(held)

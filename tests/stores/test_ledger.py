@@ -18,7 +18,6 @@ from state_backends.store.ledger import (
     Ledger,
     Move,
     Place,
-    diagram,
 )
 from state_backends.store.protocol import Only
 
@@ -102,12 +101,6 @@ def test_a_read_of_some_blocks_finds_those_at_the_edges_of_what_it_asks_for() ->
     for keys, reads in (((10, 19), False), ((10, 20), True), ((30, 40), True), ((31, 40), False)):
         assert (4 in found(Only(keys=[keys]))) is reads
         assert found(Only(keys=[(0, 5), keys]))[:3] == [1, 2, 3], "blocks that are not sorted may have any key"
-
-
-def test_the_diagram_draws_the_table() -> None:
-    drawn = diagram()
-    for (source, move), target in TRANSITIONS.items():
-        assert move is Move.PURGE or f"{source} --> {target}: {move}" in drawn
 
 
 def test_validate_notices_books_that_do_not_add_up() -> None:

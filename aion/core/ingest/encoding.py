@@ -144,7 +144,7 @@ def settled(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_
     """
     bad: npt.NDArray[np.bool_] | None = None
     for number, column in enumerate(batch.columns):
-        if not _has_text(column.type) or _is_utf8(column):
+        if _bytes_of(column.type) == column.type or _is_utf8(column):
             continue
         rows = list(_bad_rows(column, 0))
         if bad is None:
@@ -152,10 +152,6 @@ def settled(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_
         bad[rows] = True
         batch = batch.set_column(number, batch.schema.field(number), _mended(column, rows))
     return batch, bad
-
-
-def _has_text(type_: pa.DataType) -> bool:
-    return bool(_bytes_of(type_) != type_)
 
 
 def _bytes_of(type_: pa.DataType) -> pa.DataType:

@@ -111,7 +111,8 @@ class EmitUntimed:
 class EmitDropped:
     """Events in these blocks came too late for some windows. Emit them as dropped.
 
-    The arrays are columns with one row for each window: its definition, its interval, and how late the events were.
+    The arrays are columns with one row for each window: its definition, its interval, and how late the events were. The
+    definition is -1 for slices that no window holds any more, and the interval then begins with the slice.
     """
 
     blocks: tuple[int, ...]
@@ -119,10 +120,6 @@ class EmitDropped:
     start_us: Ints
     end_us: Ints
     lateness_us: Ints
-
-    def windows(self) -> list[WindowRef]:
-        columns = (self.definition.tolist(), self.start_us.tolist(), self.end_us.tolist())
-        return [WindowRef(*row) for row in zip(*columns, strict=True)]
 
 
 class Execution(NamedTuple):

@@ -105,7 +105,14 @@ class Arrival:
 
     def mark_too_late(self, begins: Ints, ends: Ints) -> tuple[int, ...]:
         """Notes that the windows of these stretches of slices are gone. Returns the blocks that hold such slices."""
-        lost = _covered(begins, ends, len(self.slices_us))
+        return self._lose(_covered(begins, ends, len(self.slices_us)))
+
+    def mark_left_out(self, begins: Ints, ends: Ints) -> tuple[tuple[int, ...], Ints]:
+        """Notes that no window holds what is left of these stretches. Returns its blocks, and its slices."""
+        lost = _covered(begins, ends, len(self.slices_us)) & ~(self._active | self._late | self._too_late)
+        return self._lose(lost), self.slices_us[lost]
+
+    def _lose(self, lost: Flags) -> tuple[int, ...]:
         self._too_late |= lost
         return tuple(np.unique(self.block[lost[self._of]]).tolist())
 

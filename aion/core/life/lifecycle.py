@@ -27,13 +27,6 @@ TRANSITIONS: dict[tuple[Status, str], Status] = {
 }
 
 
-def diagram() -> str:
-    """The table as a Mermaid state diagram, for the documentation."""
-    moves = [f"    {status} --> {after}: {happening}" for (status, happening), after in TRANSITIONS.items()]
-    first, last = Status.ACTIVE, Status.PURGED
-    return "\n".join(["stateDiagram-v2", f"    [*] --> {first}", *moves, f"    {last} --> [*]"])
-
-
 @dataclass(slots=True)
 class StalenessKept:
     """How stale windows became: the largest staleness between two executions (paper 3.4).

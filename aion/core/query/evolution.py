@@ -28,6 +28,7 @@ from aion.core.packing import untable
 from aion.core.periodic import is_periodic, periodic_of
 from aion.core.query.history import EVOLUTION, OVER, Evolution, Kept, Part, Step, layouts_of
 from aion.core.query.plan import DROP, FINISH, SLICE, Plan
+from aion.core.slicing.aligned import AlignedWindows
 from aion.core.windows import ALIGNED, Aligned
 from aion.errors import AionError, ForeignState
 from state_backends.format.definitions import BEFORE, COMPUTED, FOLLOWS, NOT_COMPARED, WORDS, digest
@@ -124,7 +125,8 @@ def change(
         part.widths()  # raises ForeignState if it is unclear which columns belong to which partial
     first, follows = _needed(before, (*before.follows, digest(found)), oldest)
     steps = (*before.steps, Step(_edges(before), _parts(found)))[first - before.gone :]
-    gone = _names(found) - {name for name, _ in now[WORDS]["aggregates"]}
+    gone = {name for name, _ in found.get(WORDS, {}).get("aggregates", [])}
+    gone -= {name for name, _ in now[WORDS]["aggregates"]}
     kept = {**found, BEFORE: {"batch": None, "definition": None}} if EVOLUTION in found else found
     keys = before.keys or tuple(type_ for _, type_ in found["key"])
     evolution = Evolution(windows, since, steps, keys, follows, batch, kept, first)
@@ -202,10 +204,6 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _names(found: Mapping[str, Any]) -> set[str]:
-    return {name for name, _ in found.get(WORDS, {}).get("aggregates", [])}
-
-
 def _windows(
     before: Evolution,
     plan: Plan,
@@ -216,31 +214,42 @@ def _windows(
     drops: bool,
 ) -> tuple[tuple[Kept, ...], tuple[str, ...], tuple[str, ...]]:
     asked = {name: window.spec() for name, window in plan.windows.items()}
+    added = [*asked]
+    for old in before.windows:
+        if old.is_current and asked.get(old.name) == old.spec:
+            added.remove(old.name)
+    begins: dict[str, int | None] = {
+        name: None if at_us is None else AlignedWindows({0: window}).first_from(0, at_us)
+        for name, window in plan.windows.items()
+        if name in added and isinstance(window, Aligned)
+    }
+    # Windows of a name go on until others of that name begin, so that no time is left out.
+    ends = {} if drops else begins
     kept: list[Kept] = []
     removed: list[str] = []
-    known = set()
     for number, old in enumerate(before.windows):
-        if old.is_current and asked.get(old.name) == old.spec:
-            known.add(old.name)
+        if old.is_current and old.name in asked and old.name not in added:
+            pass
         elif old.is_current:
             if old.spec["type"] not in ALIGNED:
                 raise ForeignState(f"windows: {_of_keys(old.name, 'changed or went')}")
             removed.append(old.name)
             since = -NEVER if old.since_us is None else old.since_us
             never = at_us is None or since >= at_us or drops
-            old = old._replace(until_us=at_us, over=never)
+            old = old._replace(until_us=ends.get(old.name, at_us), over=never)
             _check_calendar(old, plan)
         elif number in known_over:
             old = OVER
         elif number in finished or drops:
             old = old._replace(over=True)
+        elif at_us is not None and old.until_us is not None and old.until_us > at_us:
+            old = old._replace(until_us=begins.get(old.name, old.until_us if old.name in asked else at_us))
         kept.append(old)
-    added = [name for name in asked if name not in known]
     of_keys = any(not isinstance(window, Aligned) for window in plan.windows.values())
     for name in added:
         if not isinstance(plan.windows[name], Aligned):
             raise ForeignState(f"windows: {_of_keys(name, 'is new')}")
-        kept.append(Kept(name, asked[name], at_us))
+        kept.append(Kept(name, asked[name], begins[name]))
     if of_keys and (added or removed):
         raise ForeignState(
             f"windows: {', '.join([*added, *removed])} came or went beside windows of keys, whose rows are counted by "

@@ -98,6 +98,11 @@ class AlignedWindows:
         """Returns the end of the last window of a definition that holds each slice."""
         return self.bounds(number, self._newest(slices_us)[:, self._places[number]])[1]
 
+    def first_from(self, number: int, instant_us: int) -> int:
+        """Returns the first start of a window of a definition that is not before an instant."""
+        newest = self._newest(np.array([instant_us - 1]))[:, self._places[number]]
+        return int(self.bounds(number, newest + 1)[0][0])
+
     def bounds(self, number: int, numbers: Ints) -> tuple[Ints, Ints]:
         """Returns the start and the end of windows of a definition, by their numbers."""
         return self._bounds(np.full(len(numbers), self._places[number]), numbers)

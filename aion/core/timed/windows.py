@@ -59,6 +59,7 @@ class TimeWindows:
             self.table = WindowTable.from_json(snapshot["windows"], definitions, grid.aligned)
         self._segments = segments
         self._aligned = AlignedWindows(grid.aligned, grid.limits)
+        self._unlimited = AlignedWindows(grid.aligned) if grid.limits else None
         self._gone = Purged(grid.aligned, snapshot)
         self._filled = Filled(grid.aligned, self._aligned, snapshot)
         self._gaps: list[tuple[Ints, Ints]] = []
@@ -116,6 +117,13 @@ class TimeWindows:
                 covering = type(covering)(*(column[kept] for column in covering))
                 events = events[kept]
         arrival.mark_taken(covering.begins, covering.ends, covering.end_us > now if now is not None else None)
+        if self._unlimited is not None:
+            # The windows of then went when the definitions changed, and those of now begin later.
+            then = self._unlimited.covering(arrival.slices_us)
+            blocks, lost_us = arrival.mark_left_out(then.begins, then.ends)
+            if blocks:
+                none, late_us = np.full(len(lost_us), -1), np.maximum((-NEVER if now is None else now) - lost_us, 0)
+                drops.append(EmitDropped(blocks, none, lost_us, lost_us + 1, late_us))
         kept_filled = [self._keep_filled(number, covering, arrival, now) for number in self._filled.for_us]
         return Claim(
             arrival.kept_blocks(),

@@ -22,7 +22,7 @@ from aion.execute.panes.applying import Decoded, Seen, apply_window, decode_all,
 from aion.execute.panes.block_compactor import BlockCompactor, Owners, compaction_bytes
 from aion.execute.panes.combining import Loaded, tagged
 from aion.execute.panes.keyed import KeyedExecutor
-from aion.execute.panes.rows import TOO_LATE, WindowColumns, pane_rows
+from aion.execute.panes.rows import LEFT_OUT, TOO_LATE, WindowColumns, pane_rows
 from aion.execute.spill.grouping import Piece
 from aion.execute.spill.spilling import ROOM, Room, drained, parts_by_key
 from state_backends.format.block import Block
@@ -45,6 +45,7 @@ def dropped(plan: Plan, order: EmitDropped, blocks: Sequence[Block]) -> Iterator
     """
     batches = [decode(blocks[index], plan.block_schema) for index in order.blocks]
     windows = WindowColumns(order.definition, order.start_us, order.end_us)
+    reason = LEFT_OUT if order.definition[0] < 0 else TOO_LATE
     if plan.layout is None:
         for index, batch in zip(order.blocks, batches, strict=True):
             slice_us = blocks[index].header.slice_us  # a block of kept events holds a single slice
@@ -54,7 +55,7 @@ def dropped(plan: Plan, order: EmitDropped, blocks: Sequence[Block]) -> Iterator
             for begin in range(0, len(own), step):
                 shown = own[begin : begin + step]
                 which, rows = np.repeat(shown, batch.num_rows), np.tile(np.arange(batch.num_rows), len(shown))
-                yield dropped_events(plan, batch, rows, windows, which, order.lateness_us[which], TOO_LATE)
+                yield dropped_events(plan, batch, rows, windows, which, order.lateness_us[which], reason)
         return
     table = pa.Table.from_batches(batches)
     slices = plan.slices_of(table)
@@ -71,7 +72,7 @@ def dropped(plan: Plan, order: EmitDropped, blocks: Sequence[Block]) -> Iterator
         lengths = (ends - begins)[some]
         rows = by_slice[ranges(begins[some], lengths)]
         which = np.repeat(np.arange(start, stop), lengths)
-        yield _partials(plan, table.take(pa.array(rows)), windows, which, order)
+        yield _partials(plan, table.take(pa.array(rows)), windows, which, order, reason)
         start = stop
 
 
@@ -94,7 +95,7 @@ def _partials(
     windows: WindowColumns,
     which: np.ndarray,
     order: EmitDropped | None,
-    reason: str = TOO_LATE,
+    reason: str,
 ) -> pa.RecordBatch:
     """A result row for each key and window of these partials. Row i of ``rows`` belongs to window ``which[i]``."""
     assert plan.layout is not None

@@ -15,6 +15,8 @@ from aion.core.query.plan import Plan
 
 TOO_LATE = "later than the window's bound"
 """The reason in dropped rows of events that came too late for their window."""
+LEFT_OUT = "older than the definitions of the windows"
+"""The reason in those of events whose windows went when the query was started with other definitions."""
 
 ENTERED = "\0entered "
 """How the columns begin that say how many events a result is made from."""

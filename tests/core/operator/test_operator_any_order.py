@@ -29,7 +29,7 @@ from aion.core.periodic import Cumulative, Periodic, Sliding, Tumbling
 from aion.core.slicing.grid import NO_SLICE, SliceGrid
 from tests.durations import us
 from tests.examples import some
-from tests.operators import executes, make, purged, said
+from tests.operators import executes, make, purged, said, windows_of
 
 GRIDS = [
     (Tumbling(us(10)),),
@@ -93,7 +93,7 @@ class OperatorMachine(RuleBasedStateMachine):
         for index, (slice_us, fact) in enumerate(zip(slices, facts, strict=True)):
             drops = [a for a in actions if isinstance(a, EmitDropped) and index in a.blocks]
             too_late = {ref for ref in self.refs(slice_us) if self.beyond(ref)}
-            assert {w for a in drops for w in a.windows() if w.start_us <= slice_us < w.end_us} == too_late
+            assert {w for a in drops for w in windows_of(a) if w.start_us <= slice_us < w.end_us} == too_late
             appends = [a for a in actions if isinstance(a, Append) and a.index == index]
             takers = self.refs(slice_us) - too_late
             assert len(appends) == bool(takers), "a block is kept once, if anybody needs it"

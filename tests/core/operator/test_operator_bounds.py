@@ -23,7 +23,7 @@ from aion.core.slicing.grid import SliceGrid
 from aion.core.timed.purged import Runs
 from aion.core.trigger.triggers import EveryBatchTrigger
 from tests.durations import us
-from tests.operators import advance, arrive, bound_of, dropped, end_batch, executed, kinds, make, purged
+from tests.operators import advance, arrive, bound_of, dropped, end_batch, executed, kinds, make, purged, windows_of
 
 # -- final, and after ---------------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ def test_what_comes_later_than_the_bound_is_dropped_and_told() -> None:
     advance(operator, 110)
     (drop,) = arrive(operator, 0, events=7)
     assert isinstance(drop, EmitDropped)
-    assert (drop.blocks, drop.windows(), drop.lateness_us.tolist()) == ((0,), [WindowRef(0, 0, 10)], [100])
+    assert (drop.blocks, windows_of(drop), drop.lateness_us.tolist()) == ((0,), [WindowRef(0, 0, 10)], [100])
     end_batch(operator)
     assert operator.counters.dropped == operator.counters.late_events == 7
     assert sum(operator.lateness.counts.values()) == 7, "it feeds the lateness distribution"
@@ -108,7 +108,7 @@ def test_an_event_can_be_dropped_for_one_window_and_taken_by_another() -> None:
     advance(operator, 20)
     drop, append, other = arrive(operator, 0, 10)
     assert isinstance(drop, EmitDropped)
-    assert (drop.blocks, drop.windows(), drop.lateness_us.tolist()) == ((0,), [WindowRef(0, 0, 10)], [10])
+    assert (drop.blocks, windows_of(drop), drop.lateness_us.tolist()) == ((0,), [WindowRef(0, 0, 10)], [10])
     assert (append, other) == (Append(0, 0, 1, False), Append(1, 10, 2, False))
     end_batch(operator)
     assert operator.counters.dropped == 1
@@ -122,7 +122,7 @@ def test_what_is_purged_does_not_come_back() -> None:
     arrive(operator, 0)
     advance(operator, 15)
     for _ in range(2):
-        assert [w for d in dropped(arrive(operator, 0)) for w in d.windows()] == [WindowRef(0, 0, 10)]
+        assert [w for d in dropped(arrive(operator, 0)) for w in windows_of(d)] == [WindowRef(0, 0, 10)]
         assert executed(end_batch(operator)) == []
     assert executed(advance(operator, 40)) == [("on_time", 0, 0)]
 
@@ -140,9 +140,9 @@ def test_a_longer_bound_after_a_restart_does_not_make_windows_that_events_were_d
     """The earlier block of the slice was dropped for the short window, so no pane of that window may hold it."""
     operator = make(Tumbling(us(10)), Tumbling(us(40)), bound=5)
     advance(operator, 20)
-    assert [w for d in dropped(arrive(operator, 0)) for w in d.windows()] == [WindowRef(0, 0, 10)]
+    assert [w for d in dropped(arrive(operator, 0)) for w in windows_of(d)] == [WindowRef(0, 0, 10)]
     restarted = make(Tumbling(us(10)), Tumbling(us(40)), bound=1000, snapshot=operator.snapshot())
-    assert [w for d in dropped(arrive(restarted, 0)) for w in d.windows()] == [WindowRef(0, 0, 10)]
+    assert [w for d in dropped(arrive(restarted, 0)) for w in windows_of(d)] == [WindowRef(0, 0, 10)]
 
 
 def test_a_longer_bound_does_not_bring_back_what_the_shorter_one_went_by() -> None:
@@ -151,7 +151,7 @@ def test_a_longer_bound_does_not_bring_back_what_the_shorter_one_went_by() -> No
     advance(operator, 30)
     restarted = make(bound=1000, snapshot=operator.snapshot())
     (drop,) = dropped(arrive(restarted, 0, 10))
-    assert (drop.blocks, drop.windows()) == ((0, 1), [WindowRef(0, 0, 10), WindowRef(0, 10, 20)])
+    assert (drop.blocks, windows_of(drop)) == ((0, 1), [WindowRef(0, 0, 10), WindowRef(0, 10, 20)])
     assert kinds(arrive(restarted, 20)) == [Append], "which ends after what is closed"
 
 

@@ -212,7 +212,7 @@ def test_diff_says_beforehand_what_a_start_would_do(
     assert run("now").stdout == "windowed:\n  nothing changes\n"
     assert run("later").stdout.splitlines() == [
         "windowed:",
-        "  windows 'hour' begin with windows from 1970-01-01T00:01:00Z on",
+        "  windows 'hour' begin with the one at 1970-01-01T01:00:00Z",
         "  columns 'top' begin with windows from 1970-01-01T00:01:00Z on, and are null in earlier ones",
         "  no windows of 'minute' begin any more, and those that have begun finish",
     ]
