@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -85,8 +86,8 @@ def _move(spark: SparkSession, files: CheckpointFiles, partitions: int) -> None:
     files.move(f".{NOTE}", NOTE)
     try:
         manager.repartition(files.location, partitions)
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         take_back(files)
-        first, *_ = str(error).splitlines()
+        first, *_ = str(getattr(error, "java_exception", error)).splitlines()
         raise ConfigError(f"{files.location}: Spark cannot move the state to other partitions: {first}") from error
     files.delete(NOTE)

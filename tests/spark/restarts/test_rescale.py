@@ -126,6 +126,20 @@ def test_what_cannot_be_done_is_said(spark: SparkSession, stream: FileStream, si
     assert rescale(spark, checkpoint, 4, state_dir=place)[:2] == (2, 4)
 
 
+@pytest.mark.slow
+def test_what_spark_cannot_move_is_said_and_leaves_the_old_partitions(
+    spark: SparkSession, stream: FileStream, tmp_path: Path
+) -> None:
+    """Spark's tool finds no batch in a checkpoint whose path has a space."""
+    place, folder = spark.conf.get("spark.aion.state.dir"), tmp_path / "a b"
+    stream.put(batch(0))
+    rows = panes(stream).writeStream.format("noop").option("checkpointLocation", str(folder))
+    rows.trigger(availableNow=True).start().awaitTermination()
+    with pytest.raises(ConfigError, match=r"^.*Spark cannot move the state to other partitions: .*NO_COMMITTED_BATCH"):
+        rescale(spark, str(folder), 4, state_dir=place)
+    assert not (folder / "aion-rescaling.json").exists()
+
+
 @pytest.mark.proof
 def test_an_interrupted_one_leaves_the_old_partitions_or_the_new(
     spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path
