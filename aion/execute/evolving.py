@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from aion.base.time import format_instant
@@ -19,10 +20,11 @@ from aion.core.query.history import EVOLUTION, Evolution
 from aion.core.query.plan import Plan
 from aion.errors import ForeignState
 from aion.execute.assembly import longest_bound_us
-from state_backends.format.definitions import WORDS
+from state_backends.format.definitions import FOLLOWS, WORDS, digest
 from state_backends.versions.audit import StateFolder
 from state_backends.versions.lineage import folder_of
 from state_backends.versions.manifest import changes
+from state_backends.versions.retention import batch_of
 
 log = logging.getLogger(__name__)
 
@@ -50,18 +52,18 @@ class State:
     checkpoint: str
     found: Mapping[str, Any]
 
-    def snapshots(self) -> list[Mapping[str, Any]]:
-        """Returns the newest snapshot of each shard that has had events. Raises StateError, StorageError."""
+    def newest(self, batch: int | None, definitions: Container[str]) -> list[Version]:
+        """Returns the newest version of each shard up to a batch, those of the last batch first. What is later failed,
+        or was undone when the query went back. What was undone may also have an earlier batch, but another definition
+        than those with these digests. Raises StateError, StorageError.
+        """
         with closing(StateFolder(self.place)) as folder:
             there = [shard for shard in folder.shards() if shard[0] == self.query]
             names = [f"{self.operator}/{folder_of(self.checkpoint)}", self.operator]
             own = next((some for name in names if (some := [s for s in there if s[1] == name])), [])
-            snapshots: list[Mapping[str, Any]] = []
-            for shard in own:
-                newest = folder.newest(shard)
-                if newest is not None:
-                    snapshots.append(newest.snapshot)
-        return snapshots
+            found = [version for shard in own if (version := folder.newest(shard, batch, definitions)) is not None]
+        found.sort(key=lambda version: -batch_of(version.token))
+        return [Version(version.identity.definition, version.snapshot) for version in found]
 
     def oldest(self) -> list[Version] | None:
         """Returns the oldest versions that are kept of each shard, in all lineages. None: one cannot be read.
@@ -84,25 +86,20 @@ def windows_go_on(plan: Plan, policy: Policy, on_removed: str, kept: State, batc
 
     Raises ForeignState if they cannot, StateError, StorageError.
     """
-    found = settled(kept.found["definition"], batch)
+    found = settled(kept.found["definition"], batch, partial(kept.newest, batch))
     now: Change | None = None
     evolution = Evolution.of(found) if EVOLUTION in found else None
     is_same = same(found, plan)
     finishes = evolution is not None and any(w.until_us is not None and not w.over for w in evolution.windows)
     if not is_same or finishes:
-        snapshots = kept.snapshots()
+        versions = kept.newest(batch, {digest(found), *found.get(FOLLOWS, ())})
+        snapshots = [version.snapshot for version in versions]
         over = finished(snapshots, found, longest_bound_us(plan, policy))
         if not is_same or over:
-            reached = [us for s in snapshots if (us := reached_us(s)) is not None]
+            at_us = max((us for s in snapshots if (us := reached_us(s)) is not None), default=None)
             try:
                 now = change(
-                    found,
-                    plan,
-                    at_us=max(reached, default=None),
-                    batch=batch,
-                    finished=over,
-                    on_removed=on_removed,
-                    oldest=kept.oldest(),
+                    found, plan, at_us=at_us, batch=batch, finished=over, on_removed=on_removed, oldest=kept.oldest()
                 )
             except ForeignState as error:
                 raise _refused(kept, found, plan.definition, error) from None

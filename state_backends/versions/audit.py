@@ -7,7 +7,7 @@ were written, by the CRC-32 of the file. See docs/reference/formats.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -23,6 +23,7 @@ from state_backends.files.names import HANDED, HANDED_FOLDER, MANIFEST, OPERATOR
 from state_backends.files.remote import pyarrow_uri, storage_errors
 from state_backends.files.storage import Storage
 from state_backends.format.checksum import crc32
+from state_backends.format.definitions import digest
 from state_backends.format.errors import ConfigError, CorruptState, FormatError, StateError, StorageError
 from state_backends.thresholds import threshold
 from state_backends.versions.lineage import PREFIX, digest_of, take_all
@@ -346,21 +347,25 @@ class StateFolder:
                 listed = [token for token in listed if token <= parent]
         return found[::-1]
 
-    def newest(self, shard: tuple[str, str, str]) -> Manifest | None:
-        """Returns the newest version of a shard that can be read. None if the shard has no version.
+    def newest(self, shard: tuple[str, str, str], last: int | None, definitions: Container[str]) -> Manifest | None:
+        """Returns the newest version of a shard that can be read, up to the batch ``last``. None: there is none.
 
-        A damaged manifest may be that of an attempt that Spark gave up, so it hides none. Raises CorruptState if all
-        are damaged.
+        It is one with a definition of these digests, if there is any. Of one batch it is what was written last: a query
+        that was set back makes its batches again. A damaged manifest may be that of an attempt that Spark gave up, so
+        it hides none. Raises CorruptState if all are damaged.
         """
-        folder = f"{self._base}/{'/'.join(shard)}"
-        listed = [n.removesuffix(MANIFEST) for n, _ in self._list(f"{folder}/manifests") if n.endswith(MANIFEST)]
-        for token in reversed(listed):
-            version = self._version(shard, folder, token)
-            if version.manifest is not None:
-                return version.manifest
-        if listed:
+        folder, first = f"{self._base}/{'/'.join(shard)}", None
+        infos = self._fs.get_file_info(pafs.FileSelector(f"{folder}/manifests", allow_not_found=True))
+        names = [(batch_of(i.base_name), i.mtime_ns, i.base_name) for i in infos if i.base_name.endswith(MANIFEST)]
+        listed = sorted(name for name in names if last is None or name[0] <= last)
+        for _, _, name in reversed(listed):
+            manifest = self._version(shard, folder, name.removesuffix(MANIFEST)).manifest
+            if manifest is not None and digest(manifest.identity.definition) in definitions:
+                return manifest
+            first = first or manifest
+        if listed and first is None:
             raise CorruptState(f"{folder}: none of its {len(listed)} manifests can be read")
-        return None
+        return first
 
     def oldest(self, shard: tuple[str, str, str]) -> list[Manifest] | None:
         """Returns the versions of the oldest batch of a shard that has any. None: one of them cannot be read."""
@@ -409,12 +414,8 @@ class StateFolder:
         if manifest.token != token:
             return Version(token, None, f"it is the manifest of version {manifest.token}")
         owner = manifest.identity
-        if (owner.query, owner.operator, f"shard-{owner.shard:05d}") != (
-            shard[0],
-            shard[1].partition("/")[0],
-            shard[2],
-        ):
-            name = f"{owner.query}/{owner.operator}/shard-{owner.shard:05d}"
+        name = f"{owner.query}/{owner.operator}/shard-{owner.shard:05d}"
+        if name != f"{shard[0]}/{shard[1].partition('/')[0]}/{shard[2]}":
             return Version(token, None, f"it belongs to another shard, {name}")
         try:
             runs_of(manifest)

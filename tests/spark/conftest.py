@@ -166,6 +166,10 @@ class Sink:
     def rows(self) -> list[dict[str, Any]]:
         return [row for _, rows in sorted(self._batches.items()) for row in rows]
 
+    def forget_after(self, number: int) -> None:
+        """The query was set back to this batch."""
+        self._batches = {batch: rows for batch, rows in self._batches.items() if batch <= number}
+
     def of_batch(self, number: int) -> list[dict[str, Any]]:
         return self._batches[number]
 

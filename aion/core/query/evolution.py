@@ -12,7 +12,7 @@ and from which block on blocks are as a step left them.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,13 +56,22 @@ class Change(NamedTuple):
     drops: bool
 
 
-def settled(found: dict[str, Any], batch: int | None) -> dict[str, Any]:
-    """Returns the stored definition; that from before its newest change, if no batch has ended since.
+def settled(
+    found: dict[str, Any], batch: int | None, newest: Callable[[Sequence[str]], Sequence[Version]]
+) -> dict[str, Any]:
+    """Returns the definition that the state had after a batch, the last one that has ended. It is the stored one,
+    unless the first batch after a change failed, or the checkpoint was set back.
 
-    ``batch``: the last batch that has ended.
+    ``newest``: returns the newest versions up to then with definitions of these digests, those of the last batch first.
     """
-    before = found.get(BEFORE, {"definition": None})
-    return found if before["definition"] is None or before["batch"] != batch else before["definition"]
+    before = found.get(BEFORE, {"batch": None, "definition": None})
+    earlier: dict[str, Any] | None = before["definition"]
+    if earlier is None or (batch is not None and (before["batch"] is None or before["batch"] < batch)):
+        return found
+    if before["batch"] != batch:
+        kept = [version.definition for version in newest(found[FOLLOWS])]
+        return next((dict(each) for each in kept if digest(each) in found[FOLLOWS]), earlier)
+    return earlier
 
 
 def same(found: Mapping[str, Any], plan: Plan) -> bool:

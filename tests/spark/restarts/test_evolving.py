@@ -20,7 +20,9 @@ import aion
 from aion import aggregates as A
 from aion.cli import app
 from aion.errors import ForeignState
+from aion.sinks.going_back import Tables
 from aion.spark.api.rescale import rescale
+from aion.spark.taking_over.rewind import rewind
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, last_panes
 
 WINDOWS = {
@@ -122,7 +124,7 @@ def test_a_damaged_manifest_of_an_attempt_that_failed_hides_no_shard(
     folders = [path for path in (tmp_path / "state").rglob("manifests") if any(path.iterdir())]
     assert folders
     for folder in folders:
-        (folder / f"0000000009-{'f' * 16}.json").write_text("{")
+        (folder / f"0000000001-{'f' * 16}.json").write_text("{")
     stream.put([("a", 1002, 3.0), ("a", 1300, 4.0), ("a", 2000, 5.0)])
     last = found(sink.run(query(stream, ["minute", "five"])), "n")
     assert ("five", "a", 900) not in last, "it began before the change"
@@ -313,3 +315,49 @@ def test_any_sequence_of_changes_ends_in_the_panes_of_a_query_that_was_never_tou
 def _fail(batch: DataFrame, number: int) -> None:
     batch.collect()
     raise RuntimeError("the sink is not there")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", ["as before", "with another change"])
+def test_a_query_that_goes_back_over_changes_has_the_definition_of_then(
+    stream: FileStream, sink: Sink, spark: SparkSession, tmp_path: Path, place: Callable[[str], None], then: str
+) -> None:
+    """Windows that were left out have gone on, and new ones begin where the events of then end, not later ones."""
+    place(str(tmp_path / "state"))
+    stream.put([("a", 10, 1.0)])
+    sink.run(query(stream, ["minute"]))
+    to = max(map(int, (path.name for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*"))))
+    for second, windows in ((1000, ["five"]), (2000, ["hop"]), (3000, ["hop"])):
+        stream.put([("a", second, 1.0)])
+        sink.run(query(stream, windows))
+    rewind(spark, str(tmp_path / "checkpoint"), to, state_dir=str(tmp_path / "state"), tables_of=Tables)
+    sink.forget_after(to)
+    stream.put([("a", 4000, 1.0)])
+    last = found(sink.run(query(stream, ["minute"] if then == "as before" else ["minute", "five"])), "n")
+    minutes = {("minute", "a", second // 60 * 60) for second in (10, 1000, 2000, 3000)}
+    fives = {("five", "a", second // 300 * 300) for second in (1000, 2000, 3000)}
+    assert {key for key in last if key[2] < 3900} == (minutes if then == "as before" else minutes | fives)
+
+
+@pytest.mark.slow
+def test_a_change_begins_where_the_batches_that_were_made_again_end(
+    stream: FileStream, sink: Sink, spark: SparkSession, tmp_path: Path, place: Callable[[str], None]
+) -> None:
+    """There are also versions of the same batches that were undone. They have fewer events."""
+    place(str(tmp_path / "state"))
+    one = {"state": {"shards": 1}}
+    stream.put([("a", 10, 1.0)])
+    sink.run(query(stream, ["minute"], policy=one))
+    stream.put([("a", 1000, 1.0)])
+    sink.run(query(stream, ["minute"], policy=one))
+    for second in (1001, 2000):
+        rewind(spark, str(tmp_path / "checkpoint"), 1, state_dir=str(tmp_path / "state"), tables_of=Tables)
+        sink.forget_after(1)
+        stream.put([("a", second, 1.0)])
+        sink.run(query(stream, ["minute"], policy=one))
+    (shard,) = (tmp_path / "state").rglob("manifests")
+    last = max(path.name[:10] for path in shard.iterdir())
+    assert len([path for path in shard.iterdir() if path.name.startswith(last)]) == 3, "two were undone"
+    stream.put([("a", 4000, 1.0), ("a", 5000, 1.0)])
+    rows = found(sink.run(query(stream, ["minute", "five"], policy=one)), "n")
+    assert min(start for window, _, start in rows if window == "five") == 3900
