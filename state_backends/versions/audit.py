@@ -348,7 +348,7 @@ class StateFolder:
         return found[::-1]
 
     def newest(self, shard: tuple[str, str, str], last: int | None, definitions: Container[str]) -> Manifest | None:
-        """Returns the newest version of a shard that can be read, up to the batch ``last``. None: there is none.
+        """Returns the newest version of a shard that can be read, up to the batch ``last``, or None if there is none.
 
         It is one with a definition of these digests, if there is any. Of one batch it is what was written last: a query
         that was set back makes its batches again. A damaged manifest may be that of an attempt that Spark gave up, so

@@ -109,8 +109,12 @@ class Arrival:
 
     def mark_left_out(self, begins: Ints, ends: Ints) -> tuple[tuple[int, ...], Ints]:
         """Notes that no window holds what is left of these stretches. Returns its blocks, and its slices."""
-        lost = _covered(begins, ends, len(self.slices_us)) & ~(self._active | self._late | self._too_late)
+        lost = _covered(begins, ends, len(self.slices_us)) & self.untold()
         return self._lose(lost), self.slices_us[lost]
+
+    def untold(self) -> Flags:
+        """Returns a mask of the slices that no window has taken, and that have not come too late for one."""
+        return ~(self._active | self._late | self._too_late)
 
     def _lose(self, lost: Flags) -> tuple[int, ...]:
         self._too_late |= lost

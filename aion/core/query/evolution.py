@@ -223,10 +223,8 @@ def _windows(
     drops: bool,
 ) -> tuple[tuple[Kept, ...], tuple[str, ...], tuple[str, ...]]:
     asked = {name: window.spec() for name, window in plan.windows.items()}
-    added = [*asked]
-    for old in before.windows:
-        if old.is_current and asked.get(old.name) == old.spec:
-            added.remove(old.name)
+    stays = {old.name for old in before.windows if old.is_current and asked.get(old.name) == old.spec}
+    added = [name for name in asked if name not in stays]
     begins: dict[str, int | None] = {
         name: None if at_us is None else AlignedWindows({0: window}).first_from(0, at_us)
         for name, window in plan.windows.items()
@@ -237,7 +235,7 @@ def _windows(
     kept: list[Kept] = []
     removed: list[str] = []
     for number, old in enumerate(before.windows):
-        if old.is_current and old.name in asked and old.name not in added:
+        if old.is_current and old.name in stays:
             pass
         elif old.is_current:
             if old.spec["type"] not in ALIGNED:

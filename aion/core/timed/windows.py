@@ -117,7 +117,7 @@ class TimeWindows:
                 covering = type(covering)(*(column[kept] for column in covering))
                 events = events[kept]
         arrival.mark_taken(covering.begins, covering.ends, covering.end_us > now if now is not None else None)
-        if self._unlimited is not None:
+        if self._unlimited is not None and arrival.untold().any():
             # The windows of then went when the definitions changed, and those of now begin later.
             then = self._unlimited.covering(arrival.slices_us)
             blocks, lost_us = arrival.mark_left_out(then.begins, then.ends)
