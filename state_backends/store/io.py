@@ -25,7 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 MOST_TOGETHER_BYTES = threshold(4 << 20, 4096)
 """The most bytes of neighbours in a file that are read at once: a seek costs as much as reading half a megabyte."""
 SWITCH_SECONDS = 0.0005
-"""How long a thread of the state server keeps Python's interpreter while another one wants it (docs/inside/store.md)."""
+"""How long a thread of the state server keeps the interpreter while another one wants it (docs/inside/store.md)."""
 Steps = Generator[int, None, T]
 """Steps of I/O. Each step yields the number of bytes that it moved. The generator returns the request's result."""
 
