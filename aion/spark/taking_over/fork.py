@@ -16,6 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from aion.errors import ConfigError
+from aion.execute.files.zone_rules import FOLDER as ZONES
 from aion.spark.api.alone import session_of
 from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.session.rewound import version_of
@@ -84,7 +85,7 @@ def fork_alone(
         return fork(spark, checkpoint, new, state_dir=state_dir or "aion-state", new_state_dir=new_state_dir)
 
 
-_COPIED = ("metadata", "offsets", "commits", "sources", "state")
+_COPIED = ("metadata", "offsets", "commits", "sources", "state", ZONES)
 
 
 def _copy(files: CheckpointFiles, made: CheckpointFiles, folder: str, batch: int) -> None:

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 import aion
 from aion import aggregates as A
+from aion.spark.taking_over.fork import fork
 from tests.core.slicing.test_calendar_rules import SUMMER, ZONE, put
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink
 
@@ -18,9 +19,11 @@ NOON = SUMMER // 1_000_000 + 12 * HOUR_S
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize("forked", [False, True])
 def test_windows_that_live_keep_their_edges_over_a_restart(
-    spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path
+    spark: SparkSession, stream: FileStream, sink: Sink, tmp_path: Path, forked: bool
 ) -> None:
+    """The rules by which they were made go with the checkpoint into its copy."""
     folder, before = tmp_path / "zones", zoneinfo.TZPATH
     folder.mkdir()
 
@@ -52,6 +55,11 @@ def test_windows_that_live_keep_their_edges_over_a_restart(
 
     stream.put([("a", NOON, 1.0), ("a", NOON + 30 * HOUR_S, 1.0)])
     assert run("Europe/Berlin") == [(-2, 22, "on_time", 1)]
+    if forked:
+        original, sink.folder = sink.folder / "checkpoint", tmp_path / "copy"
+        state = spark.conf.get("spark.aion.state.dir")
+        assert state is not None
+        fork(spark, str(original), str(sink.folder / "checkpoint"), state_dir=state)
     # An hour less from now on. The first event is late and of the first day, the second of the day that lives.
     stream.put([("a", NOON - 14 * HOUR_S, 1.0), ("a", NOON + 34 * HOUR_S - 1, 1.0), ("a", NOON + 35 * HOUR_S, 1.0)])
     stream.put([("a", NOON + 90 * HOUR_S, 1.0)])
