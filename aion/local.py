@@ -95,7 +95,7 @@ class LocalOperator:
         self._budget = MemoryBudget(config.budget(memory_limit_bytes()))
         folder = Path(self._folder.name)
         p_bucket = PBucket(folder / "files", folder / "live", durable=False, cache=make_cache(self._budget))
-        self._stores = config.make_stores(p_bucket, self._io.of_shard(), self._budget)
+        self._stores = config.make_stores(p_bucket, self._io, self._budget)
         self._store = self._stores.blocks
         self._values = LocalValues(self._stores.values)
         self._attempt = StoreAttempt(self._store, self._stores.values)

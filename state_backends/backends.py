@@ -132,7 +132,6 @@ class StoreConfig:
     keep_fraction: _Share = 0.0
     prestages: bool = True
     blocking: bool = True
-    io_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     rate_limit_bytes_per_s: _Size | None = None
     retain_versions: Annotated[int, Field(ge=1, le=1 << 31)] = 100
     kept_copies_bytes: _Room = 0
@@ -153,7 +152,7 @@ class StoreConfig:
         return max(1, int(self.budget_share * limit_bytes))
 
     def make_io(self) -> IoThread:
-        return IoThread(threads=self.io_threads, rate_limit=self.rate_limit_bytes_per_s)
+        return IoThread(rate_limit=self.rate_limit_bytes_per_s)
 
     def make_destage(self) -> DestagePolicy:
         """Raises PolicyError for a class that cannot be used."""

@@ -230,12 +230,11 @@ def _meanwhile(policy: Policy, limit_bytes: int) -> Story:
     io, story = policy.io, Story()
     others = "another thread" if io.codec_threads == 1 else f"{io.codec_threads} other threads"
     coding = f"by {others}" if io.codec_threads else "by the thread that needs them"
-    disk = "One thread does" if io.threads == 1 else f"{_threads(io.threads)} do"
     rate = io.rate_limit_bytes_per_s
     slow = f" Destaging, late writes and maintenance move at most {format_bytes(rate)} per second." if rate else ""
     if policy.state.backend == "tiered":
         story += _pressure(policy, limit_bytes)
-    story.append(("all the time", f"{disk} all reads and writes. Blocks are encoded {coding}.{slow}"))
+    story.append(("all the time", f"One thread does all reads and writes. Blocks are encoded {coding}.{slow}"))
     return story
 
 
@@ -292,7 +291,3 @@ def _plugin(class_path: str, arguments: object) -> str:
     assert hasattr(arguments, "items")
     written = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     return f"your class {class_path}({written}), which is imported when the state server starts."
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread" if count == 1 else f"{count} threads"

@@ -29,7 +29,6 @@ from aion.config.values import (
     Fraction,
     Idle,
     Interval,
-    IoThreads,
     LateShare,
     Location,
     MergeLevels,
@@ -237,9 +236,6 @@ class IoPolicy(Section):
     thread that needs the block does it.
 
     Raise it if compression or json is the bottleneck and there are spare cores.
-    """
-    threads: IoThreads = 1
-    """Threads that read and write. With one, urgent reads do not compete with other I/O. More are only for comparison.
     """
     rate_limit_bytes_per_s: OptionalSize = None
     """The most bytes per second that destaging, late writes and maintenance may move (100MiB). null: no limit. Reads

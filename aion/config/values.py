@@ -406,7 +406,6 @@ Idle = Annotated[
 Shards = Annotated[Literal["auto"] | int, _word("auto", "auto") | _whole(1, _MAX_SHARDS)]
 Children = Annotated[Literal["auto"] | int, _word("auto", "auto") | _whole(1, _MAX_NODES)]
 CodecThreads = Annotated[int, _whole(0, _MAX_THREADS)]
-IoThreads = Annotated[int, _whole(1, _MAX_THREADS)]
 MergeLevels = Annotated[int, _whole(0, _MAX_LEVELS)]
 FanIn = Annotated[int, _whole(2, _MAX_NODES)]
 EventCount = Annotated[int, _whole(1)]

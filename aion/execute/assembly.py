@@ -385,7 +385,6 @@ def store_config(
         keep_fraction=destage.keep_fraction,
         prestages=prestages(policy),
         blocking=blocking,
-        io_threads=policy.io.threads,
         rate_limit_bytes_per_s=policy.io.rate_limit_bytes_per_s,
         retain_versions=retain_versions,
         kept_copies_bytes=policy.state.kept_copies_bytes or 0,

@@ -14,12 +14,14 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from experiments.memory_pressure.settings import shape_of
+from experiments.shared.state_server import state_server
 from experiments.workloads import application, load, sources
 from experiments.workloads.model import Probe
 
@@ -211,22 +213,30 @@ def run(folder: Path) -> None:
     at_once = spec["pace"] == "max" and spec["source"] != "rate"
     every = None if at_once else shape.window if spec["pace"] == "real" else "0 seconds"
     keep_us = (shape.past_windows + 4) * shape.window_us
-    query = application.start(
-        workload, spec["backend"], panes, shape, folder / "work", every=every, keep_us=keep_us, seen=seen
-    )
-    watcher = Watcher(spark, query, spec, folder)
-    watcher.start()
-    try:
-        while not query.awaitTermination(POLL_S):
-            if every and _batches_done(folder) >= batches:
-                break
-        watcher.done.set()
-        watcher.join()
-        watcher.look()
-    finally:
-        query.stop()
+    with _server(spec, started["application"], system, folder / "server.log"):
+        query = application.start(
+            workload, spec["backend"], panes, shape, folder / "work", every=every, keep_us=keep_us, seen=seen
+        )
+        watcher = Watcher(spark, query, spec, folder)
+        watcher.start()
+        try:
+            while not query.awaitTermination(POLL_S):
+                if every and _batches_done(folder) >= batches:
+                    break
+            watcher.done.set()
+            watcher.join()
+            watcher.look()
+        finally:
+            query.stop()
     (folder / "done.json").write_text(json.dumps(started))
     spark.stop()
+
+
+def _server(spec: dict[str, Any], application_id: str, system: Any, log: Path) -> AbstractContextManager[Any]:
+    """Runs the state server of a cell that has one of its own. The others have the usual one, which tasks start."""
+    if spec["server"] is None:
+        return nullcontext()
+    return state_server(application_id, int(system.ProcessHandle.current().pid()), spec["server"], log)
 
 
 def _batches_done(folder: Path) -> int:

@@ -151,7 +151,8 @@ def draw_parts(results: Sequence[Result], path: Path) -> bool:
     """Memory, ingestion and processing by past windows, a line for each variant of the policy."""
     from matplotlib.figure import Figure
 
-    workload = next((result["workload"] for result in results if result["part"] != FULL), None)
+    variants = (result for result in results if result["part"] != FULL and result["status"] == "done")
+    workload = next((result["workload"] for result in variants), None)
     if workload is None:
         return False
     names = [FULL, *dict.fromkeys(result["part"] for result in results if result["part"] != FULL)]

@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from aion.config import Policy, load_policy, policy_to_json, resolve
 from aion.config.values import size_bytes
 from aion.errors import ConfigError
+from experiments.shared.state_server import HOW
 from experiments.workloads import NAMES, load
 from experiments.workloads.application import BACKENDS, FLINK, is_aion
 from experiments.workloads.model import Shape
@@ -65,7 +66,7 @@ BUCKET_SHARE, APPLY_SHARE = 0.3, 0.125
 PARTS: dict[str, dict[str, Any]] = {
     "no-prestaging": {"prestage": {"mode": "none"}},
     "no-codec-threads": {"io": {"codec_threads": 0}},
-    "4-io-threads": {"io": {"threads": 4}},
+    "4-io-threads": {"server": "4-io-threads"},
     "learnt-bound": {"lateness": {"coverage": 0.99}},
     "keep-0.1": {"destage": {"keep_fraction": 0.1}},
     "keep-0.5": {"destage": {"keep_fraction": 0.5}},
@@ -96,7 +97,10 @@ class Settings(_Strict):
     backend: list[str] = ["tiered", "spark-list"]
     policy: str | dict[str, Any] = "standard"
     parts: dict[str, dict[str, Any]] = {}
-    """Variants of the policy. Each runs the first workload with Aion's tiered store."""
+    """Variants of the policy. Each runs the first workload with Aion's tiered store.
+
+    ``server``, beside the sections of a policy, is a state server of :mod:`experiments.shared.state_server`.
+    """
     others: Others = Others()
     """Fewer stores and past windows for the workloads after the first, and for ``parts``. null: the same."""
     scale: float = Field(default=1.0, gt=0, le=1)
@@ -315,6 +319,10 @@ def cell_policy(
     if settings.executions == "twice":
         values["trigger"] |= {"kind": "staleness", "executions": 1}
     for section, keys in part.items():
+        if section == "server":
+            if keys not in HOW:
+                raise ConfigError(f"parts: server: {keys!r} is not one of {', '.join(HOW)}")
+            continue
         if section not in values or not isinstance(keys, Mapping):
             raise ConfigError(f"parts: {section!r} is not a section of a policy")
         values[section] |= keys
@@ -341,6 +349,7 @@ def cell_spec(settings: Settings, cell: Cell, floor_bytes: int = 0) -> dict[str,
         "backend": cell.backend,
         "past_windows": cell.past_windows,
         "part": cell.part,
+        "server": part.get("server"),
         "floor": cell.floor,
         "policy": cell_policy(settings, cell.backend, part, shape, state_bytes) if is_aion(cell.backend) else None,
         "scale": settings.scale,

@@ -1,8 +1,8 @@
 """The cost of versions and recovery: the ingest queries with normal commits, and with commits that do nothing.
 
 The contenders take turns over the same files. Each has a Spark application and a state server of its own, in one JVM.
-Only the servers differ: see ``server``. It measures the rate of ``shared.bench.steady_rate``. Since that depends on
-what else the machine does, it also measures the processor time of all processes involved, over the whole run.
+Only the servers differ. It measures the rate of ``shared.bench.steady_rate``. Since that depends on what else the
+machine does, it also measures the processor time of all processes involved, over the whole run.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def take_turns(settings: Settings, paths: list[Path], out: Path, record: dict[st
 def run_once(settings: Settings, query: str, how: str, paths: list[Path], work_dir: Path) -> Measured:
     """One run in a Spark application of its own. Raises RuntimeError if it did not commit as expected."""
     from experiments.ingest.contenders import CONTENDERS, Shape
-    from experiments.overhead.server import state_server
+    from experiments.shared.state_server import state_server
     from experiments.shared.stream import file_stream, run_to_end, session
 
     shape = Shape(WINDOW, WINDOW_MS, None, settings.payload_bytes > 0)

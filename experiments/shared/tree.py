@@ -62,6 +62,8 @@ class Tree:
 
 def kind_of(name: str, command: Iterable[str], *, is_root: bool) -> str:
     line = " ".join(command)
+    if "state_server" in line:
+        return "server"
     if is_root or " -m experiments." in line:
         return "driver"
     if name.startswith("java") or Path(line.split(" ")[0]).name == "java":

@@ -393,7 +393,7 @@ class Host:
         copies = config.kept_copies_bytes, config.local_copies_bytes
         folders = self._folders.of(state_dir, identity, requests, *copies)
         assert self.shared.io is not None
-        io, prestage = self.shared.io.of_shard(), self.shared.prestage
+        io, prestage = self.shared.io, self.shared.prestage
 
         def on_staged(size_bytes: int, seconds: float, waited_s: float) -> None:
             times.staged.append((size_bytes, seconds, waited_s))

@@ -5,8 +5,6 @@ step the thread looks for a more urgent request, so an urgent request waits for 
 priority run in the order in which they came. A request can be given a higher priority, or be cancelled. A request that
 waits for the network is set aside until the answer is there. Of those that no task waits for, only a few are set aside
 at a time: otherwise an urgent one would wait for all of their answers.
-
-More than one thread is possible only for the paper's ablation (figure 8, "no-sqntl-io").
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from state_backends.format.errors import ServerUnreachable
-from state_backends.store.io import Io, Pending, Priority, Steps
+from state_backends.store.io import Pending, Priority, Steps
 from state_backends.store.io_queue import IoQueue
 from state_backends.store.waiting import Waits
 
@@ -104,7 +102,6 @@ class IoThread:
         self,
         name: str = "aion-io",
         *,
-        threads: int = 1,
         capacity: int = 4096,
         rate_limit: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -119,30 +116,19 @@ class IoThread:
         self._capacity = capacity
         self._cancelled: list[Steps[Any]] = []  # to be closed
         self.stats = IoStats()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{i}" if i else name, daemon=True) for i in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def of_shard(self) -> Io:
-        """Returns a queue for the requests of one shard. One of their steps runs at a time, however many threads there
-        are.
-
-        A step may leave the shard's RocksDB, buckets and ledger in disagreement until it ends.
-        """
-        return self if len(self._threads) == 1 else _OfShard(self)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def died(self) -> str | None:
-        """Why it no longer works: one of its threads ended although nobody closed it. None: it works."""
+        """Why it no longer works: its thread ended although nobody closed it. None: it works."""
         return self._death
 
     def submit(self, priority: Priority, steps: Steps[T]) -> IoRequest[T]:
-        """Queues a request. Raises RuntimeError after :meth:`close`, and ServerUnreachable if a thread has died."""
+        """Queues a request. Raises RuntimeError after :meth:`close`, and ServerUnreachable if the thread has died."""
         with self._wake:
             if self._death is not None:
                 raise ServerUnreachable(self._death)
-            if self._closed and threading.current_thread() not in self._threads:
+            if self._closed and threading.current_thread() is not self._thread:
                 raise RuntimeError("the I/O thread is closed")
             request = IoRequest(self, priority, next(self._numbers), steps, self._clock())
             self._queue.add(request)
@@ -177,8 +163,7 @@ class IoThread:
             self._queue.holds = False
             self._queue.release()
             self._wake.notify_all()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
 
     def _raise(self, request: IoRequest[Any], priority: Priority) -> None:
         with self._wake:
@@ -298,31 +283,6 @@ class IoThread:
             self._cancelled.append(request.steps)
         self.stats.queued = self._queue.size
         self._room.notify_all()
-
-
-class _OfShard:
-    """See :meth:`IoThread.of_shard`."""
-
-    def __init__(self, io: IoThread) -> None:
-        self._io, self._step = io, threading.Lock()
-        self.now, self.busy, self.wait, self.wait_for_room = io.now, io.busy, io.wait, io.wait_for_room
-
-    def submit(self, priority: Priority, steps: Steps[T]) -> Pending[T]:
-        return self._io.submit(priority, self._in_turn(steps))
-
-    def _in_turn(self, steps: Steps[T]) -> Steps[T]:
-        try:
-            while True:
-                with self._step:
-                    try:
-                        moved = next(steps)
-                    except StopIteration as stop:
-                        result: T = stop.value
-                        return result
-                yield moved
-        finally:
-            with self._step:
-                steps.close()
 
 
 def _error(future: Future[Any]) -> BaseException | None:

@@ -193,7 +193,6 @@ def test_the_presets_fit_the_schema(name: str) -> None:
         ("destage.arguments", [{}, 5, [1]]),
         ("prestage.mode", ["predictive", "on_late_event", "none", None, "always"]),
         ("io.codec_threads", [0, 1, 1024, 1025, -1, 1.5, True, None]),
-        ("io.threads", [0, 1, 1024, 1025, True, None]),
         ("io.rate_limit", [None, 1, 0, "100MiB", "fast", True]),
         ("state.codec", ["arrow", "json", "pickle", None]),
         ("lateness.initial_bound", [0, 10, "10", "10m", "1 hour 30 minutes", "1.5h", "-5m", "", None, True]),
@@ -323,7 +322,7 @@ def test_explain_tells_of_pressure_idleness_prestaging_and_threads(tmp_path: Pat
         "memory: {budget: 100MiB, moderate: 0.5, scarce: 0.8, victim: slowest}\n"
         "destage: {keep_fraction: 0.125, idle_after: 2.5x}\n"
         "prestage: {mode: on_late_event}\n"
-        "io: {codec_threads: 0, threads: 3, rate_limit: 20MiB}\n"
+        "io: {codec_threads: 0, rate_limit: 20MiB}\n"
     )
     told = words(run("policy", "explain", str(file)).stdout)
     for part in (
@@ -334,8 +333,8 @@ def test_explain_tells_of_pressure_idleness_prestaging_and_threads(tmp_path: Pat
         "the window gets no events and no watermark for 2.5 times the median time of an execution",
         "Then it moves from memory to RocksDB, except its first 12.5%.",
         "The first of them starts prestaging",
-        "3 threads do all reads and writes. Blocks are encoded by the thread that needs them. Destaging, late writes "
-        "and maintenance move at most 20MiB per second.",
+        "One thread does all reads and writes. Blocks are encoded by the thread that needs them. Destaging, late "
+        "writes and maintenance move at most 20MiB per second.",
     ):
         assert part in told, told
 

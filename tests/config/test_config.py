@@ -72,7 +72,7 @@ def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:
             memory: {budget: 1GiB, bucket_limit: 4096, moderate: 50%, scarce: 1.0, victim: slowest}
             destage: {keep_fraction: 12.5%, idle_after: 2.5x, class: my.own:Thing.Inner, arguments: {a: [1, {b: x}]}}
             prestage: {mode: predictive, class: mine:Plan, arguments: {}}
-            io: {codec_threads: 0, threads: 4, rate_limit: 100 MB}
+            io: {codec_threads: 0, rate_limit: 100 MB}
             blocks: {target: 64KB}
             lateness: {initial_bound: 1 hour 30 minutes}
             trigger: {kind: every_batch}
@@ -89,7 +89,7 @@ def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:
     assert (destage.keep_fraction, destage.idle_multiple, destage.idle_after_us) == (0.125, 2.5, None)
     assert (destage.class_path, dict(destage.arguments)) == ("my.own:Thing.Inner", {"a": [1, {"b": "x"}]})
     assert (policy.prestage.mode, policy.prestage.class_path) == ("predictive", "mine:Plan")
-    assert (io.codec_threads, io.threads, io.rate_limit_bytes_per_s) == (0, 4, 100_000_000)
+    assert (io.codec_threads, io.rate_limit_bytes_per_s) == (0, 100_000_000)
     assert policy.blocks.target_bytes == 64_000
     assert policy.lateness.initial_bound_us == 5_400_000_000
     assert policy.trigger.kind == "every_batch"

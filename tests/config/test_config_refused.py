@@ -78,7 +78,6 @@ ABOVE_0_TO_1 = "write a share above 0 and up to 1, such as 0.75, or 75%"
         ("io: {codec_threads: 1.5}", "io.codec_threads: 1.5 is not possible; write an integer from 0 to 1,024"),
         ("io: {codec_threads: true}", "io.codec_threads: true is not possible; write an integer from 0 to 1,024"),
         ("stateful: {enabled: maybe}", "stateful.enabled: 'maybe' is not possible; write true or false"),
-        ("io: {threads: 0}", "io.threads: 0 is not possible; write an integer from 1 to 1,024"),
         ("io: {rate_limit: 0}", f"io.rate_limit: 0 is not possible; {A_SIZE}, or null"),
         ("io: {rate_limit: fast}", f"io.rate_limit: 'fast' is not possible; {A_SIZE}, or null"),
         ("memory: {budget: -1}", f"memory.budget: -1 is not possible; {A_SIZE_OR_SHARE}"),

@@ -68,7 +68,7 @@ trees = st.fixed_dictionaries(
         ),
         "prestage": st.one_of(plugins, st.sampled_from(["predictive", "none"]).map(lambda mode: {"mode": mode})),
         "io": st.fixed_dictionaries(
-            {"codec_threads": st.integers(0, 64), "threads": st.integers(1, 64)},
+            {"codec_threads": st.integers(0, 64)},
             optional={"rate_limit": st.one_of(st.none(), sizes)},
         ),
         "blocks": st.integers(1, 1 << 30).map(lambda size: {"target": size}),

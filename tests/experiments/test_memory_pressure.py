@@ -169,6 +169,7 @@ def test_settings_say_how_many_cells_they_have_and_are_small_enough(name: str, m
         ({"policy": "nonesuch"}, "nonesuch"),
         ({"parts": {"odd": {"prestaging": {"mode": "none"}}}}, "not a section"),
         ({"parts": {"odd": {"prestage": {"mode": "never"}}}}, "mode"),
+        ({"parts": {"odd": {"server": "fast"}}}, "parts: server: 'fast' is not one of commits, nothing, 4-io-threads"),
         ({"colour": "red"}, "colour"),
     ],
 )
@@ -236,6 +237,7 @@ def test_a_tree_is_seen_and_ended_with_its_children() -> None:
         ("python3", ["python3", "-m", "pyspark.daemon"], "workers"),
         ("python3", ["python3", "-m", "aion.spark.daemon"], "workers"),
         ("python3", ["python3", "-m", "state_backends.server.main"], "server"),
+        ("python3", ["python3", "-m", "experiments.shared.state_server"], "server"),
         ("python3", ["python3", "-m", "experiments.memory_pressure.cell", "x"], "driver"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from aion.errors import ConfigError
 from experiments.memory_pressure import compare, report
+from experiments.memory_pressure.figures import draw_parts
 from experiments.memory_pressure.findings import Finding, findings, verdict
 from experiments.memory_pressure.settings import (
     load_settings,
@@ -46,7 +47,7 @@ def result(backend: str, past: int, part: str = "full", status: str = "done", **
         "limit": "watched",
         "page_cache": {"times": 3, "files": 10, "cached": of.get("cached", 0)},
         "spec": {
-            "policy": {"io": {"threads": 1}} if backend == "tiered" else None,
+            "policy": {"io": {"codec_threads": 2}} if backend == "tiered" else None,
             "pace": pace,
             "floor_bytes": 1000 << 20,
             "held_bytes": (100 * past) << 20,
@@ -73,6 +74,13 @@ def said(results: list[dict[str, Any]], figure: str, words: str, *, scaled: bool
     found = [f.verdict for f in findings(results, scaled=scaled) if f.figure == figure and words in f.paper]
     assert len(found) == 1, found
     return found[0]
+
+
+def test_variants_that_all_died_have_no_figure(tmp_path: Path) -> None:
+    died = [result("tiered", 1, status="died"), result("tiered", 1, "4-io-threads", status="died")]
+    assert not draw_parts(died, tmp_path / "figure.png")
+    lived = [result("tiered", 1, status="died"), result("tiered", 1, "4-io-threads")]
+    assert draw_parts(lived, tmp_path / "figure.png")
 
 
 def test_verdicts() -> None:
@@ -255,17 +263,17 @@ def test_a_comparison_names_what_was_set_differently_and_nothing_else(tmp_path: 
     other = json.loads(place.read_text())
     for each in other["results"]:
         if each.get("spec", {}).get("policy"):
-            each["spec"]["policy"]["io"]["threads"] = 4
+            each["spec"]["policy"]["io"]["codec_threads"] = 4
             each["measured"]["ingestion"]["normal"] = [50.0]
     place.write_text(json.dumps(other))
     changed, cells_of, paths = compare.write(tmp_path / "both", (tmp_path / "a", tmp_path / "b"))
-    assert changed == [("seed", "1", "2"), ("policy.io.threads", "1", "4")]
+    assert changed == [("seed", "1", "2"), ("policy.io.codec_threads", "2", "4")]
     rows = {row[0]: dict(zip(cells_of.headings, row, strict=True)) for row in cells_of.rows}
     assert rows["average tiered N=8"]["normal events/s: B / A"] == "0.50"
     assert rows["average tiered N=8"]["memory, MiB: B / A"] == "1.00"
     assert rows["average spark-list N=8"]["A"] == "died"
     assert all(path.exists() for path in paths)
-    assert "policy.io.threads" in paths[0].read_text()
+    assert "policy.io.codec_threads" in paths[0].read_text()
 
 
 @pytest.mark.parametrize("found", [b'{"experiment": "ingest"}', b"[1]", b"\xff"])

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from aion.errors import MissingState
 from experiments.overhead.command import HOW, Settings, check, cpu_seconds, targets
-from experiments.overhead.server import HOW as SHARDS
-from experiments.overhead.server import Forgetful, state_server
 from experiments.shared import bench
+from experiments.shared.state_server import HOW as SERVERS
+from experiments.shared.state_server import Forgetful, IoThreads, OfShard, state_server
 from state_backends.backends import Stores
 from state_backends.files.storage import LocalStorage
 from state_backends.server.client import StateClient
 from state_backends.server.server_folder import runtime_dir
+from state_backends.store.io import Priority, Steps
 from state_backends.store.io_thread import IoThread
 from state_backends.store.m_bucket import MemoryBudget
 from state_backends.store.options import StoreOptions
@@ -36,8 +40,10 @@ SETTINGS = Settings(
 
 
 @contextmanager
-def shard(kind: type[Shard], folder: Path, budget_bytes: int = 1 << 20) -> Iterator[Shard]:
-    io = IoThread()
+def shard(
+    kind: type[Shard], folder: Path, budget_bytes: int = 1 << 20, threads: IoThread | None = None
+) -> Iterator[Shard]:
+    io = IoThread() if threads is None else cast(IoThread, OfShard(threads))
     made = kind(
         IDENTITY,
         LocalStorage(folder / "state"),
@@ -47,14 +53,15 @@ def shard(kind: type[Shard], folder: Path, budget_bytes: int = 1 << 20) -> Itera
     )
     yield made
     made.close()
-    io.close()
+    if threads is None:
+        io.close()
 
 
 def files(folder: Path) -> list[str]:
     return [path.name for path in (folder / "state").rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("kind", SHARDS.values())
+@pytest.mark.parametrize("kind", [Shard, Forgetful])
 def test_versions_follow_each_other_whatever_a_commit_does(kind: type[Shard], tmp_path: Path) -> None:
     with shard(kind, tmp_path) as held:
         assert held.open(None, "0000000000-a", IDENTITY) is None
@@ -72,6 +79,32 @@ def test_versions_follow_each_other_whatever_a_commit_does(kind: type[Shard], tm
         assert [b.seq for b in held.read("0000000002-c", [0, 10])] == [1]
         assert held.rebuilds == 1
     assert bool(files(tmp_path)) == (kind is Shard)
+
+
+def test_with_several_io_threads_shards_work_beside_each_other_and_each_by_itself(tmp_path: Path) -> None:
+    """Two shards have a step under way at the same time, and what they keep is what was written."""
+    io, both = IoThreads(3), threading.Barrier(2, timeout=30)
+
+    def meets() -> Iterator[int]:
+        both.wait()
+        yield 0
+
+    def life(name: str) -> list[int]:
+        with shard(Shard, tmp_path / name, budget_bytes=4_000, threads=io) as held:
+            OfShard(io).submit(Priority.READ, cast(Steps[None], meets())).result()
+            token, numbers = None, range(30)
+            for batch in range(5):
+                attempt = f"{batch:010d}-{name}"
+                held.open(token, attempt, IDENTITY)
+                mine = numbers[6 * batch : 6 * batch + 6]
+                held.append(attempt, [(seq, False, make_block(seq % 4, seq, 600)) for seq in mine])
+                token = held.commit(attempt, {"next_seq": 6 * batch + 6})
+            held.open(token, f"{9:010d}-{name}", IDENTITY)
+            return sorted(block.seq for block in held.read(f"{9:010d}-{name}", range(4)))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(life, ("a", "b"))) == [list(range(30))] * 2
+    io.close()
 
 
 def test_a_commit_that_does_nothing_is_forgotten_with_its_host(tmp_path: Path) -> None:
@@ -95,7 +128,7 @@ def test_what_memory_has_no_room_for_goes_to_disk_all_the_same(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", SHARDS)
+@pytest.mark.parametrize("how", SERVERS)
 def test_a_server_serves_as_it_was_told(how: str, application: str, executor: Executor, tmp_path: Path) -> None:
     with state_server(application, executor.pid, how, tmp_path / "log"):
         client = StateClient.connect(application, watch_pid=executor.pid)
@@ -107,8 +140,8 @@ def test_a_server_serves_as_it_was_told(how: str, application: str, executor: Ex
         client.close()
     assert not runtime_dir(application).exists()
     settings = Settings(**{**{name: getattr(SETTINGS, name) for name in SETTINGS.__slots__}, "batches": 1, "cores": 1})
-    check(tmp_path / "state", how, settings)
-    other = next(each for each in SHARDS if each != how)
+    check(tmp_path / "state", "nothing" if how == "nothing" else "commits", settings)
+    other = "commits" if how == "nothing" else "nothing"
     with pytest.raises(RuntimeError, match="versions"):
         check(tmp_path / "state", other, settings)
 
@@ -131,7 +164,7 @@ def test_at_most_15_percent_more_time() -> None:
 
 
 def test_each_way_has_a_shard() -> None:
-    assert HOW.keys() == SHARDS.keys()
+    assert HOW.keys() <= SERVERS.keys()
 
 
 def test_processor_time_is_that_of_children_too(executor: Executor) -> None:

@@ -227,15 +227,6 @@ def test_a_rate_limit_slows_writes_down_and_never_reads() -> None:
     assert result(writing) == "moved", "but whoever closes does not wait for them"
 
 
-def test_several_threads_are_possible() -> None:
-    io = IoThread(threads=2)
-    with Gate(io), Gate(io):
-        waiting = io.submit(Priority.READ, note([], "third"))
-        assert not waiting.future.done()
-    assert result(waiting) == "third"
-    io.close()
-
-
 # -- a thread that dies -------------------------------------------------------------------------------------------
 
 

@@ -73,7 +73,6 @@ def test_names_that_are_paths(victim: Victim, field: str, trick: str) -> None:
         *(("store.backend", v) for v in ("", "what", None, "tiered\n")),
         *(("store.budget_bytes", v) for v in (0, -1, 2**63, 2**70, "1GiB", 1.5)),
         *(("store.keep_fraction", v) for v in (-0.1, 1.1, "x")),
-        *(("store.io_threads", v) for v in (0, 100_000, None)),
         ("store.retain_versions", 0),
         ("store.destage_class", 5),
         ("store.destage", []),

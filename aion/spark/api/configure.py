@@ -36,7 +36,7 @@ from aion.spark.session.settings import REQUIRED, of_policy
 from aion.spark.start import listener
 
 _OF_HOSTS = (
-    "destage.", "io.rate_limit", "io.threads", "memory.moderate", "memory.scarce", "memory.victim",
+    "destage.", "io.rate_limit", "memory.moderate", "memory.scarce", "memory.victim",
     "prestage.arguments", "prestage.class",
 )  # fmt: skip
 """The keys of the policy that a host has only once. See :class:`state_backends.server.host.Host`."""
