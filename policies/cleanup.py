@@ -127,7 +127,7 @@ _CODES = {reason: code for code, reason in enumerate(Reason)}
 class Cleanup:
     """What the user asked for. Shares are above 0 and below 1; durations are in microseconds.
 
-    ``coverage`` None: every window gets ``initial_bound``. Raises ValueError for values out of range.
+    Without ``coverage``, every window gets ``initial_bound``. Raises ValueError for values out of range.
     """
 
     initial_bound_us: int
@@ -175,8 +175,8 @@ def decide(
     """Decides the bound of new windows.
 
     ``at_least_us``: the shortest conservative bound, for example after a change of the lateness distribution.
-    ``room_us``: the bound with which windows take ``max_state_bytes``; None: unknown. ``miss``: the share of events
-    that a learnt bound may lose, as adapted to what bounds have lost so far; None: ``1 - coverage``.
+    ``room_us``: the bound with which windows take ``max_state_bytes``, or None if it is unknown. ``miss``: the share of
+    events that a learnt bound may lose, as adapted to what bounds have lost so far, or None for ``1 - coverage``.
     """
     conservative_us = max(asked.initial_bound_us, at_least_us)
     if asked.coverage is None:
@@ -238,7 +238,7 @@ def cut_to_room(
     """Cuts the bound of a decision to ``room_us``, if ``max_state`` is set.
 
     ``later_than``: the share of events that are later than a lateness; of all events if ``decision.of_all``, otherwise
-    of late ones. None: unknown.
+    of late ones, or None if it is unknown.
     """
     if room_us is None or asked.max_state_bytes is None or decision.bound_us <= room_us:
         return decision

@@ -45,8 +45,8 @@ class MemoryView:
 
     ``used_bytes``: bytes of all blocks in memory. ``limit_bytes``: the budget. ``machine_share``: the share of the
     machine's or container's memory that any process uses, 0 to 1. ``median_execution_s``: the median time of the latest
-    executions of all operators on the host. Windows that are computed together count as one execution. None: there
-    was no execution yet.
+    executions of all operators on the host, or None if there was none yet. Windows that are computed together count as
+    one execution.
     """
 
     now_s: float

@@ -61,7 +61,7 @@ class StagingSpeed:
             pace.learn(s_per_byte, self.weight)
 
     def estimate_s(self, size_bytes: int) -> float | None:
-        """Returns how many seconds fetching will take. None: nothing of this size class or a smaller one was
+        """Returns how many seconds fetching will take, or None if nothing of this size class or a smaller one was
         observed.
         """
         if size_bytes <= 0:

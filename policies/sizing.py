@@ -16,7 +16,8 @@ class Execution(NamedTuple):
 
 
 def processing_bytes_per_s(executions: Iterable[Execution]) -> float | None:
-    """Returns how fast a function processes blocks that are in memory. None: too fast to measure, or no executions.
+    """Returns how fast a function processes blocks that are in memory, or None if it is too fast to measure, or no
+    executions.
 
     The time that it waited for blocks does not count. Otherwise a function that waits all the time would seem as slow
     as staging, so staging would seem fast enough, and nothing would be staged ahead.

@@ -11,7 +11,7 @@ def leaving(
     """Yields keys in the order in which their values should leave memory. Lazy.
 
     ``needed_ms``: when a value is needed next, for the keys that have such a time. ``expected_ms``: the next attempt
-    needs values up to this time; None: unknown. The values that it needs leave last.
+    needs values up to this time, or None if it is unknown. The values that it needs leave last.
     """
     if expected_ms is None or not needed_ms:
         yield from least_recent_first

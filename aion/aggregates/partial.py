@@ -23,7 +23,7 @@ Done: TypeAlias = "Mapping[Partial, States]"
 
 
 class Present(NamedTuple):
-    """The rows in which one or several columns are not null: their groups, their values, and the mask (None: all)."""
+    """The rows in which some columns are not null: their groups, their values, and the mask, or None for all."""
 
     groups: Groups
     values: list[pa.Array]

@@ -45,7 +45,7 @@ def load_policy(source: Source, overrides: Mapping[str, object] | None = None, *
 
 
 def resolve(policy: Source | None = None, *, keyword: Mapping[str, object], spark_conf: Mapping[str, str]) -> Policy:
-    """Combines all layers to a policy. If ``policy`` is None: ``spark.aion.policy``, or ``standard`` if that is unset.
+    """Combines all layers to a policy. A ``policy`` that is None is ``spark.aion.policy``, or else ``standard``.
 
     Values in Spark's configuration are strings: ``null`` means null, and a mapping is written as JSON, also for
     ``spark.aion.policy``. Raises PolicyError like :func:`load_policy`, also for a ``spark.aion.*`` setting that is not

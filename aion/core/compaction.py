@@ -40,7 +40,7 @@ _RUN = ("slice", "last_seq", "size_bytes", "order")
 class BlockFact(NamedTuple):
     """A block that arrived: its segment, the number of events that its rows stand for, and its encoded size.
 
-    ``keys``: its rows are sorted by the hashes of their keys, which are in this range. None: they may not be.
+    ``keys``: its rows are sorted by the hashes of their keys, which are in this range, or None if they may not be.
     """
 
     slice_us: int

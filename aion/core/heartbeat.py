@@ -21,7 +21,7 @@ _PERIODS = 10
 class Beat(NamedTuple):
     """An offset. ``run`` names the reader that decided it. ``caught_up``: events were once close to the clock.
 
-    ``time_us`` is the event time that the batch up to this offset gives to the watermark. None: it gives none.
+    ``time_us`` is the event time that the batch up to this offset gives to the watermark, or None if it gives none.
     """
 
     run: str = ""
@@ -49,11 +49,11 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class HeartbeatSettings:
-    """``idle_us``: how far behind the clock the watermark may be, besides its delay. None: it does not follow the
+    """``idle_us``: how far behind the clock the watermark may be, besides its delay, or None if it does not follow the
     clock.
 
     ``close_us``: how close to the clock events must have been once. ``until_us``: up to where the events of this run
-    are complete, plus the delay. None: not known.
+    are complete, plus the delay, or None if it is not known.
     """
 
     idle_us: int | None = None

@@ -212,7 +212,7 @@ class PagedRows:
         return np.array([found.heads[bin_].chunks.get(page, 1) for bin_, page in pairs], np.int64)
 
     def all(self, first: int | None, last: int | None, hashes: Ints | None = None) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of the bins from ``first`` to ``last``, a chunk of a page at a time. None: no limit.
+        """Yields the rows of the bins from ``first`` to ``last``, a chunk of a page at a time. None is no limit.
 
         ``hashes``: only the pages with rows of these hashes.
         """

@@ -36,7 +36,7 @@ _GONE = {"lateness": "bound=", "emit_on": "on_arrival='emit'"}
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a definition says about its own executions. None: the policy decides. A restart may change it.
+    """What a definition says about its own executions. The policy decides what is None. A restart may change it.
 
     ``trigger``: the items of the mapping, so that a definition can be hashed.
     """

@@ -283,7 +283,7 @@ def _trigger_alone(asked: Mapping[str, Any], what: str) -> TriggerPolicy:
 
 
 def _staleness_bound(trigger: TriggerPolicy) -> float | None:
-    """What the staleness of windows is compared with. None: nothing; a number of executions replaces the bound."""
+    """What the staleness of windows is compared with. It is None if there is a number of executions instead."""
     return trigger.bound if trigger.kind == "staleness" and trigger.executions is None else None
 
 
@@ -340,7 +340,7 @@ def room_of(policy: Policy) -> Room:
 
 
 def hand_over_bytes(plan: Plan, policy: Policy) -> int | None:
-    """From how many bytes of kept events on a child hands them over in a file (docs/inside/hand-over.md). None: it
+    """From how many bytes of kept events on a child hands them over in a file (docs/inside/hand-over.md), or None if it
     never does.
 
     The baselines, in memory or all on disk, keep blocks as a batch brought them.

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 class GoesOn(NamedTuple):
     """How the state of an operator goes on. ``definition``: that of the state from now on.
 
-    ``past``: the part of it that says what it has been before, which tasks need; None: it has never been another one.
-    ``said``: what changes now, as sentences; empty: nothing does. ``columns``: those that the result gets now.
+    ``past``: the part of it that says what it has been before, which tasks need, or None if it has never been another
+    one. ``said``: what changes now, as sentences; empty: nothing does. ``columns``: those that the result gets now.
     """
 
     definition: dict[str, Any]
@@ -66,7 +66,7 @@ class State:
         return [Version(version.identity.definition, version.snapshot) for version in found]
 
     def oldest(self) -> list[Version] | None:
-        """Returns the oldest versions that are kept of each shard, in all lineages. None: one cannot be read.
+        """Returns the oldest versions that are kept of each shard, in all lineages, or None if one cannot be read.
 
         A copy of the checkpoint may not have taken the versions of the original yet.
         """

@@ -31,8 +31,8 @@ _NEXT_KEYS = threshold(1 << 14, 3)  # more than a disk reads between two batches
 class Joined:
     """See :class:`aion.execute.tenant.Tenant`. Rows come as (side, table).
 
-    ``values``: the map of the shard. ``snapshot``: of the shard's version; None: it has none yet. ``secret``: the key
-    of identities in that case. It must be the same if a shard's first batch runs again: a sink may have its rows.
+    ``values``: the map of the shard. ``snapshot``: of the shard's version, or None if it has none yet. ``secret``: the
+    key of identities in that case. It must be the same if a shard's first batch runs again: a sink may have its rows.
     """
 
     def __init__(

@@ -38,12 +38,12 @@ log = logging.getLogger(__name__)
 
 
 class Windows:
-    """See :class:`aion.execute.tenant.Tenant`. ``snapshot``: of the shard's version; None: it has none yet.
+    """See :class:`aion.execute.tenant.Tenant`. ``snapshot``: of the shard's version, or None if it has none yet.
 
     ``contents``: what is in the blocks. ``shards``: how many the query has. ``others``, ``learnt``: what the others on
     this host have observed of lateness, when the shard was opened and now; see
     :class:`state_backends.server.remote_attempt.RemoteAttempt`. ``delay_us``: how far the watermark stays behind the
-    latest event. None: it does not depend on the events' times.
+    latest event, or None if it does not depend on the events' times.
     """
 
     def __init__(

@@ -146,7 +146,7 @@ def begins_late(table: str, found: Mark | None, content: Content, now: Mark) -> 
 
 
 def seen_again(found: Mark, now: Mark) -> Mark | None:
-    """Returns the mark for a batch that the table has and that another run has brought again. None: it needs none."""
+    """Returns the mark for a batch that the table has and another run has brought again, or None if it needs none."""
     if found.run == now.run:
         return None
     digest = found.digest if found.digest is not None else now.digest

@@ -122,7 +122,7 @@ class Sink(ABC):
     def takes_back(self, history: History, goal: Goal) -> str | None:
         """Returns why the table cannot go back to the end of a batch of a query, as a sentence. It only reads.
 
-        None: it can, or it has nothing to take back. Raises SinkError if the table cannot be reached.
+        Returns None if it can, or has nothing to take back. Raises SinkError if the table cannot be reached.
         """
 
     @abstractmethod

@@ -135,7 +135,7 @@ def prune(database: Database, table: TableName, batch: int, batches: int) -> Non
 
 
 def why_not(database: Database, table: TableName, found: Mark, goal: Goal) -> str | None:
-    """Returns why a table cannot go back to a batch, as a sentence. None: it can. It only reads."""
+    """Returns why a table cannot go back to a batch, as a sentence, or None if it can. It only reads."""
     shown = ".".join(part for part in table if part is not None)
     if not database.columns(table):
         return f"Table {shown!r} does not exist any more, so it cannot go back to batch {goal.batch}"

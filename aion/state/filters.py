@@ -26,7 +26,7 @@ Flags = npt.NDArray[np.bool_]
 class Asked:
     """The keys and the stretch of time that are wanted.
 
-    ``keys``: the columns of the keys, with the types that the state has. None: all keys are wanted. ``start_us``,
+    ``keys``: the columns of the keys, with the types that the state has, or None if all keys are wanted. ``start_us``,
     ``end_us``: windows that overlap ``[start_us, end_us)`` are wanted.
     """
 
@@ -50,7 +50,7 @@ class Asked:
         return cls(keys, start_us, end_us)
 
     def shards(self, ids: Sequence[int], types: Sequence[pa.DataType]) -> set[int] | None:
-        """Returns the shards in which the keys may be. None: in any. ``types``: what keys are hashed as."""
+        """Returns the shards in which the keys may be, or None for any. ``types``: what keys are hashed as."""
         if self.keys is None or not types:
             return None
         columns = [column.combine_chunks() for column in self.keys.columns]

@@ -97,7 +97,7 @@ class Shape:
         self._asked = Asked.of(keys, key, window)
 
     def numbers(self, operator: Operator) -> set[int] | None:
-        """Returns the numbers of the shards in which the keys may be. None: they may be in any."""
+        """Returns the numbers of the shards in which the keys may be, or None if they may be in any."""
         return self._asked.shards(operator.found["ids"], operator.found["key_types"])
 
     def shards(self, operator: Operator) -> list[str]:

@@ -62,7 +62,8 @@ def operator_in(folder: StateFolder, query: str | None, name: str | None) -> Ope
 
 
 def versions_at(folder: StateFolder, operator: Operator, batch: int | None, shards: Iterable[str]) -> dict[str, str]:
-    """Returns the token of each of these shards that has state after ``batch``. None: after the last complete batch.
+    """Returns the token of each of these shards that has state after ``batch``. If that is None, after the last
+    complete batch.
 
     Raises ConfigError for a batch that is not complete, MissingState for one that is not kept any more or cannot be
     known, StorageError.
@@ -142,7 +143,7 @@ def _begins(storage: Storage, tokens: list[str]) -> bool:
 
 
 def _last_complete(folder: StateFolder, operator: Operator) -> int | None:
-    """Returns the last complete batch of the query, -1 if there is none. None: its checkpoint cannot be read."""
+    """Returns the last complete batch of the query, -1 if there is none, or None if its checkpoint cannot be read."""
     checkpoint = folder.checkpoint(operator.query, operator.place)
     if not checkpoint:
         return None

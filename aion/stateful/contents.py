@@ -32,10 +32,10 @@ class Pages(Protocol):
     """The pages of one variable of one key."""
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        """Returns the contents of pages. None: there is no such page."""
+        """Returns the contents of pages, or None if there is no such page."""
 
     def write(self, number: int, content: Any) -> None:
-        """Writes a page. None: deletes it."""
+        """Writes a page. None deletes it."""
 
 
 class Content(Protocol):
@@ -44,7 +44,7 @@ class Content(Protocol):
     changed: bool
 
     def encode(self, pages: Pages) -> bytes | None:
-        """Returns what the record keeps. None: nothing. Writes the pages that changed."""
+        """Returns what the record keeps, or None if it keeps nothing. Writes the pages that changed."""
 
     def expire(self, now: int, pages: Pages) -> int:
         """Removes what has expired. Returns when the next element expires; 0: none does."""

@@ -110,7 +110,7 @@ def _plain(said: Sequence[Any], held: Any) -> Any:
 
 
 def _held(record: KeyRecord, variable: Variable) -> Any:
-    """Returns what a variable without TTL holds, in the form in which it is stored. None: nothing."""
+    """Returns what a variable without TTL holds, in the form in which it is stored, or None if there is nothing."""
     content, pages = record.content(variable), record.pages(variable)
     match variable.kind:
         case Kind.VALUE:

@@ -23,7 +23,7 @@ CONTENTS: Mapping[Kind, type[Any]] = {Kind.VALUE: ValueContent, Kind.LIST: ListC
 
 
 class KeyRecord:
-    """The record of one key. ``data``: as it was stored; None: the key is new."""
+    """The record of one key. ``data``: as it was stored, or None if the key is new."""
 
     __slots__ = (
         "_changed",

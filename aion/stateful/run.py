@@ -45,9 +45,9 @@ def variables_of(snapshot: Mapping[str, Any] | None, by_name: bool = False) -> V
 
 class ShardRun:
     """A batch on a shard: see :class:`aion.execute.tenant.Tenant`. ``due_ms``: timers and state that expire up to this
-    time are due; None: there are no timers.
+    time are due, or None if there are no timers.
 
-    ``snapshot``: as :meth:`save` made it; None: the shard has no version yet. ``reads_ahead``: whether the records
+    ``snapshot``: as :meth:`save` made it, or None if the shard has no version yet. ``reads_ahead``: whether the records
     of the next keys are fetched while keys are processed. ``backwards``: whether keys whose records are on disk come in
     descending order. Let each batch take the other order: what one has processed last is still in memory, and the next
     one reads it first. Always in the same order, it would have left memory just before it is read.
@@ -72,7 +72,7 @@ class ShardRun:
         self._reads_ahead, self._backwards = reads_ahead, backwards
         self._counters: dict[str, int] = {"events": 0, "dropped": 0, "keys": 0, "timers": 0, "fired_timers": 0}
         self._before_ms: int | None = None
-        # No key is in the index of times under an earlier time. None: no key is in it.
+        # No key is in the index of times under an earlier time, and none at all if it is None.
         self._earliest_ms: int | None = None
         if snapshot is not None:
             self._earliest_ms = snapshot["earliest_ms"]
@@ -154,7 +154,7 @@ class ShardRun:
 
     @property
     def due_ms(self) -> int | None:
-        """A time before which no timer expires, and no state does. None: there are neither."""
+        """A time before which no timer expires, and no state does, or None if there are neither."""
         if self._due_ms is None:
             return None
         expires = any(variable.ttl_ms is not None for variable in self._handle.variables)

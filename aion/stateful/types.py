@@ -56,8 +56,8 @@ class Scalar:
     ``plain``: the plain form of what Spark's own conversion leaves of the user's value. A value of another type becomes
     null, or is converted to text (``EvaluatePython.makeFromJava``). ``exact``: values of exactly this type are plain
     already, if integers have at most ``bits`` bits. ``internal``: what Spark's schema makes the user's value of, from a
-    plain value. ``in_row``: a plain value in Spark's rows (``UnsafeRow``); None: :mod:`aion.stateful.order` does not
-    cover the type. ``to_json``: what JSON has for a plain value. ``json``: the types that JSON may have; none: any.
+    plain value. ``in_row``: a plain value in Spark's rows (``UnsafeRow``), or None if :mod:`aion.stateful.order` does
+    not cover the type. ``to_json``: what JSON has for a plain value. ``json``: the types that JSON may have; none: any.
     ``from_json``: the user's value from it.
     """
 
@@ -232,7 +232,7 @@ _SCALARS: Mapping[type[t.DataType] | None, Scalar] = {
 
 
 def scalar(type_: t.DataType) -> Scalar | None:
-    """Returns the row of a type. None: it is an array, a map or a struct, or it cannot be stored."""
+    """Returns the row of a type, or None if it is an array, a map or a struct, or it cannot be stored."""
     return _decimal(type_) if isinstance(type_, t.DecimalType) else _SCALARS.get(type(type_))
 
 
@@ -240,7 +240,8 @@ class Conversion(NamedTuple):
     """How values of every type are converted.
 
     ``scalar``: the conversion for a type without parts. ``array``, ``map`` and ``struct``: those for the others, from
-    the conversions of their parts. ``user_defined``: that for a type that a user has defined; None: as its SQL type.
+    the conversions of their parts. ``user_defined``: that for a type that a user has defined, or None for that of its
+    SQL type.
     """
 
     scalar: Callable[[Any], Convert]

@@ -30,7 +30,7 @@ class Kind(Enum):
 
 
 class Variable:
-    """A state variable. ``ttl_ms``: how long its values live after an update. None: for good."""
+    """A state variable. ``ttl_ms``: how long its values live after an update, or None for good."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Variable:
 
 
 class Variables:
-    """All variables of an operator. ``known``: as a snapshot has them; None: there are none yet.
+    """All variables of an operator. ``known``: as a snapshot has them, or None if there are none yet.
 
     ``by_name``: whether fields of values are found by their names if the schema changes, as with Spark's Avro encoding.
     With its other encoding they are found by their places, and only their names may change.

@@ -93,7 +93,7 @@ def explain(what: str, *, state_dir: str | None, batches: int) -> bool:
 
 
 def _place(what: str, state_dir: str | None) -> tuple[str, str | None]:
-    """Returns the state folder, and the query to show. None: all."""
+    """Returns the state folder, and the query to show, or None for all."""
     if state_dir is not None:
         return state_dir, what
     if "://" in what or os.sep in what or Path(what).exists():

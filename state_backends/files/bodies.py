@@ -124,7 +124,7 @@ class Bodies:
         return None
 
     def _map(self, name: str) -> tuple[mmap.mmap, Any] | None:
-        """A file, and its bytes. None: it is not there, or it is empty."""
+        """A file, and its bytes, or None if it is not there, or it is empty."""
         path = find(self._places.folders, name)
         if path is not None:
             with contextlib.suppress(FileNotFoundError, ValueError), path.open("rb") as file:

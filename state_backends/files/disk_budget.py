@@ -21,7 +21,8 @@ from pathlib import Path
 
 
 class DiskBudget:
-    """The copies of all open shards of a host. ``limit_bytes``: the most that they may take; None: no limit.
+    """The copies of all open shards of a host. ``limit_bytes``: the most that they may take, or None if there is no
+    limit.
 
     Any thread may call it. No method raises an error of the disk.
     """
@@ -45,7 +46,7 @@ class DiskBudget:
             return self._used()
 
     def room(self) -> int | None:
-        """Returns the bytes that are left. None: there is no limit."""
+        """Returns the bytes that are left, or None if there is no limit."""
         with self._lock:
             return None if self.limit_bytes is None else self.limit_bytes - self._used()
 

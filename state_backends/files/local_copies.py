@@ -113,7 +113,7 @@ class LocalCopies:
         return copy.shrink(spared(copy.index), most_bytes)
 
     def _punchable(self, file: SstFile, links: int) -> PartialCopy | None:
-        """Makes a whole copy one that may get holes. None: another process has it, too, and takes it for whole."""
+        """Makes a whole copy one that may get holes. Returns None if another process takes it for whole."""
         path = Path(file.path)
         copy = self._copy_of(file, self._source(file))
         with self._keeping:
@@ -193,7 +193,7 @@ class LocalCopies:
         return copy
 
     def _kept_copy(self, file: SstFile) -> PartialCopy | None:
-        """Takes a copy that this host has kept. None: there is none that can be used."""
+        """Takes a copy that this host has kept. Returns None if there is none that can be used."""
         if not self._kept.take(self._place, file):
             return None
         copy = self._copy_of(file, self._source(file))

@@ -38,8 +38,8 @@ class Location(Protocol):
     def keep_copies(self, limit_bytes: int, local_bytes: int | None = None) -> None:
         """Lets copies of remote files stay on this host when a shard is closed, up to this number of bytes for all.
 
-        ``local_bytes``: the most that copies may take while their shards are open; None: no limit. The largest limits
-        that anybody asks for hold.
+        ``local_bytes``: the most that copies may take while their shards are open, or None if there is no limit. The
+        largest limits that anybody asks for hold.
         """
 
     def storage(self, names: Sequence[str], cache: Path, lineage: str, requests: Requests | None = None) -> Storage:

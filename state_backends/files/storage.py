@@ -84,10 +84,12 @@ class Storage(Protocol):
         """
 
     def partial(self, name: str) -> PartialCopy | None:
-        """Returns the local copy of a file, if a part of it may be missing. None: it is whole. Any thread may call."""
+        """Returns the local copy of a file, if a part of it may be missing, or None if it is whole. Any thread may
+        call.
+        """
 
     def room(self) -> int | None:
-        """Returns how many bytes of local copies this host may still have. None: any number. Any thread may call."""
+        """Returns how many bytes of local copies this host may still have. None is no limit. Any thread may call."""
 
     def excess(self) -> int:
         """Returns how many bytes of its local copies this shard has to give back. Any thread may call it."""
@@ -132,8 +134,8 @@ class Storage(Protocol):
         """Returns the path or URI of a manifest, for messages."""
 
     def owner(self) -> bytes | None:
-        """Returns the contents of ``operator.json``, which all shards of the operator share. None: there is no such
-        file.
+        """Returns the contents of ``operator.json``, which all shards of the operator share, or None if there is no
+        such file.
         """
 
     def claim(self, owner: bytes, *, first: bool, batch: int = 0) -> bytes:
@@ -200,16 +202,16 @@ class LocalStorage:
         return Places([str(folder) for folder in (self.files, self._handed) if folder is not None])
 
     def body_of(self, at: BodyAt, size: int) -> None:
-        """Returns None: all files are in folders."""
+        """Returns None, because all files are in folders."""
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         """Does nothing: RocksDB notices a missing file when it ingests it."""
 
     def partial(self, name: str) -> None:
-        """Returns None: all files are whole."""
+        """Returns None, because all files are whole."""
 
     def room(self) -> None:
-        """Returns None: these are no copies."""
+        """Returns None, because these are no copies."""
 
     def excess(self) -> int:
         return 0
@@ -323,7 +325,7 @@ class LocalStorage:
 
 
 def local_path(state_dir: str) -> Path | None:
-    """Returns the folder that ``state.dir`` means on this host. None: it is a URI of another file system."""
+    """Returns the folder that ``state.dir`` means on this host, or None if it is a URI of another file system."""
     if state_dir.startswith("file:"):
         return Path(unquote(urlsplit(state_dir).path))
     return None if "://" in state_dir else Path(state_dir)

@@ -20,8 +20,8 @@ Change: TypeAlias = tuple[bytes, bytes | None, int | None]
 class KeyedValue(NamedTuple):
     """A value of a key. Neither is empty. ``value``: None deletes the key.
 
-    ``needed_ms``: when the value will be needed next, for example the time of its key's next timer. None: unknown. See
-    also :data:`NEVER_MS`.
+    ``needed_ms``: when the value will be needed next, for example the time of its key's next timer, or None if it is
+    unknown. See also :data:`NEVER_MS`.
     """
 
     key: bytes
@@ -33,7 +33,7 @@ class Readable(Protocol):
     """What looks values up."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key, in the order of the keys. None: there is none."""
+        """The value of each key, in the order of the keys, or None if there is none."""
 
 
 class OrderedMap(Readable, Protocol):
@@ -43,7 +43,7 @@ class OrderedMap(Readable, Protocol):
         """Sets values. If a key comes twice, the last value counts."""
 
     def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yields key and value where ``begin <= key < end``, in the order of the keys; ``end`` None: to the last key.
+        """Yields key and value where ``begin <= key < end``, in the order of the keys. Without ``end``, to the last.
 
         Lazy. It need not see what is put after it began.
         """

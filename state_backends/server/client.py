@@ -127,7 +127,7 @@ class StateClient:
     """A connection to the state server of this host. If the server dies, :meth:`reconnect` connects to the next one.
 
     Raises ServerUnreachable if the server cannot be reached, or gives no sign of life for ``timeout_s``: see
-    :mod:`state_backends.server.watchdog`. Close it. ``watched``: what the server's life is bound to. None: this
+    :mod:`state_backends.server.watchdog`. Close it. ``watched``: what the server's life is bound to, or None if this
     client only observes; it neither starts a server nor keeps it alive. ``replay_bytes``: the most that its attempts
     keep to send again. At most ``REPLAY_BYTES``.
     """
@@ -252,12 +252,13 @@ class StateClient:
         committed: int = -1,
         asked: bool = False,
     ) -> RemoteAttempt:
-        """Starts an attempt on the version ``token``; None: there is none yet. The new version will be ``makes``.
+        """Starts an attempt on the version ``token``, which is None if there is none yet. The new version will be
+        ``makes``.
 
-        ``place``: Spark's stage and the partition in it, where the task is. None: the attempt only reads.
-        ``next_start``: see OpenRequest.
-        ``others``: whether the answer contains what the operator's other shards have learnt. ``moved``: whether it
-        contains how long the disk took to stage and to write. ``committed``, ``asked``: see OpenRequest.
+        ``place``: Spark's stage and the partition in it, where the task is, or None if the attempt only reads.
+        ``next_start``: see OpenRequest. ``others``: whether the answer contains what the operator's other shards have
+        learnt. ``moved``: whether it contains how long the disk took to stage and to write. ``committed``, ``asked``:
+        see OpenRequest.
         """
         opening = {
             "identity": asdict(identity),

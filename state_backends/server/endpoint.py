@@ -37,7 +37,7 @@ class MetricsEndpoint:
 
     @property
     def port(self) -> int | None:
-        """The port on which it listens. None: it does not listen."""
+        """The port on which it listens, or None if it does not listen."""
         return self._server.server_port if self._server is not None else None
 
     def serve(self, port: int | None) -> None:

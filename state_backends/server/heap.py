@@ -31,7 +31,7 @@ class _Info(ctypes.Structure):
 
 @functools.cache
 def _library() -> Any:
-    """The C library if it is glibc 2.33 or newer. None: it is another one."""
+    """The C library if it is glibc 2.33 or newer, or None if it is another one."""
     try:
         library = ctypes.CDLL(None)
         library.mallinfo2.restype = _Info

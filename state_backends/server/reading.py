@@ -65,7 +65,7 @@ class VersionReader:
         return tiers_here(its.query, its.operator, its.shard, manifest.token, manifest.snapshot["next_seq"])
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Returns the value of each key, in the order of the keys. None: there is none."""
+        """Returns the value of each key, in the order of the keys, or None if there is none."""
         self.keys_read += len(keys)
         return list(chain.from_iterable(self._stores.values.get(keys)))
 

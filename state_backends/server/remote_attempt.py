@@ -105,7 +105,7 @@ class RemoteAttempt:
         self.servers = 1
         """How often this attempt has opened the shard: once, and again after each lost server or broken call."""
         self._made_anew = False  # the shard, after damage
-        self._sent: list[_Sent] | None = []  # None: it sent too much to resume, or it is over
+        self._sent: list[_Sent] | None = []  # it is None if that was too much, or is over
         self._kept_bytes = 0
         self._waiting: list[_Sent] = []  # requests that go with the next one
         self._answer: dict[str, Any] = {}
@@ -119,7 +119,7 @@ class RemoteAttempt:
 
     @property
     def snapshot(self) -> dict[str, Any] | None:
-        """The operator's state in the version that the attempt started from. None: there was no version yet."""
+        """The operator's state in the version that the attempt started from, or None if there was no version yet."""
         found: dict[str, Any] | None = self._answer["snapshot"]
         return found
 

@@ -105,7 +105,7 @@ class ServerRequest(BaseModel):
 
 
 class PingRequest(ServerRequest):
-    """Asks whether the server works. ``executor_pid``: the client's executor. None: the client only observes.
+    """Asks whether the server works. ``executor_pid``: the client's executor, or None if the client only observes.
 
     ``daemon_pid``: the executor's process that started the client. The server ends when all its executors have ended,
     or all their daemons.
@@ -246,7 +246,7 @@ class PutRequest(AttemptRequest):
 
 
 class ScanRequest(AttemptRequest):
-    """``begin``, ``end``: keys in base64. ``begin`` may be empty. ``end`` None: to the last key."""
+    """``begin``, ``end``: keys in base64. ``begin`` may be empty. Without ``end``, to the last key."""
 
     begin: Annotated[str, AfterValidator(_key)]
     end: Annotated[str | None, AfterValidator(_key)]

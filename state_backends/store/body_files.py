@@ -47,7 +47,8 @@ class Source(Protocol):
 
 
 class BodyFiles:
-    """Reads and stages the bodies of one shard. ``folder``: for staged bodies, in shared memory; None: there is none.
+    """Reads and stages the bodies of one shard. ``folder``: for staged bodies, in shared memory, or None if there is
+    none.
 
     ``source`` finds the shard's storage. Only the I/O thread calls it, except where a docstring says otherwise.
     """

@@ -24,7 +24,7 @@ class Committed:
         self._operators: dict[Operator, dict[str, Any]] = {}
 
     def committed(self, operator: Operator, before: Snapshot | None, after: Snapshot) -> None:
-        """Counts a commit. ``before``: the snapshot that the attempt started from; None: there was none."""
+        """Counts a commit. ``before``: the snapshot that the attempt started from, or None if there was none."""
         counted = self._of(operator)
         counted["commits"] += 1
         _add_growth(counted["counters"], {} if before is None else counters(before), counters(after))

@@ -67,7 +67,7 @@ class IoQueue(Generic[R]):
     def head(self) -> tuple[R, float] | None:
         """Returns the most urgent request, and the time before which a rate limit does not let it begin.
 
-        None: all requests that are left have a step under way, or wait for the network.
+        Returns None if all requests that are left have a step under way, or wait for the network.
         """
         while self._heap:
             priority, _, request = self._heap[0]

@@ -120,7 +120,7 @@ class IoThread:
         self._thread.start()
 
     def died(self) -> str | None:
-        """Why it no longer works: its thread ended although nobody closed it. None: it works."""
+        """Why it no longer works: its thread ended although nobody closed it, or None if it works."""
         return self._death
 
     def submit(self, priority: Priority, steps: Steps[T]) -> IoRequest[T]:

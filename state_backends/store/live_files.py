@@ -25,7 +25,7 @@ class LiveFile:
     size_bytes: int
     live_bytes: int = 0
     damaged: bool = False
-    _runs: Runs | None = field(default=None, repr=False)  # None: they have changed
+    _runs: Runs | None = field(default=None, repr=False)  # until they change
 
     @property
     def newest_us(self) -> int:

@@ -125,7 +125,7 @@ class PressureManager:
 class Sampler:
     """A thread that calls ``tick`` every ``every_s`` seconds, until :meth:`stop`, and earlier when there is a reason.
 
-    ``next_s``: in how many seconds there is one; None: there is none. Call :meth:`wake` when that gets less.
+    ``next_s``: in how many seconds there is one, or None if there is none. Call :meth:`wake` when that gets less.
     """
 
     def __init__(

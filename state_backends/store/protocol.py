@@ -108,7 +108,7 @@ class BlockStore(Protocol):
     """The blocks of one shard. One thread writes; reads may run beside it. Appended blocks are readable at once."""
 
     processing_bytes_per_s: float | None
-    """How fast executions process blocks; None: unknown. The size of prestages depends on it."""
+    """How fast executions process blocks, or None if it is unknown. The size of prestages depends on it."""
 
     def append(self, seq: int, block: Block, *, late: bool) -> None:
         """Stores a block. Waits for I/O if the memory budget is used up.
@@ -210,9 +210,10 @@ class BlockStore(Protocol):
     def compact(self, among: Collection[int] | None = None, *, held_bytes: int = 0, disk_bytes: int = 0) -> None:
         """Puts a finished merge to use, and starts another one in the background if that is worth it.
 
-        ``among``: the files of the last version, because their blocks will not be rolled back. None: all files, for a
-        store without versions. ``held_bytes``, ``disk_bytes``: see :func:`~state_backends.store.merge_choice.choose`.
-        The next :meth:`persist` returns the merged file with the others.
+        ``among``: the files of the last version, because their blocks will not be rolled back, or None for all files,
+        for a store without versions. ``held_bytes``, ``disk_bytes``: see
+        :func:`~state_backends.store.merge_choice.choose`. The next :meth:`persist` returns the merged file with the
+        others.
         """
 
     def stats(self) -> StoreStats:

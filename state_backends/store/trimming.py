@@ -54,10 +54,10 @@ class NoCopies:
     """The files of a shard that has no other place for them."""
 
     def partial(self, name: str) -> None:
-        """Returns None: all files are whole."""
+        """Returns None, because all files are whole."""
 
     def room(self) -> None:
-        """Returns None: there is no budget."""
+        """Returns None, because there is no budget."""
 
     def excess(self) -> int:
         return 0
@@ -105,7 +105,7 @@ class Trimmer:
                 os.link(file.path, self._name(file.file_no))
 
     def partial(self, file_no: int) -> PartialCopy | None:
-        """Returns the copy of a file with blocks. None: all of it is here."""
+        """Returns the copy of a file with blocks, or None if all of it is here."""
         copy = self._partial.get(file_no)
         return None if copy is None or copy.is_whole else copy
 

@@ -38,7 +38,7 @@ FIRST = "first"
 
 @dataclass(slots=True)
 class Version:
-    """One manifest. ``problem``: why it cannot be opened; None: it is whole.
+    """One manifest. ``problem``: why it cannot be opened, or None if it is whole.
 
     ``other_format``: another version of Aion wrote it, so it is not damaged.
     """
@@ -147,7 +147,8 @@ def reaching(checkpoint: str) -> Iterator[tuple[Any, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """How far a query has to go back. All its shards have whole state after ``batch``. None: there is no such batch.
+    """How far a query has to go back. All its shards have whole state after ``batch``, which is None if no batch has
+    that.
 
     ``last``: the newest batch of any shard. ``replay``: the batches that Spark has to run again.
     """
@@ -368,7 +369,7 @@ class StateFolder:
         return first
 
     def oldest(self, shard: tuple[str, str, str]) -> list[Manifest] | None:
-        """Returns the versions of the oldest batch of a shard that has any. None: one of them cannot be read."""
+        """Returns the versions of the oldest batch of a shard that has any, or None if one of them cannot be read."""
         folder = f"{self._base}/{'/'.join(shard)}"
         listed = [n.removesuffix(MANIFEST) for n, _ in self._list(f"{folder}/manifests") if n.endswith(MANIFEST)]
         batch = min((batch for token in listed if (batch := batch_of(token)) >= 0), default=-1)

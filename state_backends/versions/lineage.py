@@ -122,8 +122,8 @@ def home_of(location: Location, identity: Identity, cache: Path, requests: Reque
 
 
 def operator_of(location: Location, query: str, operator: str, checkpoint: str) -> dict[str, Any] | None:
-    """Returns what ``operator.json`` says of the lineage of a checkpoint, or else of the original. None: nothing is
-    there. Raises CorruptState, FormatError, StorageError, DiskError.
+    """Returns what ``operator.json`` says of the lineage of a checkpoint, or else of the original, or None if nothing
+    is there. Raises CorruptState, FormatError, StorageError, DiskError.
     """
     first = None
     for own in ((), (folder_of(checkpoint),)):
@@ -289,7 +289,8 @@ def _tokens(manifests: Iterable[str]) -> list[str]:
 
 
 def find_version(location: Location, query: str, operator: str, shard: int, token: str, cache: Path) -> Storage | None:
-    """Returns the storage that has a version of a shard, in whatever lineage. Only to read. None: no lineage has it.
+    """Returns the storage that has a version of a shard, in whatever lineage. It is only to read. Returns None if no
+    lineage has it.
 
     Raises CorruptState for a name that is not plain.
     """
@@ -300,7 +301,8 @@ def find_version(location: Location, query: str, operator: str, shard: int, toke
 def folders_with(
     location: Location, query: str, operator: str, shard: int, token: str, cache: Path
 ) -> tuple[str, ...] | None:
-    """Returns the folders of a shard, from the query on, in the lineage that has a version. None: no lineage has it.
+    """Returns the folders of a shard, from the query on, in the lineage that has a version, or None if no lineage has
+    it.
 
     Raises CorruptState for a name that is not plain: query and token are from a checkpoint.
     """

@@ -310,7 +310,7 @@ def check_kept(
     """Returns what ``check`` returns for the state of an operator. It raises ForeignState for that of somebody else.
 
     ``operator``: what ``operator.json`` says. A batch that failed may have written it, so if it is refused, the newest
-    ``versions`` that may have been committed are checked instead. None: there are none, so nothing is kept.
+    ``versions`` that may have been committed are checked instead. Returns None if nothing is kept.
     """
     try:
         return check(operator)

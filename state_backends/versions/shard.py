@@ -62,9 +62,9 @@ class Shard:
 
     The caller makes one call at a time, except for reads. ``storage`` keeps the versions. The folder ``live`` has
     RocksDB's own files, and new files. ``retain``: how many batches Spark keeps. ``home`` finds the storage of the
-    lineage of an identity (state_backends/versions/lineage.py); it is called when the shard is rebuilt from a version.
-    None: the lineage is in ``storage``. ``requests``: what the storages of this shard count. ``staged``: the folder of
-    shared memory for staged bodies; None: there is none.
+    lineage of an identity (state_backends/versions/lineage.py) when the shard is rebuilt from a version, or is None if
+    the lineage is in ``storage``. ``requests``: what the storages of this shard count. ``staged``: the folder of shared
+    memory for staged bodies, or None if there is none.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Shard:
     def open(
         self, token: str | None, attempt: str, identity: Identity, makes: str | None = None
     ) -> dict[str, Any] | None:
-        """Starts an attempt on the version ``token``; returns the version's snapshot. None: there is no version yet.
+        """Starts an attempt on the version ``token``; returns its snapshot. Both are None if there is no version yet.
 
         Undoes what another attempt did without committing it. ``makes``: the token of the version that this attempt
         will commit; by default the name of the attempt. Raises CorruptState, FormatError, ForeignState.

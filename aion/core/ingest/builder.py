@@ -49,7 +49,7 @@ Range = tuple[int, int]
 
 
 class ShardBlock(NamedTuple):
-    """``keys``: the rows are sorted by the hashes of their keys, which are in this range. None: they may not be."""
+    """``keys``: the range of the hashes of the rows' keys, by which they are sorted, or None if they may not be."""
 
     shard: int
     block: Block

@@ -140,7 +140,7 @@ def is_quick(codec: Codec, compression: Compression, raw_bytes: int) -> bool:
 def settled(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_] | None]:
     """Returns a batch in which each byte that is no UTF-8 is U+FFFD, and a mask of the rows that had one.
 
-    None: no row had one. It looks at texts anywhere in a column.
+    The mask is None if no row had one. It looks at texts anywhere in a column.
     """
     bad: npt.NDArray[np.bool_] | None = None
     for number, column in enumerate(batch.columns):

@@ -78,8 +78,8 @@ class Grouped:
         """Returns columns that are computed before rows are grouped, by name; each step has those of the steps before.
 
         The columns of the plan are ``column0``, ``column1``, ... ``micros``: the time in microseconds. ``flagged``: by
-        conditions, the slices of events that no window takes; None: the row is no event. The first one that is true
-        holds.
+        conditions, the slices of events that no window takes, or None if the row is no event. The first one that is
+        true holds.
         """
         cases = {
             **flagged,

@@ -45,11 +45,11 @@ class Keys:
 
     @property
     def ranges(self) -> list[tuple[int, int]] | None:
-        """The ranges of hashes, sorted. Each is a single hash. None: all hashes."""
+        """The sorted ranges of hashes, each of a single one, or None for all hashes."""
         return None if self._hashes is None else [(h, h) for h in self._hashes.tolist()]
 
     def among(self, hashes: Ints) -> Mask | None:
-        """A mask of the rows whose keys are in the set, or may be, by their hashes. None: all rows."""
+        """A mask of the rows whose keys are in the set, or may be, by their hashes, or None for all rows."""
         if self._hashes is None or not len(hashes):
             return None
         if not len(self._hashes):

@@ -28,7 +28,7 @@ def ranks_of(values: npt.NDArray[np.int64]) -> Codes:
 
 
 def sorted_by(codes: list[Codes], rows: int) -> npt.NDArray[np.int64] | None:
-    """The rows sorted by the codes, the first code first. The sort is stable. None: they are sorted already."""
+    """The rows sorted by the codes, the first code first, or None if they are sorted already. The sort is stable."""
     total = 1
     combined = np.zeros(rows, np.int64)
     for indices, distinct in codes:

@@ -32,7 +32,7 @@ class Arrivals:
         self, side: int, table: pa.Table, line_us: int, at_us: int | None
     ) -> tuple[Rows, list[pa.RecordBatch]]:
         """Returns the rows that are taken, and dropped rows: of those without a time that can be used, and of those
-        that are too late. ``line_us``: earlier rows are too late. ``at_us``: the watermark; None: there is none.
+        that are too late. ``line_us``: earlier rows are too late. ``at_us``: the watermark, or None if there is none.
         """
         said, counters = self._plan.sides[side], self._results.counters
         table, dropped = self._dropped_before(side, table)

@@ -59,9 +59,9 @@ _REVERSED = np.array([int(f"{n:016b}"[::-1], 2) for n in range(1 << 16)])
 class Join:
     """The join in one shard. ``bounds``: of the left and the right side. ``secret``: the key of identities.
 
-    ``texts``: makes a text of each row, for dropped ones. ``snapshot``: of the version that the map has; None: there is
-    none. Rows come by :meth:`arrive`, after :meth:`advance`, or before it if they are results of another operator that
-    had this watermark; then comes :meth:`end_batch`. Each yields results.
+    ``texts``: makes a text of each row, for dropped ones. ``snapshot``: of the version that the map has, or None if
+    there is none. Rows come by :meth:`arrive`, after :meth:`advance`, or before it if they are results of another
+    operator that had this watermark; then comes :meth:`end_batch`. Each yields results.
     """
 
     def __init__(

@@ -36,8 +36,8 @@ what they say about a dropped event, and the pair that a row of another join is.
 class Side(NamedTuple):
     """One side of a join. ``schema``: of its rows. ``time``: the column with the event time. ``identity``: the columns
     that identify a row, together with the key and the time. ``unique``: whether a row that has come before counts once.
-    ``bound_us``: how late its rows may be; None: it is learnt. ``before``: the ``emit`` of the operator whose results
-    the rows are; None: they are events. ``delay_us``: how long after its time a row comes that is on time.
+    ``bound_us``: how late its rows may be, or None if it is learnt. ``before``: the ``emit`` of the operator whose
+    results the rows are, or None if they are events. ``delay_us``: how long after its time a row comes that is on time.
     ``earlier``: the columns that its rows had before, the oldest first, if a start of the query has changed them.
     """
 
@@ -73,11 +73,11 @@ class Side(NamedTuple):
 class JoinPlan:
     """Rows of both sides match if their keys are equal, and ``first_us <= right time - left time <= last_us``.
 
-    ``how``: one of ``HOW``. ``condition``: what else must hold for a pair; None: nothing. ``emit``: ``ALL``,
-    ``FINAL`` or ``CHANGES``. ``early``: whether rows without a partner come out in the batch in which they come.
-    ``on``: the condition as text, if it was one. ``past``: the part of the stored definition that says what it has been
-    before (:mod:`aion.core.join.evolution`); None: it has never been another one. Raises SchemaError or ConfigError for
-    what does not fit together.
+    ``how``: one of ``HOW``. ``condition``: what else must hold for a pair, or None if nothing else must. ``emit``:
+    ``ALL``, ``FINAL`` or ``CHANGES``. ``early``: whether rows without a partner come out in the batch in which they
+    come. ``on``: the condition as text, if it was one. ``past``: the part of the stored definition that says what it
+    has been before (:mod:`aion.core.join.evolution`), or None if it has never been another one. Raises SchemaError or
+    ConfigError for what does not fit together.
     """
 
     left: Side

@@ -65,7 +65,7 @@ class ExecuteKeyed:
     """Compute windows of single keys and emit their panes.
 
     ``windows``: a table of ``start, end, last, pane, events, late_events``, one row for each window, times in µs.
-    ``last``: the latest event of the window. ``members``: the rows of each window. None: all rows of the key from
+    ``last``: the latest event of the window. ``members``: the rows of each window, or None for all rows of the key from
     ``start`` to ``last``. ``slices``: the slices that hold the rows; the operator fills them in.
     """
 
@@ -111,7 +111,7 @@ class EmitDroppedRows:
 
     ``rows``: their positions in the block. ``starts_us``, ``ends_us``: the window that each row would be alone in.
     ``latenesses_us``: how late the row is for that window. ``reason``: why the rows can be in no window, however early
-    they come; then there are no latenesses. Both None: not so.
+    they come, or None if they have latenesses instead.
     """
 
     index: int

@@ -80,8 +80,8 @@ class _Table(NamedTuple):
 class Drift:
     """The late events of the latest windows, and what they do to the bound.
 
-    ``bound_us``: the bound that fits the latest windows; None: they do not differ from history. ``later``: the share of
-    their late events that is expected to come after it. ``snapshot``: from :meth:`to_json`.
+    ``bound_us``: the bound that fits the latest windows, or None if they do not differ from history. ``later``: the
+    share of their late events that is expected to come after it. ``snapshot``: from :meth:`to_json`.
     """
 
     def __init__(self, snapshot: Mapping[str, Any] | None = None) -> None:
@@ -139,8 +139,8 @@ class Drift:
         self.later = float(np.exp(np.interp(np.log(max(0, bound_us) + step_us), log_us, later)))
 
     def _later(self, table: _Table, at_us: int, bound_us: int, *, suffices: bool) -> Floats | None:
-        """Returns the logarithm of the share of the latest late events that is later than each cut; None: nothing is
-        known.
+        """Returns the logarithm of the share of the latest late events that is later than each cut, or None if nothing
+        is known.
         """
         cohorts = self._latest.cohorts(at_us)
         cells = len(table.log_us)

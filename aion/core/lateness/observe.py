@@ -138,7 +138,7 @@ class Lateness:
         self.half_life_us = half_life_us
         self.width_us = 1
         self.epochs: dict[int, Epoch] = {}
-        # Windows that ended before this are not counted. None: all are.
+        # Windows that ended before this are not counted.
         self.since_us: int | None = None
         # Late events of windows that were no longer counted when the events came.
         self.forgotten = 0

@@ -69,13 +69,14 @@ class LearntBound:
     """The result of the last evaluation of history.
 
     ``decision``: for new windows, before ``max_state`` cuts it (each shard does that for itself). ``asked_us``: the
-    watermark at the evaluation; None: there was none yet. ``next_us``: the watermark from which history is evaluated
-    again; None: at the next advance. ``shards``: how many shards' observations went in. ``restarts``: changes of regime
-    so far. The last one was at watermark ``restarted_us``; ``last_change`` describes it. While ``relearning`` after it,
-    no bound is below ``at_least_us``. ``patience_us``: the shortest history in which a change is looked for. A change
-    sets it to twice the history it was found in (at most the half-life), so that a pattern that repeats, as day and
-    night do, in the end counts as normal. ``usual``: how late late events were in the history from which a bound was
-    last learnt, and ``usual_us``, that bound. They survive a change (:mod:`aion.core.lateness.drift`).
+    watermark at the evaluation, or None if there was none yet. ``next_us``: the watermark from which history is
+    evaluated again, or None for the next advance. ``shards``: how many shards' observations went in. ``restarts``:
+    changes of regime so far. The last one was at watermark ``restarted_us``; ``last_change`` describes it. While
+    ``relearning`` after it, no bound is below ``at_least_us``. ``patience_us``: the shortest history in which a change
+    is looked for. A change sets it to twice the history it was found in (at most the half-life), so that a pattern that
+    repeats, as day and night do, in the end counts as normal. ``usual``: how late late events were in the history from
+    which a bound was last learnt, and ``usual_us``, that bound. They survive a change
+    (:mod:`aion.core.lateness.drift`).
     """
 
     decision: BoundDecision

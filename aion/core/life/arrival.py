@@ -95,7 +95,7 @@ class Arrival:
     def mark_taken(self, begins: Ints, ends: Ints, active: Flags | None) -> None:
         """Notes that windows take these stretches of slices.
 
-        ``active``: a mask of the windows that have not ended. None: no window has ended.
+        ``active``: a mask of the windows that have not ended, or None if no window has ended.
         """
         if active is None:
             self._active |= _covered(begins, ends, len(self.slices_us))

@@ -48,7 +48,7 @@ class StalenessKept:
     def note(self, stalest: float, stalest_before: float, all_staleness: float, bound: float | None) -> None:
         """Counts a window with late events that is gone. See :class:`aion.core.life.window_table.WindowTable`.
 
-        ``bound``: of the trigger. None: it has none, so no window is kept within it or misses it.
+        ``bound``: of the trigger, or None if it has none, and no window is kept within it or misses it.
         """
         staleness = stalest / all_staleness
         self.windows += 1

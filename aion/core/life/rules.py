@@ -23,7 +23,8 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Own(NamedTuple):
-    """What a definition decides for itself. None: as the policy says, or, for ``early_us``, that it never runs early.
+    """What a definition decides for itself. The policy decides what is None, but without ``early_us`` nothing runs
+    early.
 
     ``early_us``: how far the watermark moves between two early panes, or EACH_BATCH_US. ``bound_us``: a fixed bound.
     ``staleness_bound``: of its own trigger, if that has one. ``patience``: see :meth:`Rules.patience`.
@@ -76,7 +77,7 @@ class EarlyClock:
     """Says when windows run early: at most once each time the watermark has moved by ``every_us``, or in each batch.
 
     All open windows of a definition run at the same watermarks, so a sink sees results of one instant. ``last_us``: the
-    watermark of the last time, from the snapshot. None: there was none.
+    watermark of the last time, from the snapshot, or None if there was none.
     """
 
     def __init__(self, every_us: int, last_us: int | None = None) -> None:
@@ -176,7 +177,7 @@ class Rules:
         )
 
     def staleness_bound(self, definition: int) -> float | None:
-        """The bound of the definition's trigger. None: it has none, or windows run only once."""
+        """The bound of the definition's trigger, or None if it has none, or windows run only once."""
         if self.final_only:
             return None
         own = self._own.get(definition)

@@ -303,7 +303,7 @@ class WindowTable:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], definitions: int, among: Collection[int] | None = None) -> WindowTable:
-        """``among``: the numbers of the definitions whose windows are wanted. None: all."""
+        """``among``: the numbers of the definitions whose windows are wanted, or None for all."""
         columns: dict[str, Any] = {
             name: np.array(column, np.float64 if name in _MEASURED else np.int64)
             for name, column in untable(value).items()

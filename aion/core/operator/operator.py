@@ -64,8 +64,8 @@ class Operator:
 
     ``grid``: of the plan. ``event_grid``: of the rows of single events that are kept beside partials
     (``Plan.event_rows``). None if there are none. ``keyed``: the windows of keys, for both grids. ``rules``: what holds
-    for single definitions, with the same ``bound`` and ``trigger``. None: the same holds for all. ``completeness``:
-    None if rows do not say how complete they are.
+    for single definitions, with the same ``bound`` and ``trigger``, or None if the same holds for all.
+    ``completeness``: None if rows do not say how complete they are.
     """
 
     def __init__(

@@ -139,7 +139,7 @@ def identity(unique: str | Sequence[str] | None, keys: Sequence[str], schema: pa
 
 
 def asked_columns(asked: str | Sequence[str] | None, needed: Iterable[str], schema: pa.Schema) -> pa.Schema:
-    """Returns the columns that are kept for ``apply``. ``asked``: by the user; None: all. Raises SchemaError."""
+    """Returns the columns that are kept for ``apply``. ``asked``: by the user, or None for all. Raises SchemaError."""
     if asked is None:
         return schema
     names = column_names(asked, "columns", "'speed'")

@@ -42,7 +42,8 @@ class Version(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a start changes. ``at_us``: the change; None: nothing is kept yet. ``columns``: result columns that begin.
+    """What a start changes. ``at_us``: the change, or None if nothing is kept yet. ``columns``: result columns that
+    begin.
 
     ``added``, ``removed``: names of windows. ``drops``: those that are removed go at once.
     """
@@ -105,7 +106,7 @@ def change(
 
     ``at_us``: the change. ``batch``: the last batch that has ended. ``finished``: numbers of definitions that have no
     window any more. ``oldest``: the oldest versions that are kept, of each shard and lineage. What none of them needs
-    is forgotten, and so neither does a later one. None: they are not known.
+    is forgotten, because no later one does, either. It is None if they are not known.
     """
     now = plan.definition
     _check_key(found, plan)
@@ -389,7 +390,7 @@ def nothing(plan: Plan, rows: int, known: Container[str]) -> dict[str, pa.Array]
 def reached_us(snapshot: Mapping[str, Any]) -> int | None:
     """Returns an instant after all events that a shard has ever seen, and not before its watermark.
 
-    None: it has seen nothing.
+    Returns None if it has seen nothing.
     """
     return max((us for us in (snapshot["reached_us"], snapshot["watermark_us"]) if us is not None), default=None)
 

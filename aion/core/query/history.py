@@ -20,7 +20,7 @@ EVOLUTION = "evolution"
 class Kept(NamedTuple):
     """The definition of windows with one number. Its windows begin from ``since_us`` on and before ``until_us``.
 
-    None: from the beginning; no end. ``over``: it has no windows, and never will.
+    Either is None where there is no such limit. ``over``: it has no windows, and never will.
     """
 
     name: str
@@ -171,7 +171,7 @@ class Evolution:
     def since_us(self, partials: Iterable[Any]) -> int | None:
         """Returns the beginning of the first windows that have all these partials, which are given by their specs.
 
-        None: all windows have them.
+        Returns None if all windows have them.
         """
         wanted = list(partials)
         found = [us for spec, us in self.since if spec in wanted]
@@ -206,7 +206,7 @@ class History:
         return any(kept.since_us is not None or not kept.is_current for kept in self.evolution.windows)
 
     def step_of(self, seq: int) -> int | None:
-        """Returns the first step after a block was made. None: the block has the columns that blocks have now."""
+        """Returns the first step after a block was made, or None if the block has the columns that blocks have now."""
         return next((layout.step for layout in self.layouts if seq < layout.below), None)
 
     def to_json(self, live: Collection[int]) -> dict[str, Any]:

@@ -88,14 +88,14 @@ class Plan:
     Some windows distinguish single events (:func:`is_event_wise`), so they need a row for each event. For the others,
     partials are enough. If an operator has both, this plan is for the other windows, and ``event_rows`` is the plan for
     those that need event rows. It has its own definitions and its own blocks. ``own``: the definitions that this plan's
-    blocks are for, by number. None: all. ``name_offset_us``: a segment's name minus its start
+    blocks are for, by number, or None for all. ``name_offset_us``: a segment's name minus its start
     (:data:`aion.core.slicing.grid.EVENT_ROWS_US`). ``final_only``: each window runs once, when its bound has passed.
-    ``completeness``: whether rows say how complete they are. ``unique``: the columns that identify an event, so that
-    it counts once (:mod:`aion.core.operator.unique`); empty: all events count. ``updates``: how events replace earlier
-    ones. None: they do not. ``changes``: a batch yields what it changed, with the values before
+    ``completeness``: whether rows say how complete they are. ``unique``: the columns that identify an event, so that it
+    counts once (:mod:`aion.core.operator.unique`); empty: all events count. ``updates``: how events replace earlier
+    ones, or None if they do not. ``changes``: a batch yields what it changed, with the values before
     (:mod:`aion.execute.panes.changing`). ``history``: what the plan knows of definitions before it
-    (:mod:`aion.core.query.evolution`). None: the definition has never changed. ``of_panes``: the events are panes of
-    other windows.
+    (:mod:`aion.core.query.evolution`), or None if the definition has never changed. ``of_panes``: the events are panes
+    of other windows.
     """
 
     key: tuple[str, ...]
@@ -184,7 +184,7 @@ class Plan:
     def cell_us(self) -> int | None:
         """The width of a cell. Events of a key in the same cell share a row, because they are always in one session.
 
-        None: there are no cells.
+        It is None if there are no cells.
         """
         gaps = [w.gap_us for w in self.keyed.values() if isinstance(w, Session)]
         return min(gaps, default=None) if not self.by_event else None
@@ -368,8 +368,8 @@ def make_plan(
     ``blocking``: whether ``apply`` needs all events before it can begin (paper 3.3). Aggregates never block: partials
     are decoded while others are still read. ``completeness``: whether the result has the columns
     :data:`aion.core.query.columns.COMPLETENESS_COLUMNS`. ``unique``: see :class:`Plan`. ``columns``: those that
-    ``apply`` gets besides what is needed anyway; None: all. ``schema`` must have the time as ``timestamp[us]``. Raises
-    SchemaError, WindowError or ConfigError.
+    ``apply`` gets besides what is needed anyway, or None for all. ``schema`` must have the time as ``timestamp[us]``.
+    Raises SchemaError, WindowError or ConfigError.
     """
     keys = key_names(key)
     check_columns(schema, keys, time)

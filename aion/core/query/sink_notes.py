@@ -21,8 +21,9 @@ _FIRST = ("operator", "table", "uri", "columns", "adds")
 
 @dataclass(frozen=True)
 class Note:
-    """``operator``: whose panes are written; None: the panes do not say. ``uri``: of the database, without a password;
-    empty for a lake. ``columns``: those that were written. ``adds``: whether the sink adds columns to its table.
+    """``operator``: whose panes are written, or None if the panes do not say. ``uri``: of the database, without a
+    password; empty for a lake. ``columns``: those that were written. ``adds``: whether the sink adds columns to its
+    table.
 
     The others are empty in the notes of earlier versions. ``kind``: of the store, such as ``postgresql`` or ``delta``.
     ``undo``: how many batches the sink of a database can take back, if any. ``changes`` and ``dropped``: the names of

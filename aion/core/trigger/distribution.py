@@ -166,7 +166,8 @@ class LateDistribution:
     def seen(self, after: float | None) -> tuple[float, float]:
         """Returns the lateness of an execution, and the share of late events that it saw.
 
-        ``after``: its lateness; it saw the events at that instant. None: the on-time execution, which saw none.
+        ``after``: its lateness, or None for the on-time execution. That one saw no late event, another one those until
+        it.
         """
         return (0.0, 0.0) if after is None else (after, self.at(after))
 

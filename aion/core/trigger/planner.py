@@ -92,7 +92,7 @@ def plan(
     """Returns the plan with the fewest executions that keep ``bound``, or with ``executions`` executions.
 
     Either way they are placed so that the maximum of staleness is smallest. There may be fewer than ``executions`` if
-    more are of no use. ``after``: the lateness of the last late execution; None: there was only the on-time one.
+    more are of no use. ``after``: the lateness of the last late execution, or None if there was only the on-time one.
     Raises ValueError as :func:`check` does.
     """
     check(bound, executions)

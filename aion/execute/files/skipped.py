@@ -30,7 +30,7 @@ FOLDER = "aion-files"
 """The folder in the checkpoint."""
 
 Decisions = Mapping[str, str | None]
-"""For each file, why it is skipped. None: it is read."""
+"""For each file, why it is skipped, or None if it is read."""
 
 
 @dataclass(frozen=True)

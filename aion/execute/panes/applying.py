@@ -69,7 +69,7 @@ def decode_all(
 ) -> Generator[Decoded, None, None]:
     """Decodes blocks lazily and in order. With a pool, its threads decode some before the caller asks for them.
 
-    ``keys``: the rows of these keys are wanted. Rows of other keys may come, too. None: all rows.
+    ``keys``: the rows of these keys are wanted, or all if it is None. Rows of other keys may come, too.
     """
 
     def one(stored: StoredBlock) -> Decoded:

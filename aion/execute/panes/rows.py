@@ -25,7 +25,8 @@ ENTERED = "\0entered "
 class WindowColumns(NamedTuple):
     """Windows as columns. The definition -1 stands for no window.
 
-    ``closes_us``: the watermark from which on a window cannot change. NEVER: not known. None: of no window.
+    ``closes_us``: the watermark from which on a window cannot change. It is NEVER if that is not known, and None
+    without a window.
     """
 
     definition: Any

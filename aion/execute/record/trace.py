@@ -226,22 +226,22 @@ class Trace:
 
     @cached_property
     def compaction(self) -> Cost | None:
-        """The cost of a compaction, with reading its blocks. None: not recorded."""
+        """The cost of a compaction, with reading its blocks, or None if it was not recorded."""
         return self._cost("compaction")
 
     @cached_property
     def processing(self) -> Cost | None:
-        """The cost of an execution, without waiting for blocks. None: not recorded."""
+        """The cost of an execution, without waiting for blocks, or None if it was not recorded."""
         return self._cost("execution")
 
     @cached_property
     def staging(self) -> Cost | None:
-        """The cost of a prestage, without waiting for other I/O. None: not recorded."""
+        """The cost of a prestage, without waiting for other I/O, or None if it was not recorded."""
         return self._cost("staging")
 
     @cached_property
     def writing(self) -> Cost | None:
-        """The cost of writing a file, without urgent I/O between its steps. None: not recorded."""
+        """The cost of writing a file, without urgent I/O between its steps, or None if it was not recorded."""
         return self._cost("writing")
 
     def _cost(self, kind: str) -> Cost | None:

@@ -43,10 +43,10 @@ def explain_plan(
 ) -> str:
     """Says the text of :func:`aion.explain`. ``asked_levels``: the policy's number of levels; ``tree`` may have fewer.
 
-    ``reading``: how the children read events themselves. None: Spark reads them. ``before``: what comes before, in
-    words. ``clock``: what moves the watermark besides events, and which events do not.
-    ``hand_over_bytes``: from how many bytes on they hand events over in files (docs/inside/hand-over.md). None: they
-    never do. ``why_in_python``: why children group events in Python; it is None if Spark's own functions group them.
+    ``reading``: how the children read events themselves, or None if Spark reads them. ``before``: what comes before, in
+    words. ``clock``: what moves the watermark besides events, and which events do not. ``hand_over_bytes``: from how
+    many bytes on they hand events over in files (docs/inside/hand-over.md), or None if they never do.
+    ``why_in_python``: why children group events in Python; it is None if Spark's own functions group them.
     """
     by = f"by key {', '.join(plan.key)}" if plan.key else "without key"
     sections = {

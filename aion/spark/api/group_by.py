@@ -236,8 +236,8 @@ Place = Callable[[Sequence[tuple[Column, DataType]]], Column]
 class Keyed(NamedTuple):
     """A DataFrame with the shard of each row, or with the hash of its key, as its last column.
 
-    ``key``: the type of its keys, with the names that the user knows. ``time``: a column with the event time in µs.
-    None: it was not asked for, or the DataFrame has no watermark.
+    ``key``: the type of its keys, with the names that the user knows. ``time``: a column with the event time in µs, or
+    None if it was not asked for, or the DataFrame has no watermark.
     """
 
     df: DataFrame

@@ -103,8 +103,8 @@ def join(
     expression of ``pyarrow.compute``, or a function that takes the columns of pairs (a ``pyarrow.RecordBatch``) and
     returns a bool for each. ``id``: for each side, the columns that identify a row together with the key and its time;
     by default all columns. ``unique``: the same, and a row that has come before counts once. ``bound``: how late rows
-    may be, for both sides or for each; None: as the policy says, which learns it for each side from the lateness of its
-    own rows.
+    may be, for both sides or for each, or None for that of the policy, which learns it for each side from the lateness
+    of its own rows.
 
     ``emit="final"``: a row without a partner waits until none can come any more, so nothing is taken back.
     ``emit="changes"``: a batch yields each pair once, if it is new or taken back, and a pair that is taken back has its

@@ -63,7 +63,7 @@ class Source(Protocol):
         """Returns the delay of the watermark. None if the watermark is on another column than ``time``."""
 
     def reading(self, plan: Plan) -> str | None:
-        """Returns how the children read the events themselves, in words. None: Spark reads them."""
+        """Returns how the children read the events themselves, in words, or None if Spark reads them."""
 
     @property
     def clock(self) -> Sequence[str]:
@@ -171,7 +171,7 @@ class Rows:
         return why_in_python(self.session, plan, drops_bad_texts=drops_bad_texts)
 
     def _flag(self, plan: Plan) -> Column | None:
-        """Which rows no window takes, or are no events. None: all are events, and windows may take them."""
+        """Which rows no window takes, or are no events, or None if all are events, and windows may take them."""
         if self._rules is None:
             return None
         # What has the time of these windows is an event of theirs, though it may have none for the watermark.

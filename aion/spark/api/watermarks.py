@@ -114,7 +114,7 @@ class Rules:
 
     @classmethod
     def read(cls, df: DataFrame, time: str, max_ahead: Any, idle_after: Any, complete_until: Any) -> Rules | None:
-        """Reads the arguments of a user. None: there are none. Raises ConfigError and SchemaError."""
+        """Reads the arguments of a user. Returns None if there are none. Raises ConfigError and SchemaError."""
         if max_ahead is None and idle_after is None and complete_until is None:
             return None
         ahead_us = None if max_ahead is None else duration_us(max_ahead, what="max_ahead")
@@ -129,7 +129,7 @@ class Rules:
 
     @classmethod
     def of(cls, schema: StructType) -> Rules | None:
-        """Returns the rules of a DataFrame with this schema. None: it has no column of :func:`watermark`."""
+        """Returns the rules of a DataFrame with this schema, or None if it has no column of :func:`watermark`."""
         found = next((field.metadata for field in schema if field.name == HELPER), None)
         if found is None:
             return None

@@ -40,7 +40,7 @@ class ReadableFiles(ABC):
         return sorted(int(name) for name in self.names(log) if name.isdecimal())
 
     def first_batch(self, commits: list[int]) -> int | None:
-        """Returns the batch with which the next run begins: that behind ``commits``. None: the checkpoint is new."""
+        """Returns the batch with which the next run begins, behind ``commits``, or None if the checkpoint is new."""
         if commits:
             return commits[-1] + 1
         return min(self.batches("offsets"), default=None)

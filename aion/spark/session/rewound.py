@@ -62,7 +62,7 @@ def complete_interrupted(files: CheckpointFiles) -> None:
 
 
 def version_of(name: str) -> int | None:
-    """Returns the number of the version that a file of Spark's state is of. None: it is of another kind."""
+    """Returns the number of the version that a file of Spark's state is of, or None if it is of another kind."""
     found = _VERSION.fullmatch(name)
     return None if found is None else int(found[1])
 

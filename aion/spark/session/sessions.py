@@ -109,7 +109,7 @@ def qualified(session: SparkSession, path: str) -> str:
 
 
 def not_found(error: PySparkException) -> str | None:
-    """Returns the path that Spark has not found. None: it is another error."""
+    """Returns the path that Spark has not found, or None if it is another error."""
     return error.getMessageParameters()["path"] if error.getCondition() == "PATH_NOT_FOUND" else None
 
 

@@ -69,7 +69,9 @@ _KEEPING = ("Project", "SubqueryAlias", "CollectMetrics")
 
 
 def before_windows(df: DataFrame) -> list[Node] | None:
-    """Returns the operators between a DataFrame and the windows whose panes it has. None: other rows come in there."""
+    """Returns the operators between a DataFrame and the windows whose panes it has, or None if other rows come in
+    there.
+    """
     between: list[Node] = []
     node = plan_of(df)
     while not _is_root(node):
@@ -91,7 +93,7 @@ def keeps_each_row(node: Node) -> bool:
 
 
 def _lossy(node: Node) -> str | None:
-    """Returns what an operator is called that drops late rows. None: it does not."""
+    """Returns what an operator is called that drops late rows, or None if it does not."""
     match node.name:
         case "Deduplicate":
             return "dropDuplicates"

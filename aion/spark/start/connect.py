@@ -145,7 +145,7 @@ def _milliseconds(interval: str) -> int:
 
 
 def _location(spark: SparkSession, writer: Any, given: dict[str, Any]) -> str | None:
-    """Returns where a query has its checkpoint, as Spark decides it. None: in a temporary folder."""
+    """Returns where a query has its checkpoint, as Spark decides it, or None if that is a temporary folder."""
     options = {**writer._write_proto.options, **given.get("options", {})}
     location = {name.lower(): value for name, value in options.items()}.get(_LOCATION.lower())
     if location is not None:

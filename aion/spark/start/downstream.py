@@ -92,7 +92,7 @@ def _paths(node: Node, between: Sequence[Node]) -> Iterator[tuple[Node, Sequence
 
 
 def _loses(node: Node, between: Sequence[Node], plan: Plan) -> str | None:
-    """Returns what an operator is called that does not let all panes of a window through. None: it does."""
+    """Returns what an operator is called that does not let all panes of a window through, or None if it does."""
     if node.name == "Filter" and not upstream.keeps_each_row(node):
         if node.jvm is None:
             return "where" if {*plan.outputs.names, *_VALUES} & {*node.columns} else None

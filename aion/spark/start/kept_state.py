@@ -29,7 +29,8 @@ class Operator(NamedTuple):
     """An operator that a query may have. ``definition``: what its versions have in common.
 
     ``follows``: whether it takes the number of shards that its state has. Otherwise that must be the session's.
-    ``goes_on``: says how its state and the last batch that has ended go on with another definition; None: they do not.
+    ``goes_on``: says how its state and the last batch that has ended go on with another definition, or None if they do
+    not.
     """
 
     config: TaskConfig
@@ -42,7 +43,7 @@ class Seen(NamedTuple):
     """What the tasks of a query need to know of an operator's state.
 
     ``shards``: their number, if it is not the one that was planned. ``past``: what its definition has been before, as
-    JSON. None: nothing.
+    JSON, or None if nothing.
     """
 
     shards: int | None = None
@@ -69,9 +70,9 @@ def check_names(operators: Sequence[Operator]) -> None:
 class Look:
     """Looks at an operator's state, where its place can be reached.
 
-    ``query``: the id of the query; None: it has ended no batch. ``batch``: the last one that has ended. ``is_here``:
-    whether this is the host of the executors. ``names``: of all operators of the query. ``notes``: of the tables
-    that it writes to.
+    ``query``: the id of the query, or None if it has ended no batch. ``batch``: the last one that has ended.
+    ``is_here``: whether this is the host of the executors. ``names``: of all operators of the query. ``notes``: of the
+    tables that it writes to.
     """
 
     operator: Operator

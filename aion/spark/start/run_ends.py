@@ -36,11 +36,9 @@ log = logging.getLogger(__name__)
 
 
 def decide(execution: Any, files: CheckpointFiles, commits: list[int]) -> str | None:
-    """Returns which batches of a run show all late windows, for :func:`aion.spark.tasks.running.shows_all`. None: no
-    batch.
-
-    ``execution``: Spark's, before its first batch. ``files``: of its checkpoint. ``commits``: the batches that are
-    complete. Notes the answer in the checkpoint.
+    """Returns which batches of a run show all late windows, for :func:`aion.spark.tasks.running.shows_all`, or None if
+    no batch does. ``execution``: Spark's, before its first batch. ``files``: of its checkpoint. ``commits``: the
+    batches that are complete. Notes the answer in the checkpoint.
     """
     last = _shows_all_from(execution)
     begun = max(files.batches("offsets"), default=-1)
@@ -62,7 +60,8 @@ def decide(execution: Any, files: CheckpointFiles, commits: list[int]) -> str | 
 def quiet(begins: int | None, ends: str | None) -> str:
     """Returns the first and the last number of batches that neither begin nor may end a run, for QUIET.
 
-    ``begins``: the first batch of the run; None: of the query. ``ends``: what :func:`decide` has returned.
+    ``begins``: the first batch of the run, or None for the first one of the query. ``ends``: what :func:`decide` has
+    returned.
     """
     last = None if ends is None else json.loads(ends)["from"]
     return f"{0 if begins is None else begins + 1} {_NEVER if last is None else last - 1}"
@@ -79,7 +78,7 @@ def _name(trigger: Any) -> str:
 
 
 def _shows_all_from(execution: Any) -> int | None:
-    """Returns the batch from which on a run shows all late windows. None: the run does not end by itself.
+    """Returns the batch from which on a run shows all late windows, or None if the run does not end by itself.
 
     ``execution``: Spark's, before its first batch.
     """
@@ -96,7 +95,7 @@ def _shows_all_from(execution: Any) -> int | None:
 
 
 def _batches_left(execution: Any) -> int | None:
-    """Returns how many batches the files are that the query has not read. None: it has other sources, or limits."""
+    """Returns how many batches of files the query has not read, or None if it has other sources, or limits."""
     leaves = execution.analyzedPlan().collectLeaves()
     streams = [leaf for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
     if len(streams) != 1 or streams[0].getClass().getSimpleName() != "StreamingRelation":

@@ -264,7 +264,7 @@ def _set_place(target: CheckpointFiles, name: str, number: int, before: str, aft
 
 
 def _rewriter(spark: SparkSession) -> Any:
-    """Spark's tool that writes the stores of a checkpoint without a query. None: this Spark does not have it."""
+    """Spark's tool that writes the stores of a checkpoint without a query, or None if this Spark does not have it."""
     jvm: Any = spark._jvm
     try:
         jvm.java.lang.Class.forName("org.apache.spark.sql.execution.streaming.state.StateRewriter")
@@ -276,7 +276,7 @@ def _rewriter(spark: SparkSession) -> Any:
 def _rewrite(session: SparkSession, target: CheckpointFiles, begin: int, source: str | None, batch: int) -> Ids:
     """Writes Spark's stores, as they are after the batch ``begin``, as those after ``batch``.
 
-    ``source``: the checkpoint where they are; None: here. Returns the ids of the versions that it made.
+    ``source``: the checkpoint where they are, or None if they are here. Returns the ids of the versions that it made.
     """
     jvm: Any = session._jvm
     nothing, some = jvm.scala.Option.empty(), jvm.scala.Option.apply(source)

@@ -43,9 +43,9 @@ class StockOperator:
 class StockCheckpoint:
     """A checkpoint of a stopped query. Raises ConfigError if nothing in it can be taken over, and says why.
 
-    ``batch``: the last batch that is complete. ``operators``: its processors in Python, by their numbers.
-    ``others``: the names of all other operators with state. ``ids``: for each operator, the ids of the versions of its
-    stores, by partition; None: the checkpoint has a format without ids.
+    ``batch``: the last batch that is complete. ``operators``: its processors in Python, by their numbers. ``others``:
+    the names of all other operators with state. ``ids``: for each operator, the ids of the versions of its stores, by
+    partition, or None if the checkpoint has a format without ids.
     """
 
     def __init__(self, spark: SparkSession, location: str) -> None:

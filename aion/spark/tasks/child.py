@@ -132,7 +132,9 @@ def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _without_flags(batch: pa.RecordBatch, column: int) -> tuple[pa.RecordBatch, Flagged | None]:
-    """Returns the rows that are events, and which of them no window takes. None: none of them. All have one reason."""
+    """Returns the rows that are events, and a mask of those that no window takes, for one reason. It is None without
+    such rows.
+    """
     flags = batch.column(column).to_numpy()
     if not flags.any():
         return batch, None

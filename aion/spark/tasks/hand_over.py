@@ -50,7 +50,7 @@ class BatchFolder:
         self._swept = False
 
     def owner(self, shard: int) -> int | None:
-        """Returns the shard that the file of a shard's blocks belongs to. None: it belongs to all."""
+        """Returns the shard that the file of a shard's blocks belongs to, or None if it belongs to all."""
         return shard if self._folder is None else None
 
     def create(self, shard: int) -> HandedFile:

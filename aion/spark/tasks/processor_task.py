@@ -41,7 +41,7 @@ class ProcessorTenants(Tenants):
     other.
 
     ``spark_handle``: Spark's, which can parse schemas. ``restored``: the state variables whose state comes from
-    elsewhere; None: the processor does its work.
+    elsewhere, or None if the processor does its work.
     """
 
     def __init__(
@@ -171,8 +171,8 @@ def _size_bytes(column: npt.NDArray[Any]) -> int:
 
 
 def _copied(frame: pd.DataFrame) -> tuple[list[npt.NDArray[Any]] | None, list[Any]]:
-    """Returns copies of the columns, and their types. None: they are neither numpy's nor text, or what is in them may
-    change, as lists may.
+    """Returns copies of the columns, and their types, or None if they are neither numpy's nor text, or what is in them
+    may change, as lists may.
 
     The type of a column of objects is what pandas finds in it. Since pandas 3, text has a type of its own.
     """

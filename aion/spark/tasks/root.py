@@ -29,7 +29,7 @@ class Root(StatefulProcessor):
         self._works: dict[int, Work] = {}
         self._states: dict[int, State] = {}  # of the shards at work, and of those that have nothing to do
         self._begun: Task | None = None  # made in the task, because its threads cannot be sent there
-        self._fires_ms: int | None = None  # the shard's timer that fires; None: Spark hands over rows
+        self._fires_ms: int | None = None  # the shard's timer that fires, if one does
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle

@@ -42,4 +42,4 @@ class RootConfig(TaskConfig):
     counter: GroupCounter | None = None
     """What counts the groups that reach the root without a child. It is None if all blocks come from children."""
     trace_folder: str | None = None
-    """The folder for a trace of the input. None: no trace."""
+    """The folder for a trace of the input, or None without a trace."""

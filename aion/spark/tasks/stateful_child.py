@@ -59,8 +59,8 @@ class StatefulChild:
     """A function for ``mapInArrow``. The last column is the hash of the key.
 
     ``operator``, ``ids``: its name, and the ids of its shards when it was planned. ``tells_each``: whether each shard
-    gets an empty row in each batch; ``asks``: in the first batch of a run. ``announces``: None: the child says nothing
-    about keys.
+    gets an empty row in each batch; ``asks``: in the first batch of a run. Without ``announces`` the child says
+    nothing about keys.
     """
 
     def __init__(

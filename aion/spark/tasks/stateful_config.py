@@ -31,13 +31,13 @@ class StatefulConfig(TaskConfig):
     """The type of keys, with the names that the user knows."""
     columns: Columns
     initial: Columns | None
-    """The columns of the initial state. None: there is none."""
+    """The columns of the initial state, or None if there is none."""
     pandas: bool
     """Whether rows are frames of pandas."""
     time_mode: str
     """As Spark spells it, in lower case."""
     event_time: str | None
-    """The column by whose times rows are dropped as late. None: no row is, or Spark drops them itself."""
+    """The column by whose times rows are dropped as late, or None if no row is, or Spark drops them itself."""
 
     @property
     def definition(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class State(NamedTuple):
-    """What Spark keeps of a shard. ``token``: of its version; None: it has none yet. ``timer_ms``: its timer.
+    """What Spark keeps of a shard. ``token``: of its version, or None if it has none yet. ``timer_ms``: its timer.
 
     ``seen_ms``: the watermark of the last batch. Rows up to it are late in the next batch. ``due_ms``: when the shard
     has something to do, even if no row comes. None, where a definition does not keep it: when the timer fires.
@@ -86,9 +86,9 @@ class TenantDefinition:
 
     ``STATE``, ``FIELDS``: the state variable in which Spark keeps State, and what it keeps beside the token. Spark
     compares both with what a checkpoint has. ``time_mode``: Spark's mode of time, in lower case. ``AT_ONCE``: the task
-    begins before a shard has something to do. ``SHOWS_ALL``: each shard is called in the last batch of a
-    run, too, and has something to do in it. ``asked``: each shard is called in the first batch of a run. ``batch``: the
-    number of the batch; None: Spark's.
+    begins before a shard has something to do. ``SHOWS_ALL``: each shard is called in the last batch of a run, too, and
+    has something to do in it. ``asked``: each shard is called in the first batch of a run. ``batch``: the number of the
+    batch, or None for Spark's.
     """
 
     STATE: ClassVar[str]
@@ -127,7 +127,7 @@ class TenantDefinition:
         raise NotImplementedError
 
     def soon_ms(self, now_ms: int) -> int | None:
-        """Returns a timer that opens a shard again, after the rows of this batch. None: there is none, or no need."""
+        """Returns a timer that opens a shard again, after the rows of this batch, or None if none does, or need be."""
         return None
 
     def arrived(self, rows: Iterator[Any]) -> Iterable[Any]:

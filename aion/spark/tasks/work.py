@@ -51,7 +51,7 @@ class Task:
         self._store = store_config(self._policy, retain_versions=config.retain_versions, **self.tenants.store)
 
     def work(self, token: str | None, batch: Batch) -> Work:
-        """Starts an attempt on a shard, at the version ``token``. None: the shard has no version yet."""
+        """Starts an attempt on a shard, at the version ``token``, which is None if there is none yet."""
         config = self._config
         identity = Identity(
             query=self.query,
@@ -87,7 +87,7 @@ class Task:
         return Work(self.tenants, attempt, batch)
 
     def asks(self, token: str | None) -> bool:
-        """Returns whether this batch opens a shard that has no rows in it. ``token``: of its version; None: it has
+        """Returns whether this batch opens a shard that has no rows in it. ``token``: of its version, or None if it has
         none.
         """
         return self._is_first if token is None else self._shows_all

@@ -21,7 +21,7 @@ _DAEMON = str(Path("pyspark") / "daemon.py")
 _FIRST_CALLS, _LAST_CALLS = 3, 3
 _modules = 0
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-"""Gives back the C library's free memory. None: it has no such function."""
+"""Gives back the C library's free memory. It is None if the library has no such function."""
 
 
 def begin_task() -> None:
@@ -48,7 +48,7 @@ def _give_back(phase: str, _: Any) -> None:
     runs, and Spark has more workers than tasks at a time. Spark's daemon looks for cycles when a task is over and
     everything it held is free. Other looks are in the middle of a task, which would ask for the memory again.
     """
-    caller = sys._getframe().f_back  # None: Python ends
+    caller = sys._getframe().f_back  # it is None when Python ends
     if phase == "stop" and caller is not None and caller.f_code.co_filename.endswith(_DAEMON):
         pa.default_memory_pool().release_unused()
         if _trim is not None:

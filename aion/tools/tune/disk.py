@@ -125,7 +125,7 @@ class SimulatedDisk:
         self._queue: IoQueue[SimulatedIo[Any]] = IoQueue(rate_limit)
         self._chosen: SimulatedIo[Any] | None = None  # has the step under way, or the next one
         self._begin_s = 0.0  # of its step
-        self._moved: int | None = None  # in it; None: it did not run yet
+        self._moved: int | None = None  # in it, if it has run
         self._spent_s = 0.0
         self._numbers = 0
 

@@ -63,7 +63,7 @@ class ValueCache:
             return [] if self._complete else [key for key in keys if key not in self._values]
 
     def put(self, values: Iterable[tuple[bytes, bytes | None]], needed_ms: Mapping[bytes, int] | None = None) -> None:
-        """Sets values; None: the key was deleted. ``needed_ms``: None if the times do not change."""
+        """Sets values. None deletes the key. ``needed_ms`` is None if the times do not change."""
         if self.keeps_none:
             return
         grown = 0

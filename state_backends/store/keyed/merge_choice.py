@@ -23,7 +23,7 @@ MOST_RUNS = threshold(10, 3)
 
 
 def choose(sizes: Sequence[int]) -> tuple[int, int] | None:
-    """The next merge, as (first, one after the last); None: no merge is worth it. ``sizes``: oldest first."""
+    """The next merge, as (first, one after the last), or None if no merge is worth it. ``sizes``: oldest first."""
     for end in range(len(sizes), FAN_IN - 1, -1):
         begin, total = end - 1, sizes[end - 1]
         while begin > 0 and sizes[begin - 1] <= total:

@@ -13,7 +13,7 @@ _FEW = threshold(64, 1)  # up to this number, new keys are sorted in one by one
 
 
 class Overlay:
-    """Changes by key. ``value`` None: the key is deleted. ``size_bytes``: the memory that they take.
+    """Changes by key. Without a value the key is deleted. ``size_bytes``: the memory that they take.
 
     It has no lock: hold the store's lock around every call.
     """

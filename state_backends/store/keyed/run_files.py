@@ -415,7 +415,7 @@ class RunFiles:
 
 
 def _read(db: Rdict, begin: bytes, end: bytes, entries: list[tuple[bytes, bytes]]) -> tuple[int, bytes | None]:
-    """Adds entries to the list, in one step. Returns their bytes, and the key to go on with; None: that was all."""
+    """Adds entries to the list, in one step. Returns their bytes, and the next key, or None if that was all."""
     at = db.iter()
     at.seek(begin)
     skip, size = len(VALUES), 0
