@@ -101,6 +101,6 @@ def test_windows_that_were_too_stale_are_counted_and_logged(
         query = run(panes, tmp_path)
         spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()  # type: ignore[union-attr]
     assert counts_of(query)["stale_windows"] == 1
-    assert [r.getMessage() for r in caplog.records if "batch" in r.getMessage()] == [
+    assert [r.getMessage() for r in caplog.records if ": batch " in r.getMessage()] == [
         "windowed: batch 4 ended 1 window that had been staler than trigger.bound"
     ]
