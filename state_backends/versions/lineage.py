@@ -229,6 +229,15 @@ def take_version(found: Elsewhere, token: str, ours: Storage, identity: Identity
         return Taking(found.storage, ours).take(token)
 
 
+def has_made(location: Location, query: str, operator: str, checkpoint: str) -> bool:
+    """Returns whether there are versions that the query of a checkpoint has made, beside those that it has taken."""
+    if (operator_of(location, query, operator, checkpoint) or {}).get("checkpoint") != checkpoint:
+        return False
+    shards = [(shard, shard.owner()) for shard in shards_of(location, query, operator)]
+    own = [shard for shard, owner in shards if owner and load_operator(owner, OPERATOR)["checkpoint"] == checkpoint]
+    return not all(map(is_taken, newest_versions(own, -1)))
+
+
 def is_taken(manifest: Manifest) -> bool:
     """Returns whether another lineage made the version."""
     return manifest.parent is not None and not manifest.history

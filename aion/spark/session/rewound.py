@@ -12,6 +12,7 @@ import re
 from dataclasses import asdict, dataclass
 
 from aion.core.query.sink_notes import REWOUND
+from aion.execute.files.skipped import FOLDER
 from aion.spark.session.checkpoint_files import CheckpointFiles, ReadableFiles
 
 NOTE = "aion-rewinding.json"
@@ -43,12 +44,14 @@ def begin(files: CheckpointFiles, rewound: Rewound) -> None:
 
 
 def complete(files: CheckpointFiles, rewound: Rewound) -> None:
-    """Cuts the logs of a checkpoint, and Spark's own state, behind a batch. It may be done again at any point."""
+    """Cuts the logs of a checkpoint, what was decided about files, and Spark's own state, behind a batch. It may be done
+    again at any point.
+    """
     files.write(REWOUND, json.dumps(asdict(rewound)))
     # The last entries first: what is left is always the checkpoint of a query that was stopped.
-    for name in ("commits", "offsets"):
-        for batch in reversed(files.batches(name)):
-            if batch > rewound.to:
+    for name in ("commits", "offsets", *(f"{FOLDER}/{stream}" for stream in files.names(FOLDER))):
+        for batch in sorted(filter(str.isdecimal, files.names(name)), key=int, reverse=True):
+            if int(batch) > rewound.to:
                 files.delete(f"{name}/{batch}")
     _cut_state(files, "state", rewound.to)
     files.delete(NOTE)

@@ -22,7 +22,7 @@ from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.session.rewound import version_of
 from aion.spark.taking_over.tokens import tokens_of
 from state_backends.files.location import LocalLocation, Location, RemoteLocation, locate, scratch
-from state_backends.versions.lineage import Taking, find_version, home_of, operator_of, operators_of
+from state_backends.versions.lineage import Taking, find_version, has_made, home_of, operator_of, operators_of
 from state_backends.versions.manifest import Identity, dump_operator
 
 
@@ -144,24 +144,23 @@ def _take(
     for name in operators_of(here, query, files.location):
         operator = operator_of(here, query, name, files.location)
         assert operator is not None
+        if has_made(there, query, name, checkpoint):
+            raise ConfigError(
+                f"{checkpoint}: an earlier copy was at this place, and its state is still there; delete it with aion "
+                "inspect STATE_DIR --forget --gone, or give another place"
+            )
         for tokens in named:
             for shard, token in tokens.items():
                 theirs = find_version(here, query, name, shard, token, scratch())
                 if theirs is None:
                     continue
                 identity = Identity(
-                    query=query,
-                    operator=name,
-                    shard=shard,
-                    shards=operator["shards"],
-                    definition=operator["definition"],
-                    ids=tuple(operator["ids"]),
+                    query=query, operator=name, shard=shard, shards=operator["shards"], checkpoint=checkpoint,
+                    definition=operator["definition"], ids=tuple(operator["ids"]),
                     key_types=tuple(operator["key_types"]),
-                    checkpoint=checkpoint,
-                )
+                )  # fmt: skip
                 ours = home_of(there, identity, scratch()).storage
-                if ours.owner() is None:
-                    ours.claim(dump_operator(identity), first=True)
+                ours.claim(dump_operator(identity), first=False)
                 Taking(theirs, ours).take(token)
                 found[name] = found.get(name, 0) + 1
     if lost := sum(map(len, named)) - sum(found.values()):

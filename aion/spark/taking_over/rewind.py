@@ -68,22 +68,16 @@ class Rewinding(NamedTuple):
 
 
 def rewind(
-    spark: SparkSession,
-    checkpoint: str,
-    to: int | str | datetime,
-    *,
-    state_dir: str,
-    tables_of: TablesOf,
-    leave_tables: bool = False,
-    dry_run: bool = False,
-) -> Rewinding:
+    spark: SparkSession, checkpoint: str, to: int | str | datetime, *, state_dir: str, tables_of: TablesOf,
+    leave_tables: bool = False, dry_run: bool = False,
+) -> Rewinding:  # fmt: skip
     """Sets a stopped query back: its checkpoint, its state and its tables are again as after an earlier batch.
 
     ``to``: the number of that batch, or an instant: then it is the last batch that began at or before it. An instant
     without a zone is one of UTC. ``state_dir``: where the query's state is. ``tables_of``: makes the tables of its
-    notes. ``leave_tables``: tables that cannot go
-    back stay as they are; otherwise nothing is done if there is one. A table with ``undo=`` that cannot be reached from
-    here goes back when its sink gets its next batch. ``dry_run``: changes nothing.
+    notes. ``leave_tables``: tables that cannot go back stay as they are; otherwise nothing is done if there is one. A
+    table with ``undo=`` that cannot be reached from here goes back when its sink gets its next batch. ``dry_run``:
+    changes nothing.
 
     Raises ConfigError with the reason if it is not possible. If it is interrupted, the query's next start completes it.
     """
@@ -139,14 +133,9 @@ def rewind_alone(
     """Returns the same as :func:`rewind`, in a session with these settings, which it makes and stops."""
     with session_of("rewind", settings) as spark:
         return rewind(
-            spark,
-            checkpoint,
-            to,
-            state_dir=state_dir or "aion-state",
-            tables_of=tables_of,
-            leave_tables=leave_tables,
-            dry_run=dry_run,
-        )
+            spark, checkpoint, to, state_dir=state_dir or "aion-state", tables_of=tables_of,
+            leave_tables=leave_tables, dry_run=dry_run,
+        )  # fmt: skip
 
 
 def _chosen(files: CheckpointFiles, to: int | str | datetime) -> Rewound:

@@ -16,6 +16,7 @@ from aion.core.lateness.observe import Lateness
 from aion.core.lateness.sketch import LatenessSketch
 from aion.core.operator.overview import by_status
 from aion.errors import ConfigError, FormatError
+from aion.execute.files.skipped import FOLDER
 from aion.tools.inspect import tables
 from aion.tools.inspect.windows import show_windows
 from policies.durations import short_duration
@@ -278,7 +279,7 @@ def set_back(checkpoint: Path, query: str, batch: int) -> list[Path]:
     if not (checkpoint / "commits" / str(batch)).is_file():
         raise ConfigError(f"--checkpoint: {checkpoint} no longer has the commit of batch {batch}")
     moved = []
-    for log in _LOGS:
+    for log in (*_LOGS, *(f"{FOLDER}/{stream.name}" for stream in (checkpoint / FOLDER).glob("*"))):
         for entry in list((checkpoint / log).iterdir()):
             number = entry.name.removeprefix(".").removesuffix(".crc")
             if number.isdecimal() and int(number) > batch:

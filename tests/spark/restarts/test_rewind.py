@@ -23,10 +23,14 @@ from pyspark.sql.streaming import StreamingQuery
 import aion
 from aion import aggregates as A
 from aion.errors import ConfigError
+from aion.execute.files.skipped import Records
 from aion.sinks import going_back
 from aion.spark.session.checkpoint_files import CheckpointFiles
+from aion.spark.session.rewound import Rewound, complete
 from aion.spark.taking_over import rewind as rewinding
 from aion.spark.taking_over.fork import fork
+from aion.tools.inspect.lineages import forget_gone
+from aion.tools.inspect.state import set_back
 from tests.object_store import ObjectStore
 from tests.spark.conftest import EVENTS, EVENTS_DDL, SECOND, FileStream, table_of, take_all
 
@@ -225,6 +229,53 @@ def test_a_copy_goes_on_beside_the_original(
         assert _settled(query.table) == expected(stream, 4)
     with pytest.raises(ConfigError, match="there is something already"):
         fork(spark, str(copy.checkpoint), str(copy.checkpoint), state_dir=new)
+
+
+@pytest.mark.slow
+def test_a_copy_does_not_begin_with_the_state_of_an_earlier_one(
+    spark: SparkSession, stream: FileStream, tmp_path: Path
+) -> None:
+    """One that has never run leaves nothing that matters; one that has run leaves versions that are nobody's."""
+    place, query = spark.conf.get("spark.aion.state.dir"), Query(stream, tmp_path / "checkpoint")
+    copy = Query(stream, tmp_path / "copy")
+    query.run(0)
+    fork(spark, str(query.checkpoint), str(copy.checkpoint), state_dir=place)
+    shutil.rmtree(copy.checkpoint)
+    query.run(1)
+    made = fork(spark, str(query.checkpoint), str(copy.checkpoint), state_dir=place)
+    copy.table = dict(query.tables[made.batch])
+    copy.run(2)
+    assert _settled(copy.table) == expected(stream, 3)
+    shutil.rmtree(copy.checkpoint)
+    with pytest.raises(ConfigError, match=r"an earlier copy was at this place.*aion inspect STATE_DIR --forget --gone"):
+        fork(spark, str(query.checkpoint), str(copy.checkpoint), state_dir=place)
+    assert not copy.checkpoint.exists()
+    forget_gone(place)
+    made = fork(spark, str(query.checkpoint), str(copy.checkpoint), state_dir=place)
+    copy.table = dict(query.tables[made.batch])
+    copy.start(availableNow=True).awaitTermination()
+    assert _settled(copy.table) == expected(stream, 3)
+
+
+@pytest.mark.parametrize("how", ["rewind", "repair"])
+def test_what_a_batch_that_is_undone_decided_about_files_is_forgotten(
+    spark: SparkSession, tmp_path: Path, how: str
+) -> None:
+    """The next batch of its number has other files. What it decides must last, or it would read others when it runs
+    again.
+    """
+    for name in ("metadata", "commits/1", "commits/2", "offsets/1", "offsets/2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"id": "query"}')
+    for number in (1, 2):
+        Records(str(tmp_path), "cars", number, (0, 1), 7).decide({"a": "it is damaged"})
+    if how == "rewind":
+        complete(CheckpointFiles(spark, str(tmp_path)), Rewound(1, 2, "name"))
+    else:
+        set_back(tmp_path, "query", 1)
+    assert Records(str(tmp_path), "cars", 1, (0, 1), 8).known() == {"a": "it is damaged"}
+    now = Records(str(tmp_path), "cars", 2, (0, 1), 8)
+    assert now.decide({"a": None, "b": "it is damaged"}) == {"a": None, "b": "it is damaged"} == now.known()
 
 
 @pytest.mark.slow
