@@ -326,7 +326,7 @@ class ExecutionPolicy(Section):
     """How much late work a batch does, so that it does not delay on-time results: the events in windows that run early,
     late or for the last time are at most this many times those in windows that run on time, plus a million. The rest
     waits, for at most 10 batches: final executions go first, then the oldest windows. A batch without data does all
-    that waits. null: nothing waits.
+    that waits, and so does each batch of a query with windows of windows or a join of panes. null: nothing waits.
 
     Raise it if late results matter as much as those on time.
     """

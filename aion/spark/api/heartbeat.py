@@ -46,11 +46,6 @@ class HeartbeatSource(DataSource):
         return _Reader(HeartbeatSettings(**numbers), given["socket"], int(given["delay_us"]))
 
 
-class _Time(InputPartition):
-    def __init__(self, time_us: int) -> None:
-        self.time_us = time_us
-
-
 class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, settings: HeartbeatSettings, driver: str, delay_us: int) -> None:
         self._run = uuid.uuid4().hex
@@ -72,11 +67,10 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         time_us = Beat.of(end).time_us
-        return [] if time_us is None else [_Time(time_us)]
+        return [] if time_us is None else [InputPartition(time_us)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Time)
-        yield pa.RecordBatch.from_arrays([pa.array([partition.time_us], _ROWS.field(AT).type)], schema=_ROWS)
+        yield pa.RecordBatch.from_arrays([pa.array([partition.value], _ROWS.field(AT).type)], schema=_ROWS)
 
     def _position(self) -> Position:
         """Asks the driver how far this query is. Raises StateError and ServerError."""

@@ -20,6 +20,8 @@ or null. ``again``: what holds instead for a batch that an earlier run has begun
 """
 BEGINS = "spark.sql.streaming.aion.begins"
 """The number of the run's first batch. Unset: the query is new."""
+CHAINED = "spark.sql.streaming.aion.chained"
+"""Set if an operator has the results of another one. Then no execution waits: the windows behind close meanwhile."""
 QUIET = "spark.sql.streaming.aion.quiet"
 """The first and the last number of the batches in which no task asks all shards
 (:class:`aion.spark.tasks.blocks.BlockRows`).

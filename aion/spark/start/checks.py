@@ -65,7 +65,7 @@ def look(spark: SparkSession, execution: Any, plan: Node, run: str, checkpoint: 
     complete_interrupted(files)
     if not there:
         return
-    for key, value in of_queries(spark).items():
+    for key, value in (of_queries(spark) | downstream.settings(plan)).items():
         conf.set(key, value)
     take_back(files)
     batches = files.batches("commits")

@@ -98,7 +98,7 @@ def _looking(stock: Callable[..., Any]) -> Callable[..., Any]:
 def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[str, str]:
     """Returns what a query's own session needs. Raises AionError if the query cannot run."""
     plan = writer._write_stream._child
-    there = [_operators[node] for node in _nodes(plan) if node in _operators]
+    there, own = [_operators[node] for node in _nodes(plan) if node in _operators], {}
     if there:
         from pyspark.sql.connect.dataframe import DataFrame as Remote
 
@@ -109,8 +109,8 @@ def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[s
             raise WatermarkError(upstream.WAITS)
         # As the server prints a plan, it does not say which operator a root is.
         downstream.check(printed, lambda _: there[0].config if len(there) == 1 else None)
+        own = of_queries(spark) | downstream.settings(printed)
     check_names(there)
-    own = of_queries(spark) if there else {}
     location = _location(spark, writer, given)
     if location is None:
         found, query, checkpoint, batch = {CHECKPOINT: TEMPORARY}, None, TEMPORARY, None

@@ -18,6 +18,7 @@ from aion.errors import ConfigError
 from aion.execute.assembly import longest_bound_us
 from aion.spark.session import upstream
 from aion.spark.session.plans import ROOT, Node
+from aion.spark.session.query_settings import CHAINED
 from aion.spark.tasks.join_child import JoinConfig
 from aion.spark.tasks.root_config import RootConfig
 
@@ -50,6 +51,12 @@ def check(plan: Node, config_of: Callable[[tuple[str, int]], Any]) -> None:
             for node in between:
                 if (what := _counts(node)) is not None:
                     raise ConfigError(_refused_join(what, config.name))
+
+
+def settings(plan: Node) -> dict[str, str]:
+    """Returns the settings that a query needs because of what is behind its windows."""
+    roots = [node for node in plan if node.name == ROOT]
+    return {CHAINED: "true"} if any(below in roots for root in roots for way in root.below for below in way) else {}
 
 
 def takes_back(plan: Plan, policy: str) -> bool:
@@ -109,13 +116,9 @@ def _counts(node: Node) -> str | None:
 
 def _made(between: Sequence[Node]) -> dict[int, Any]:
     """Returns the expressions of all columns that a select has made, by the numbers of the columns."""
-    made: dict[int, Any] = {}
-    for node in between:
-        if node.name == "Project" and node.jvm is not None:
-            for column in _items(node.jvm.projectList()):
-                if column.getClass().getSimpleName() == "Alias":
-                    made[column.exprId().id()] = column.child()
-    return made
+    selects = [node.jvm.projectList() for node in between if node.name == "Project" and node.jvm is not None]
+    columns = [column for select in selects for column in _items(select)]
+    return {column.exprId().id(): column.child() for column in columns if column.getClass().getSimpleName() == "Alias"}
 
 
 def _is_of_windows(expression: Any, made: Mapping[int, Any]) -> bool:
@@ -124,12 +127,11 @@ def _is_of_windows(expression: Any, made: Mapping[int, Any]) -> bool:
         metadata = json.loads(column.metadata().json())
         if PART in metadata:
             part = json.loads(metadata[PART])[0]
-            if part not in _SAME and not is_key(part):
-                return False
+            is_same = part in _SAME or is_key(part)
         else:
-            number = column.exprId().id()
-            if number not in made or not _is_of_windows(made[number], made):
-                return False
+            is_same = (number := column.exprId().id()) in made and _is_of_windows(made[number], made)
+        if not is_same:
+            return False
     return True
 
 

@@ -28,6 +28,7 @@ from aion.execute.record.trace import Definition
 from aion.execute.windows import Windows
 from aion.spark.session.counting import COUNTED, COUNTS
 from aion.spark.session.group_counter import GroupCounter
+from aion.spark.session.query_settings import CHAINED
 from aion.spark.tasks.frames import frames_of
 from aion.spark.tasks.hand_over import BatchFolder
 from aion.spark.tasks.root_config import RootConfig
@@ -87,6 +88,9 @@ class WindowsTenants(Tenants):
         record_rules(plan, config.name)
         self._codec = CodecPool(policy.io.codec_threads)
         self._context = TaskContext.get()
+        if self._context is not None and self._context.getLocalProperty(CHAINED) is not None:
+            execution = policy.execution.model_copy(update={"late_share": None})
+            self._policy = policy.model_copy(update={"execution": execution})
 
     def open(
         self, attempt: RemoteAttempt, batch: Batch
@@ -118,8 +122,6 @@ class WindowsTenants(Tenants):
             # Bring back to memory, behind the I/O of this batch, what was there before.
             attempt.prestage(active)
 
-        here = ShardOfKeys((batch.shard,))
-
         def blocks(rows: Iterable[pd.DataFrame]) -> Iterator[list[Block]]:
             parts, groups = Defragmenter(), None
             for frame in rows:
@@ -127,7 +129,7 @@ class WindowsTenants(Tenants):
                 # All rows of a batch come in one way, which its plan decides.
                 if sent and is_packed(sent[0]):
                     groups = groups or _Groups(
-                        plan, make_builder(plan, self._policy, self._codec, here), config.counter
+                        plan, make_builder(plan, self._policy, self._codec, ShardOfKeys((batch.shard,))), config.counter
                     )
                     yield from groups.blocks(sent)
                 elif arrived := [attempt.mapped(block) for block in parts.blocks(sent)]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -148,6 +150,22 @@ def test_a_shorter_bound_does_not_end_windows_whose_panes_still_come(stream: Fil
     assert not [row for row in rows if row["kind"] == "dropped"]
     of_window = [row for row in rows if row["k"] == "a" and row["window_start"].timestamp() == 300]
     assert max(of_window, key=lambda row: row["pane"])["sum"] == 7.0
+
+
+@pytest.mark.slow
+def test_a_final_pane_comes_before_the_windows_behind_are_gone(stream: FileStream, sink: Sink) -> None:
+    """It does not wait, although its window has more events than a batch may read before those that are on time."""
+    [large] = stream.put([("a", 10, 1.0)]).to_batches()
+    events = pa.Table.from_batches([large] * 1000)
+    pq.write_table(pa.concat_tables([events] * 1001), stream.folder / "000000.parquet")
+    os.utime(stream.folder / "000000.parquet", (1_700_000_000,) * 2)
+    for at in [61, 15, 362, 725, 726, 727]:
+        stream.put([("a", at, 1.0)])
+    late: dict[str, Any] = {"bound": "5 minutes", "trigger": {"kind": "count", "count": 100}}
+    panes = inner(stream, **late, policy={"execution": {"late_share": 0.0}})
+    rows = sink.run(outer(panes, windows=aion.Tumbling("1 minute")))
+    assert not [row for row in rows if row["kind"] == "dropped"]
+    assert newest(rows, "top")["a", 0] == (1_001_001,)
 
 
 def test_what_would_be_wrong_is_refused(stream: FileStream) -> None:
