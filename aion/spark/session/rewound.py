@@ -44,7 +44,7 @@ def begin(files: CheckpointFiles, rewound: Rewound) -> None:
 
 
 def complete(files: CheckpointFiles, rewound: Rewound) -> None:
-    """Cuts the logs, what was decided about files, and Spark's state behind a batch. It may be done again at any point."""
+    """Cuts the logs, what was decided about files, and Spark's state behind a batch. This may be done again."""
     files.write(REWOUND, json.dumps(asdict(rewound)))
     # The last entries first: what is left is always the checkpoint of a query that was stopped.
     for name in ("commits", "offsets", *(f"{FOLDER}/{stream}" for stream in files.names(FOLDER))):
