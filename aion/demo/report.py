@@ -224,7 +224,7 @@ def draw(
 ) -> None:
     """Write the figure: lateness of the flights, bytes per tier over time, panes per kind and query, completeness.
 
-    ``lateness_us``: arrival minus the end of the flight's window. ``seen_us``: the watermark of the flight's batch
+    ``lateness_us``: departure minus the end of the flight's window. ``seen_us``: the watermark of the flight's batch
     minus that end. Both are of all flights, and negative for those in time. ``rows``: of each query, see :func:`rated`.
     """
     from matplotlib.figure import Figure
@@ -245,7 +245,7 @@ def draw(
 def _draw_lateness(axes: Any, lateness_us: np.ndarray, seen_us: np.ndarray) -> None:
     """The share of flights that are later than x, on two logarithmic axes, which show a heavy tail."""
     curves = (
-        (lateness_us, BLUE, "at arrival"),
+        (lateness_us, BLUE, "at departure"),
         (seen_us, ORANGE, "by the watermark,\nwhich moves once per file"),
     )
     for late_us, colour, label in curves:
@@ -262,7 +262,7 @@ def _draw_lateness(axes: Any, lateness_us: np.ndarray, seen_us: np.ndarray) -> N
         axes.plot(at, share, "o", color=BLUE, markersize=5)
         axes.annotate(f"{words} {_minutes(at)}", (at, share), xytext=(6, 4), textcoords="offset points", fontsize=9)
     axes.set_xlim(1, 14_400)  # up to ten days: room for the labels beside the tail
-    scale(axes, len(lateness_us), "How late flights are: arrival after their window's end", "flights")
+    scale(axes, len(lateness_us), "How late flights are: departure after their window's end", "flights")
 
 
 def _draw_bytes(axes: Any, samples: Sequence[Sample]) -> None:

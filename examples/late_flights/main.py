@@ -1,4 +1,4 @@
-"""Real flights by the hour of their scheduled arrival. A flight comes when it has landed, so many come late."""
+"""Real flights by the hour of their scheduled departure. A flight comes when it has departed, so many come late."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import aion
 from aion import aggregates as A
-from aion.demo.flights import arrivals, load_flights, write_stream
+from aion.demo.flights import departures, load_flights, write_stream
 
 FLIGHTS, STRETCH_US = 5_000, 4 * 3_600_000_000  # a file for each four hours
 
@@ -20,17 +20,17 @@ FLIGHTS, STRETCH_US = 5_000, 4 * 3_600_000_000  # a file for each four hours
 def main(out: Path) -> int:
     flights = load_flights().table.slice(0, FLIGHTS)
     files = write_stream(flights, out / "flights", stretch_us=STRETCH_US)
-    print(f"{FLIGHTS:,} flights in {files} files, in the order in which they landed")
+    print(f"{FLIGHTS:,} flights in {files} files, in the order in which they departed")
     builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", 2)
     builder = builder.config("spark.ui.showConsoleProgress", "false")
     spark = aion.configure(builder, state_dir=str(out / "state")).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     panes = aion.windowed(
-        arrivals(spark, out / "flights"),  # its watermark is the latest landing
+        departures(spark, out / "flights"),  # its watermark is the latest departure
         key="carrier",
         time="scheduled",
         windows=aion.Tumbling("1 hour"),
-        aggregates={"flights": A.count(), "delay": A.mean("arr_delay")},
+        aggregates={"flights": A.count(), "delay": A.mean("dep_delay")},
         bound="2 days",
         trigger="every_batch",  # each late flight corrects its hour at once
     )
@@ -53,7 +53,7 @@ def main(out: Path) -> int:
 def compare(database: Path, flights: pd.DataFrame) -> int:
     """Compares the table with the mean delay of all flights of each carrier and hour."""
     hours = flights["scheduled"].dt.tz_convert("UTC").dt.floor("h")
-    whole = flights.groupby(["carrier", hours])["arr_delay"].agg(["count", "mean"])
+    whole = flights.groupby(["carrier", hours])["dep_delay"].agg(["count", "mean"])
     with sqlite3.connect(database) as db:
         kept = pd.read_sql("SELECT carrier, window_start, flights, delay FROM delays", db)
     kept["scheduled"] = pd.to_datetime(kept["window_start"], utc=True)

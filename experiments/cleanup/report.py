@@ -203,7 +203,7 @@ def remarks(settings: Settings) -> str:
             "any 1,000 windows: also those with the conservative bound, before enough is known. They "
             "cover more than was asked: within half a point counts them as off, not lower does not. Only the first 200 "
             "windows are left out. oracle's: the same with the oracle's bounds.",
-            "flights: real data, in windows of an hour by scheduled arrival. The truth is unknown; the oracle is the "
+            "flights: real data, in windows of an hour by schedule. The truth is unknown; the oracle is the "
             "one fixed bound that would have been right for the stretch. The figure shows all of it. flights are those "
             "of New York in 2013, flights 2001 those of the United States in half a year.",
         ]

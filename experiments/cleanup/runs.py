@@ -216,7 +216,7 @@ def flight_times_us(flights_2001: Path | None) -> tuple[Ints, Ints]:
         from aion.demo.flights import load_flights
 
         data = load_flights()
-        return data.scheduled_us, data.arrived_us
+        return data.scheduled_us, data.departed_us
     from experiments.shared.flights_2001 import load
 
     table = load(flights_2001)

@@ -88,7 +88,7 @@ def flights(name: str, settings: Settings) -> Feed:
     key = None if width == "1 hour" else "carrier"
     table = data.table.select(["scheduled", "carrier"]).rename_columns(["ts", "carrier"])
     first_us = int(data.scheduled_us.min())
-    return Feed(table, data.arrived_us, HOUR_US, aion.Tumbling(width), key, "1 day", first_us + 25 * DAY_US)
+    return Feed(table, data.departed_us, HOUR_US, aion.Tumbling(width), key, "1 day", first_us + 25 * DAY_US)
 
 
 def flights_of_2001(name: str, path: Path) -> Feed:

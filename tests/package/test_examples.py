@@ -65,7 +65,7 @@ def test_an_example_finds_a_wrong_mean_of_flights(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     flights = load_flights().table.slice(0, 100).to_pandas()
     hours = flights["scheduled"].dt.tz_convert("UTC").dt.floor("h").dt.tz_localize(None).rename("window_start")
-    rows = flights.groupby(["carrier", hours])["arr_delay"].agg(flights="count", delay="mean").reset_index()
+    rows = flights.groupby(["carrier", hours])["dep_delay"].agg(flights="count", delay="mean").reset_index()
     for change, code in ((0.0, 0), (0.5, 1)):
         rows.loc[3, "delay"] += change
         with closing(sqlite3.connect(tmp_path / "db")) as db:

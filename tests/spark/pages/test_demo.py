@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from aion.demo import command as demo
-from aion.demo.flights import arrivals, load_flights, write_stream
+from aion.demo.flights import departures, load_flights, write_stream
 from aion.demo.report import compare, conclusion
 from tests.package.test_demo import pandas_truth
 
@@ -26,7 +26,7 @@ def test_spark_computes_the_truth_and_keeps_the_watermark_below_the_filter(
         )
         assert comparison.equal, conclusion(comparison)
     capsys.readouterr()
-    arrivals(spark, tmp_path / "flights").select("scheduled").explain()
+    departures(spark, tmp_path / "flights").select("scheduled").explain()
     plan = capsys.readouterr().out
     assert plan.index("Filter") < plan.index("EventTimeWatermark") < plan.index("StreamingRelation")
     assert plan.count("Filter") == 1, plan
