@@ -20,10 +20,9 @@ from aion.core.query.history import EVOLUTION, Evolution
 from aion.core.query.plan import Plan
 from aion.errors import ForeignState
 from aion.execute.assembly import longest_bound_us
-from state_backends.format.definitions import FOLLOWS, WORDS, digest
+from state_backends.format.definitions import FOLLOWS, WORDS, changes, digest
 from state_backends.versions.audit import StateFolder
 from state_backends.versions.lineage import folder_of
-from state_backends.versions.manifest import changes
 from state_backends.versions.retention import batch_of
 
 log = logging.getLogger(__name__)

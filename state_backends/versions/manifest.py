@@ -14,11 +14,12 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import orjson
 
 from state_backends.files.names import HANDED, SstFile
 from state_backends.format.checksum import crc32
-from state_backends.format.definitions import NOT_COMPARED, WORDS, follows
+from state_backends.format.definitions import changes
 from state_backends.format.errors import CorruptState, ForeignState, FormatError
 from state_backends.format.plain_names import PLAIN, is_plain
 from state_backends.store.ledger import NO_FILE
@@ -26,6 +27,7 @@ from state_backends.store.protocol import Alive, Runs
 from state_backends.versions.json_values import dumps
 
 FORMAT = 4
+_BEGINS = orjson.dumps({"format": FORMAT})[:-1] + b","
 T = TypeVar("T")
 
 
@@ -76,6 +78,11 @@ class FileEntry:
     index_crc: int
     blocks: int
     alive: Runs | None = None
+
+    def __post_init__(self) -> None:
+        runs = [(-1, -1), *(self.alive or ())]
+        if any(first > last or first <= before for (_, before), (first, last) in itertools.pairwise(runs)):
+            raise ValueError("runs must ascend")
 
     @classmethod
     def of(cls, file: SstFile, name: str) -> FileEntry:
@@ -168,24 +175,7 @@ def dump(manifest: Manifest) -> bytes:
 def load(data: bytes, name: str) -> Manifest:
     """Raises CorruptState or FormatError naming the manifest."""
     what = f"manifest {name}"
-    value = _unseal(data, what)
-    manifest = _shaped(
-        what,
-        lambda: Manifest(
-            token=value["token"],
-            parent=value["parent"],
-            version=value["version"],
-            identity=Identity(**{name: value["identity"][name] for name in _OWNER}),
-            files=tuple(_file(f) for f in value["files"]),
-            next_file_no=value["next_file_no"],
-            snapshot=value["snapshot"],
-            history=tuple(
-                Past(token, tuple((name, size) for name, size in left), merged)
-                for token, left, merged in value["history"]
-            ),
-            runs=tuple(value.get("runs", ())),
-        ),
-    )
+    manifest = _read(Manifest, data, what)
     tokens = [manifest.token, *(past.token for past in manifest.history)]
     files = [*(file.name for file in manifest.files), *(file for past in manifest.history for file, _ in past.left)]
     parents = [] if manifest.parent is None else [manifest.parent]
@@ -204,13 +194,23 @@ def load_operator(data: bytes, name: str) -> dict[str, Any]:
     """Returns the fields of an Identity that ``operator.json`` has. Raises CorruptState or FormatError naming the
     file.
     """
-    value = _unseal(data, name)
-    operator = _shaped(name, lambda: {field: value[field] for field in _OPERATOR})
-    _check_names(name, [operator["query"], operator["operator"]])
-    return operator
+    operator = _read(_Operator, data, name)
+    _check_names(name, [operator.query, operator.operator])
+    return dict(vars(operator))
 
 
-_OPERATOR = ("query", "operator", "shards", "definition", "ids", "key_types", "checkpoint")
+@dataclass(frozen=True)
+class _Operator:
+    query: str
+    operator: str
+    shards: int
+    definition: dict[str, Any]
+    ids: list[int]
+    key_types: list[str]
+    checkpoint: str
+
+
+_OPERATOR = tuple(field.name for field in fields(_Operator))
 _OWNER = ("query", "operator", "shard", "shards", "definition")
 
 
@@ -219,47 +219,27 @@ def _seal(value: dict[str, Any]) -> bytes:
     return body + b"\n%08x\n" % crc32(body)
 
 
-def _unseal(data: bytes, what: str) -> dict[str, Any]:
+def _read(kind: type[T], data: bytes, what: str) -> T:
+    """Reads what :func:`_seal` wrote. A later version of Aion may have added fields to the same format."""
     body, trailer = data[:-10], data[-10:]
     if trailer != b"\n%08x\n" % crc32(body):
         raise CorruptState(f"{what}: its checksum differs from the one it was written with")
-    value: dict[str, Any] = _shaped(what, lambda: dict(orjson.loads(body)))
-    found = value.pop("format", None)
-    if found != FORMAT:
-        age = "older" if isinstance(found, int) and found < FORMAT else "newer"
-        raise FormatError(
-            f"{what}: written in format {found}; this Aion reads format {FORMAT}: use the {age} Aion that wrote it"
-        )
-    return value
-
-
-def _shaped(what: str, read: Callable[[], T]) -> T:
-    """Calls ``read`` on a value with a right checksum. Raises CorruptState if fields are missing or of other types."""
     try:
-        return read()
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CorruptState(f"{what}: its fields are not those of its format: {error!r}") from error
+        if not body.startswith(_BEGINS) and (found := orjson.loads(body).get("format")) != FORMAT:
+            age = "older" if isinstance(found, int) and found < FORMAT else "newer"
+            raise FormatError(
+                f"{what}: written in format {found}; this Aion reads format {FORMAT}: use the {age} Aion that wrote it"
+            )
+        return msgspec.json.decode(body, type=kind)
+    except (ValueError, AttributeError, msgspec.MsgspecError) as error:
+        raise CorruptState(f"{what}: its fields are not those of its format: {error}") from error
 
 
-def _check_names(what: str, names: Iterable[Any]) -> None:
+def _check_names(what: str, names: Iterable[str]) -> None:
     """Raises CorruptState for a name that is not plain. All of these become parts of paths."""
     for name in names:
         if not is_plain(name):
             raise CorruptState(f"{what}: it contains {name!r:.200}, which is not a plain name ({PLAIN})")
-
-
-def _file(value: dict[str, Any]) -> FileEntry:
-    """Returns the fields that this version of Aion knows. A later version may have added others to the same format."""
-    alive = value.get("alive")
-    known = {f.name: value[f.name] for f in fields(FileEntry) if f.name != "alive"}
-    return FileEntry(**known, alive=None if alive is None else _runs(alive))
-
-
-def _runs(value: Iterable[Any]) -> Runs:
-    runs = tuple((first, last) for first, last in value)
-    if any(not 0 <= first <= last for first, last in runs) or any(a[1] >= b[0] for a, b in itertools.pairwise(runs)):
-        raise ValueError("runs must ascend")
-    return runs
 
 
 def _in_runs(runs: Runs, numbers: Sequence[int]) -> list[bool]:
@@ -267,35 +247,6 @@ def _in_runs(runs: Runs, numbers: Sequence[int]) -> list[bool]:
     lasts = [last for _, last in runs]
     at = [bisect_left(lasts, number) for number in numbers]
     return [i < len(runs) and runs[i][0] <= number for i, number in zip(at, numbers, strict=True)]
-
-
-_NOTHING = "none"
-
-
-def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Says what differs between two definitions, in the user's words if both have them."""
-    if follows(now, was):
-        return []
-    compared = [what for what in dict.fromkeys([*was, *now]) if what not in NOT_COMPARED]
-    changed = [what for what in compared if was.get(what) != now.get(what)]
-    if not changed:
-        return []
-    words = was.get(WORDS, {}), now.get(WORDS, {})
-    if all(words):
-        lists = [
-            (what, *([tuple(pair) for pair in side.get(what, ())] for side in words))
-            for what in dict.fromkeys([*words[0], *words[1]])
-        ]
-        if said := [f"{what}: was {_named(a, b)}; is {_named(b, a)}" for what, a, b in lists if a != b]:
-            return said
-    return [f"{what}: was {was.get(what, _NOTHING)}; is {now.get(what, _NOTHING)}" for what in changed]
-
-
-def _named(pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]) -> str:
-    """Lists names. Says what a name stands for if it stands for something else among the others."""
-    meant = dict(others)
-    shown = [f"{name} ({what})" if what and meant.get(name, what) != what else name for name, what in pairs]
-    return ", ".join(shown) or _NOTHING
 
 
 def check_owner(manifest: Manifest, wanted: Identity) -> None:
