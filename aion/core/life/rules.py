@@ -128,7 +128,8 @@ class Rules:
 
     ``own``: of the definitions that decide for themselves, by their numbers. ``final_only``: windows run only once,
     when their bound has passed (``emit="final"``). ``early``: the watermarks of the last early executions, by number.
-    ``patience``: for how many batches at most a late window waits until its blocks are in memory.
+    ``patience``: for how many batches at most a late window waits until its blocks are in memory. ``lengthens``: if
+    new windows have a longer bound after a restart, those that live get it, too.
     """
 
     def __init__(
@@ -142,9 +143,11 @@ class Rules:
         final_only: bool = False,
         early: Mapping[int, int] | None = None,
         patience: int = 0,
+        lengthens: bool = False,
     ) -> None:
         self.shared_bound = bound
         self.final_only = final_only
+        self.lengthens = lengthens
         self._trigger = trigger
         self._staleness_bound = staleness_bound
         self._own = own

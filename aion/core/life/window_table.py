@@ -159,6 +159,10 @@ class WindowTable:
         for name, values in (more if size_bytes is None else more | {"size_bytes": size_bytes}).items():
             self[name][rows] = _plus(self[name][rows], values)
 
+    def lengthen(self, bounds_us: Ints) -> None:
+        """Gives each window this bound, unless its own is longer."""
+        self.columns["bound_us"] = np.maximum(self["bound_us"], bounds_us)
+
     def add_events(self, rows: Ints, events: Ints) -> None:
         """Adds events that came in time and that an execution has already seen. Each row occurs at most once."""
         self["events"][rows] = _plus(self["events"][rows], events)

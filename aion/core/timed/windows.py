@@ -57,6 +57,8 @@ class TimeWindows:
         self.table = WindowTable(definitions)
         if snapshot is not None:
             self.table = WindowTable.from_json(snapshot["windows"], definitions, grid.aligned)
+            if rules.lengthens:
+                self.table.lengthen(rules.bounds_us(self.table["definition"]))
         self._segments = segments
         self._aligned = AlignedWindows(grid.aligned, grid.limits)
         self._unlimited = AlignedWindows(grid.aligned) if grid.limits else None

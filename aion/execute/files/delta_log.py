@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -36,8 +37,7 @@ class DeltaLog:
         self._reading, self._options = Reading.of(options, DELTA_OPTIONS)
         scheme, colon, rest = table.partition(":")
         self._uri = "/" + rest.lstrip("/") if colon and scheme == "file" else table
-        self._table = self._at(None)
-        self.id = str(self._table.metadata().id)
+        self._load()
         # A version says only what it changes, so a stream that begins later would not see it.
         self._check(self._table, f"table {self._shown!r}")
 
@@ -45,7 +45,12 @@ class DeltaLog:
         return pa.schema(self._table.schema().to_arrow())
 
     def newest(self) -> int:
-        self._table.update_incremental()
+        known = self._table.version()
+        with suppress(DeltaError):  # of a table that was made again, and has fewer versions
+            self._table.update_incremental()
+            if self._table.version() == known:
+                return int(known)
+        self._load()  # later versions do not say that they are of another table
         return int(self._table.version())
 
     def start(self, newest: int) -> Place:
@@ -83,6 +88,10 @@ class DeltaLog:
 
     def close(self) -> None:
         """There is no connection."""
+
+    def _load(self) -> None:
+        self._table = self._at(None)
+        self.id = str(self._table.metadata().id)
 
     def _at(self, version: int | None) -> Any:
         try:

@@ -38,19 +38,13 @@ class IcebergLog:
         self._shown = table
         self._reading, properties = Reading.of(options, ICEBERG_OPTIONS)
         self._catalog = load_catalog(properties.pop("catalog", None), **properties)
-        try:
-            self._table: Any = self._catalog.load_table(table)
-        except NoSuchTableError as error:
-            raise ConfigError(f"there is no table {table!r} in the catalog") from error
-        self.id = str(self._table.metadata.table_uuid)
-        self._check()
+        self._load()
 
     def columns(self) -> pa.Schema:
         return self._table.schema().as_arrow()
 
     def newest(self) -> int | None:
-        self._table.refresh()
-        self._check()
+        self._load()
         snapshot = self._table.current_snapshot()
         return None if snapshot is None else int(snapshot.snapshot_id)
 
@@ -88,6 +82,14 @@ class IcebergLog:
 
     def close(self) -> None:
         self._catalog.close()
+
+    def _load(self) -> None:
+        try:
+            self._table: Any = self._catalog.load_table(self._shown)
+        except NoSuchTableError as error:
+            raise ConfigError(f"there is no table {self._shown!r} in the catalog") from error
+        self.id = str(self._table.metadata.table_uuid)
+        self._check()
 
     def _files(self, snapshot: Any, only: int | None) -> list[Added]:
         """Returns the files of a snapshot, the oldest first; with ``only``, those that this snapshot has added."""

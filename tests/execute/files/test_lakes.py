@@ -275,6 +275,22 @@ def test_another_table_of_the_same_name_is_refused(lake: Lake) -> None:
         Reading(lake, end)
 
 
+@pytest.mark.parametrize("versions", [1, 2, 4])
+def test_a_table_that_is_made_again_during_a_run_is_refused(lake: Lake, versions: int) -> None:
+    """Its later versions do not say that they are of another table. Nothing of it is read before that is noticed."""
+    for number in (0, 4, 8):
+        lake.put(rows(number))
+    with closing(LakeStream(opened(lake.kind, lake.name("minutes"), lake.options))) as stream:
+        end = stream.advanced({}, None)
+        lake.delete()
+        for number in range(versions):
+            lake.put(rows(100 + 4 * number))
+        with pytest.raises(ConfigError, match=r"was it deleted and made again\? Begin with a new checkpoint"):
+            for number in range(4):
+                assert stream.advanced(end, None) == end
+                lake.put(rows(200 + 4 * number))
+
+
 def test_rows_of_an_empty_table_are_waited_for(lake: Lake) -> None:
     """A table of Iceberg may have no snapshot yet."""
     if lake.kind == "delta":

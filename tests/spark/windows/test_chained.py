@@ -153,6 +153,24 @@ def test_a_shorter_bound_does_not_end_windows_whose_panes_still_come(stream: Fil
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("emit", ["all", "final"])
+def test_a_longer_bound_lengthens_the_life_of_windows_whose_panes_come_later(
+    stream: FileStream, sink: Sink, emit: str
+) -> None:
+    """A window that begins after the restart has the new bound, and is in an outer one that began before."""
+    for batch in [[("a", 10, 1.0)], [("b", 150, 1.0)]]:
+        stream.put(batch)
+    sink.run(outer(inner(stream, bound="1 minute", emit=emit)))
+    for batch in [[("a", 200, 2.0)], *([("b", at, 1.0)] for at in (3000, 3001, 3002)), [("a", 201, 4.0)]]:
+        stream.put(batch)
+    for at in (3003, 9000, 20_000):
+        stream.put([("b", at, 1.0)])
+    rows = sink.run(outer(inner(stream, emit=emit)))
+    assert not [row for row in rows if row["kind"] == "dropped"]
+    assert newest(rows, "panes", "sum")["a", 0] == (2, 7.0)
+
+
+@pytest.mark.slow
 def test_a_final_pane_comes_before_the_windows_behind_are_gone(stream: FileStream, sink: Sink) -> None:
     """It does not wait, although its window has more events than a batch may read before those that are on time."""
     [large] = stream.put([("a", 10, 1.0)]).to_batches()
