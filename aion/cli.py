@@ -304,11 +304,8 @@ def fork_query(
 
     settings = dict(_pairs("--conf", conf))
     done = fork_alone(checkpoint, new_checkpoint, settings, state_dir=state, new_state_dir=new_state)
-    shards = ", ".join(f"{count} shards of {name!r}" for name, count in done.shards.items()) or "no state of Aion"
-    typer.echo(f"{new_checkpoint} is the query as after batch {done.batch}, with {shards}.")
-    typer.echo("Start a job with it that writes to other tables than the original:")
-    typer.echo(f"  checkpointLocation    {new_checkpoint}")
-    typer.echo(f"  spark.aion.state.dir  {done.state_dir}")
+    for line in done.lines(new_checkpoint):
+        typer.echo(line)
 
 
 @app.command("rescale")
@@ -322,11 +319,7 @@ def rescale_query(
     from aion.spark.api.rescale import rescale_alone
 
     done = rescale_alone(checkpoint, partitions, dict(_pairs("--conf", conf)), state_dir=state)
-    shards = ", ".join(f"{name!r} has {count} shards" for name, count in done.shards.items())
-    if done.before == done.after:
-        typer.echo(f"The query has {done.after} partitions already, so nothing was done; {shards}.")
-    else:
-        typer.echo(f"{done.before} -> {done.after} partitions; {shards}. Start the job as before, and it goes on.")
+    typer.echo(done.line())
 
 
 def _pairs(option: str, given: list[str] | None) -> list[tuple[str, str]]:

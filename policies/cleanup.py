@@ -181,7 +181,7 @@ def decide(
     conservative_us = max(asked.initial_bound_us, at_least_us)
     if asked.coverage is None:
         reason, bound_us = Reason.FIXED, asked.initial_bound_us
-        why = "given by lateness=, or by lateness.initial_bound without coverage"
+        why = "given by bound=, or by lateness.initial_bound without coverage"
     elif known is None:
         reason, bound_us = Reason.NO_HISTORY, conservative_us
         why = f"no late event yet in a window observed long enough: the conservative bound, {short_duration(bound_us)}"

@@ -26,6 +26,11 @@ EARLIEST_US = -LATEST_US
 LONGEST_US = 2**61
 
 
+def counted(number: int, what: str) -> str:
+    """Returns a count in words: ``1 shard``, ``1,000 shards``."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
 def plus(count: int, more: int) -> int:
     """Returns the sum of two counts, at most ``MOST``."""
     return min(count + more, MOST)

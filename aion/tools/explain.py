@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from aion.base.numbers import counted
 from aion.base.time import format_instant
 from aion.config.values import about_bytes
 from aion.core.operator.overview import by_status
@@ -122,7 +123,7 @@ def _show(console: Console, query: str, operator: str, findings: list[ShardFindi
     size = about_bytes(sum(file.size_bytes for manifest in newest for file in manifest.files))
     console.print(
         f"{operator} of query {query}: up to batch {max(f.newest.batch for f in whole if f.newest):,}, "
-        f"{len(newest):,} shards, {size} in files, {_in_tiers(query, operator)}"
+        f"{counted(len(newest), 'shard')}, {size} in files, {_in_tiers(query, operator)}"
     )
     last = sorted(did)[-most:]
     title = f"what the last {len(last)} batches did" + ("; each shard counts its own windows" if windows else "")

@@ -125,7 +125,7 @@ def test_events_without_a_time_are_not_called_late(tmp_path: Path, commit: Calla
 
 
 def test_a_bound_that_was_asked_for_is_called_so(state: Path) -> None:
-    assert "are kept for 0.02 ms: given by lateness=, or by lateness.initial_bound without coverage" in run(str(state))
+    assert "are kept for 0.02 ms: given by bound=, or by lateness.initial_bound without coverage" in run(str(state))
 
 
 def test_shards_are_counted_although_their_ids_are_not_in_a_row(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from aion.aggregates.layout import Layout
 from aion.aggregates.lists import Distinct
 from aion.aggregates.partial import Partial
+from aion.base.numbers import counted
 from aion.base.time import EACH_BATCH_US, format_duration
 from aion.config import Policy
 from aion.config.sections import TriggerPolicy
@@ -201,7 +202,7 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int, why_in_py
     yield "child", f"on every source partition: events are assigned to slices and {lifted}.{grouped}"
     merged = "put together" if sent is None else "combined" if not sent.holistic else "combined or joined"
     for level in range(1, tree.levels + 1):
-        nodes, tasks = _count(tree.nodes(level), "node"), _count(tree.tasks(level), "task")
+        nodes, tasks = counted(tree.nodes(level), "node"), counted(tree.tasks(level), "task")
         below = f"of {tree.children:,} source partitions" if level == 1 else f"nodes of level {level - 1}"
         yield (
             f"level {level}",
@@ -221,7 +222,7 @@ def _places(plan: Plan, policy: Policy, tree: Tree, asked_levels: int, why_in_py
             f"an event that came before, by {identity}, counts once: a shard knows each event by a hash, 16 bytes, as "
             "long as its slice. So children send events, and the root makes blocks of them.",
         )
-    yield "root", f"{_count(len(tree.shards), 'shard')} in {_count(tree.root_tasks, 'task')}; each {work}."
+    yield "root", f"{counted(len(tree.shards), 'shard')} in {counted(tree.root_tasks, 'task')}; each {work}."
     if plan.layout is not None and any(isinstance(w, Periodic) and w.overlap > 1 for w in plan.windows.values()):
         yield "overlap", _combining(plan.layout, policy)
 
@@ -262,7 +263,7 @@ def _crossing(
         source = f" of {_columns(list(read))}" if read else ""
         keys = f"key and slice: the key {_columns(plan.key)} and" if plan.key else "slice:"
         numbers = sum(len(layout.partials[p]) for p in fixed)
-        yield "partials", f"one row for each {keys} {_count(numbers, 'column')} of partials{source}."
+        yield "partials", f"one row for each {keys} {counted(numbers, 'column')} of partials{source}."
         if layout.holistic:
             yield "values", f"the {_values(layout.partials)}, without their times, once for each slice."
     way = " -> ".join(["child", *(f"level {level}" for level in range(1, tree.levels + 1)), "root"])
@@ -271,7 +272,7 @@ def _crossing(
     else:
         hops = tree.levels + 1
         why = f"{'it is' if not tree.levels else 'the last is'} by shard, because {_DEMAND}"
-    yield "way", f"{way}: {_count(hops, 'shuffle')}; {why}."
+    yield "way", f"{way}: {counted(hops, 'shuffle')}; {why}."
 
 
 def _state(policy: Policy, *, final_only: bool) -> str:
@@ -326,7 +327,3 @@ def _values(partials: Iterable[Partial]) -> str:
 
 def _columns(names: tuple[str, ...] | list[str]) -> str:
     return ", ".join(names)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -15,6 +15,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from aion.base.numbers import counted
 from aion.errors import ConfigError
 from aion.spark.api.alone import session_of
 from aion.spark.session.checkpoint_files import CheckpointFiles
@@ -29,6 +30,15 @@ class Rescaled(NamedTuple):
     before: int
     after: int
     shards: dict[str, int]
+
+    def line(self) -> str:
+        """Returns a sentence that says it."""
+        shards = ", ".join(f"{name!r} has {counted(count, 'shard')}" for name, count in self.shards.items())
+        if self.before == self.after:
+            return f"The query has {counted(self.after, 'partition')} already, so nothing was done; {shards}."
+        return (
+            f"{self.before} -> {counted(self.after, 'partition')}; {shards}. Start the job as before, and it goes on."
+        )
 
 
 def rescale(spark: SparkSession, checkpoint: str, partitions: int, *, state_dir: str) -> Rescaled:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from aion.base.hashing import hashed_as
+from aion.base.numbers import counted
 from aion.config import SPARK_PREFIX, Policy, policy_to_text, resolve
 from aion.config.layers import Source as PolicySource
 from aion.config.values import location
@@ -82,7 +83,7 @@ def shard_count(spark: SparkSession, policy: Policy) -> int:
 
 def shards_in_words(spark: SparkSession, policy: Policy, shards: int) -> str:
     """Says how many shards an operator has, and where one would be quicker: each needs a task of its own in a batch."""
-    words = f"{shards} shard" + ("" if shards == 1 else "s")
+    words = counted(shards, "shard")
     if shards == 1 or policy.state.shards != "auto" or not master(spark).startswith("local"):
         return words
     return f"{words}, as spark.sql.shuffle.partitions says (if batches are small, 1 is quicker)"

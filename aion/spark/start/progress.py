@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from aion.base.html import html_of
+from aion.base.numbers import counted
 from aion.core.life.actions import PaneKind
 from aion.spark.session.counting import COUNTED, COUNTS, STALE
 from aion.spark.session.sessions import application
@@ -56,15 +57,11 @@ def log_batch(progress: Any) -> None:
             continue
         said = []
         if dropped := row.getAs(DROPPED):
-            said.append(f"dropped {_counted(dropped, 'event')} (see aion.dropped)")
+            said.append(f"dropped {counted(dropped, 'event')} (see aion.dropped)")
         if stale := row.getAs(STALE):
-            said.append(f"ended {_counted(stale, 'window')} that had been staler than trigger.bound")
+            said.append(f"ended {counted(stale, 'window')} that had been staler than trigger.bound")
         if said:
             log.info("%s: batch %d %s", name[: -_SUFFIX - 1], progress.batchId(), " and ".join(said))
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 class Progress(dict[str, dict[str, Any]]):

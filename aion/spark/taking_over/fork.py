@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from aion.base.numbers import counted
 from aion.errors import ConfigError
 from aion.execute.files.zone_rules import FOLDER as ZONES
 from aion.spark.api.alone import session_of
@@ -36,6 +37,14 @@ class Forked(NamedTuple):
     batch: int
     shards: Mapping[str, int]
     state_dir: str
+
+    def lines(self, checkpoint: str) -> Iterator[str]:
+        """Yields sentences that say it. ``checkpoint``: where the copy is."""
+        shards = ", ".join(f"{counted(count, 'shard')} of {name!r}" for name, count in self.shards.items())
+        yield f"{checkpoint} is the query as after batch {self.batch}, with {shards or 'no state of Aion'}."
+        yield "Start a job with it that writes to other tables than the original:"
+        yield f"  checkpointLocation    {checkpoint}"
+        yield f"  spark.aion.state.dir  {self.state_dir}"
 
 
 def fork(spark: SparkSession, checkpoint: str, new: str, *, state_dir: str, new_state_dir: str | None = None) -> Forked:
@@ -165,6 +174,7 @@ def _take(
                 found[name] = found.get(name, 0) + 1
     if lost := sum(map(len, named)) - sum(found.values()):
         raise ConfigError(
-            f"{files.location}: {lost} versions that it names are not there; is this the query's state.dir?"
+            f"{files.location}: {lost} of the {counted(sum(map(len, named)), 'version')} that it names are not there; "
+            "is this the query's state.dir?"
         )
     return found

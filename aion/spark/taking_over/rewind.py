@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from aion.base.numbers import counted
 from aion.base.time import format_instant, instant_us
 from aion.core.query.sink_notes import FOLDER, Note, notes_of
 from aion.errors import ConfigError
@@ -58,7 +59,7 @@ class Rewinding(NamedTuple):
         goes, is_ = ("would go", "would be") if would else ("goes", "is")
         yield f"The query {goes} back from batch {self.before} to batch {self.to}."
         for name, count in self.shards.items():
-            yield f"The state of {name!r} {is_} as after batch {self.to}, in {count} shards."
+            yield f"The state of {name!r} {is_} as after batch {self.to}, in {counted(count, 'shard')}."
         for table in self.tables:
             yield f"The table {table} {is_} as after batch {self.to}."
         for table, reason in self.left.items():

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from aion.base.numbers import counted
 from aion.config import Policy, format_bytes, load_policy, policy_to_json
 from aion.config.reference import comment, commented
 from aion.errors import ConfigError
@@ -88,8 +89,9 @@ def what_came(trace: Trace, source: str) -> str:
     late_us, events = trace.lateness_us()
     share = events.sum() / max(1, trace.events)
     return (
-        f"{source}: {trace.events:,} events in {len(trace.batches):,} batches of {len(trace.shards)} shards, "
-        f"{trace.bytes / 2**20:,.1f} MiB; {share:.1%} late, the latest by {late_us.max() / 1e6:,.1f} s"
+        f"{source}: {counted(trace.events, 'event')} in {len(trace.batches):,} batches "
+        f"of {counted(len(trace.shards), 'shard')}, {trace.bytes / 2**20:,.1f} MiB; "
+        f"{share:.1%} late, the latest by {late_us.max() / 1e6:,.1f} s"
     )
 
 
