@@ -31,14 +31,14 @@ def of_updates(plan: Plan, schema: pa.Schema, identity: Sequence[str]) -> Plan:
     for name, window in plan.windows.items():
         if not isinstance(window, Aligned):
             raise WindowError(
-                f"windows: {name!r} belongs to single keys, and the panes that it would be made of are replaced by "
-                "later ones; give the windows before it emit='final', so that each of their panes is the only one"
+                f"windows: {name!r} belongs to single keys, and the results that it would be made of are replaced by "
+                "later ones; give the windows or the join before it emit='final', so that each result is the only one"
             )
         if window.fill is not None:
             raise WindowError(
-                f"windows: {name!r} has fill={window.fill.value!r}, and the panes that it would be made of are "
-                "replaced by later ones; give the windows before it emit='final', so that each of their panes is the "
-                "only one, or leave fill and fill_for out"
+                f"windows: {name!r} has fill={window.fill.value!r}, and the results that it would be made of are "
+                "replaced by later ones; give the windows or the join before it emit='final', so that each result is "
+                "the only one, or leave fill and fill_for out"
             )
     if plan.completeness:
         raise ConfigError("completeness: it counts events, and panes are replaced by later ones; leave it out")

@@ -72,7 +72,7 @@ class Results:
         drops = any(map(upstream.leaves_out_dropped, between))
         if KIND not in self.parts.columns and not (self.is_final and drops):
             raise SchemaError(
-                f"{self._caller}: the column 'kind' of the windows before is missing. It says which panes replace "
+                f"{self._caller}: the column 'kind' of the windows before is missing. It says which results replace "
                 "others and which rows are dropped events; keep it in the select"
             )
         if self.is_final:
@@ -86,9 +86,9 @@ class Results:
         for node in between:
             if not upstream.keeps_each_row(node):
                 raise WatermarkError(
-                    f"{self._caller}: {node.name} comes between the two windows. A pane that it leaves "
+                    f"{self._caller}: {node.name} comes between the two operators. A result that it leaves "
                     "out cannot replace the earlier one, which would count for ever. Make values null instead "
-                    "(when(...)), or give the windows before emit='final', so that each pane is the only one"
+                    "(when(...)), or give the first operator emit='final', so that each result is the only one"
                 )
 
     def check_time(self, time: str) -> None:

@@ -196,7 +196,7 @@ def test_what_would_be_wrong_is_refused(stream: FileStream) -> None:
     refused(SchemaError, "the column 'kind' of the windows before is missing", panes.drop("kind"))
     refused(SchemaError, "window_end of the windows before is missing", panes.drop("window_end"))
     refused(SchemaError, "column 0 of the key of the windows before is missing", panes.drop("k"), key=None)
-    refused(WatermarkError, "Filter comes between the two windows", panes.where("n > 1"))
+    refused(WatermarkError, "Filter comes between the two operators", panes.where("n > 1"))
     refused(WatermarkError, "put together with other rows", panes.union(panes))
     refused(WatermarkError, "Leave this withWatermark out", panes.withWatermark("window_start", "0 seconds"))
     refused(ConfigError, "the windows before are called 'outer', too", inner(stream, name="outer"))
