@@ -116,8 +116,8 @@ class Steps:
 
     @property
     def longest_us(self) -> int:
-        """The length of the longest step on which the clocks go back by an hour, or a bit more."""
-        return (self.hours or self.days or 31 * self.months) * self.tick_us + HOUR_US
+        """The length of the longest step on which the clocks go back by two hours, as in Antarctica/Troll each year."""
+        return (self.hours or self.days or 31 * self.months) * self.tick_us + 2 * HOUR_US
 
     @property
     def shortest_us(self) -> int:

@@ -56,6 +56,15 @@ def test_the_window_of_an_instant_is_what_datetime_says(at: list[int], zone: str
     assert all(end - start <= window.edges.longest_us for start, end in found)
 
 
+@pytest.mark.parametrize("step", ["1 hour", "3 hours", "1 day", "1 week", "1 month"])
+def test_no_step_reaches_further_than_its_windows_say(step: str) -> None:
+    """What waits for the last window that begins in a stretch of time waits for as long as it may be."""
+    for zone in (*ZONES, "Antarctica/Troll", "Europe/Dublin"):
+        window = aion.Calendar(step, zone)
+        first, last = window.edges.numbers(np.array([us(2023, 1, 1), us(2026, 1, 1)], np.int64))
+        assert np.diff(window.edges.starts(np.arange(first, last))).max() <= window.reach_us, zone
+
+
 STARTS = st.sampled_from([0, 60, 120, 150, 180, 300, 1439]) | st.integers(0, 1439)
 """Minutes after midnight. Clocks change at about 0:00 to 3:00."""
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
