@@ -431,8 +431,8 @@ class KeyedWindows(ArrivingWindows):
         candidates = [] if open_us is None or open_us == NEVER else [open_us]
         news_us = self.kept.first[EARLY]
         if now_us is None:
-            # The first watermark makes early ones run, whatever it is. It is likely past the start of the first window.
-            candidates += [] if news_us is None else [news_us]
+            # The first watermark makes early ones run, whatever it is.
+            candidates += [] if news_us is None else [-NEVER]
             return min(candidates, default=NEVER)
         if closed_us is not None:
             closes_us = int(self._closes(np.array([closed_us], np.int64))[0])

@@ -246,15 +246,9 @@ class Rules:
         return np.asarray(late + np.flatnonzero(news & np.isin(windows["definition"][late:], definitions)))
 
     def next_early_us(self, windows: WindowTable, late: int) -> int:
-        """The next watermark at which an open window with news runs early. NEVER if there is none."""
-        soonest = NEVER
-        for number, clock in self._clocks.items():
-            news = (windows["definition"][late:] == number) & (windows["pending"][late:] > 0)
-            if news.any():
-                # The first watermark makes them run, whatever it is. It is likely past the start of the first window.
-                first_us = int(windows["start_us"][late:][news].min())
-                soonest = min(soonest, first_us if clock.last_us is None else clock.next_us)
-        return soonest
+        """The next watermark at which an open window with news runs early: -NEVER for any one, and NEVER for none."""
+        news = windows["definition"][late:][windows["pending"][late:] > 0]
+        return min((clock.next_us for number, clock in self._clocks.items() if (news == number).any()), default=NEVER)
 
     def _by_trigger(self, windows: WindowTable, rows: Ints) -> Iterator[tuple[Trigger, Any]]:
         """The rows of each trigger, as numbers into ``rows``."""

@@ -24,6 +24,8 @@ from aion.errors import StateError
 from state_backends.server.server_folder import private
 
 AT = "at"
+_DELAY = "delay_us"
+"""The delay of the watermark when an offset was decided, in that offset."""
 _ROWS = pa.schema([(AT, pa.timestamp("us", "UTC"))])
 _ANSWER_SECONDS = 120.0
 
@@ -43,7 +45,7 @@ class HeartbeatSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         given = self.options
         numbers = {name: int(given[name]) for name in ("idle_us", "close_us", "until_us") if name in given}
-        return _Reader(HeartbeatSettings(**numbers), given["socket"], int(given["delay_us"]))
+        return _Reader(HeartbeatSettings(**numbers), given["socket"], int(given[_DELAY]))
 
 
 class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -63,11 +65,13 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        return self._heartbeat.next(Beat.of(start), _now_us(), self._position).offset()
+        beat = self._heartbeat.next(Beat.of(start), _now_us(), self._position)
+        return {**beat.offset(), _DELAY: self._delay_us}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        time_us = Beat.of(end).time_us
-        return [] if time_us is None else [InputPartition(time_us)]
+        # The watermark is where it was decided, although a restart may have changed the delay since.
+        time_us, delay_us = Beat.of(end).time_us, end.get(_DELAY, self._delay_us)
+        return [] if time_us is None else [InputPartition(time_us - delay_us + self._delay_us)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array([partition.value], _ROWS.field(AT).type)], schema=_ROWS)

@@ -70,18 +70,24 @@ def test_early_and_final_panes_over_a_restart(stream: FileStream, sink: Sink, em
 
 @pytest.mark.proof
 def test_the_first_early_panes_need_no_further_rows(stream: FileStream, sink: Sink) -> None:
-    """A shard whose rows all came in the first batch is woken when there is a watermark."""
+    """A shard whose rows all came in the first batch is woken by any watermark, also by one before its windows."""
     panes = aion.windowed(
-        stream.read(EVENTS_DDL).withWatermark("ts", "0 seconds"),
+        stream.read(EVENTS_DDL).withWatermark("ts", "10 minutes"),
         key="k",
         time="ts",
-        windows={"visit": aion.Session("1 hour", early="1 minute"), "tens": aion.Count(10, early="1 minute")},
+        windows={
+            "visit": aion.Session("1 hour", early="1 minute"),
+            "tens": aion.Count(10, early="1 minute"),
+            "minute": aion.Tumbling("1 minute", early="batch"),
+        },
         aggregates={"n": A.count()},
         policy=POLICY,
     )
     keys = "abcdefgh"
     stream.put([(key, 1200 + at, 1.0) for at, key in enumerate(keys)])
-    assert brief(sink.run(panes)) == sorted((w, "early", 0, key, 1) for w in ("tens", "visit") for key in keys)
+    assert brief(sink.run(panes)) == sorted(
+        (w, "early", 0, key, 1) for w in ("minute", "tens", "visit") for key in keys
+    )
 
 
 def test_early_panes_of_each_batch_come_though_the_watermark_stands(stream: FileStream, sink: Sink) -> None:

@@ -15,11 +15,15 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
 
 import aion
 from aion import aggregates as A
+from aion.core.heartbeat import Position
 from aion.errors import ConfigError, SchemaError, WatermarkError
+from aion.spark.api import heartbeat
 from tests.server.conftest import wait_until
 from tests.spark.conftest import EVENTS_DDL, FileStream, Sink, take_all
 
@@ -310,6 +314,21 @@ def test_promises_in_the_data(stream: FileStream, sink: Sink) -> None:
         ("", "the event time is null"), ("a", "the event time is ahead of the clock"),
     ]  # fmt: skip
     assert "when until says that events are complete" in " ".join(aion.explain(df, **MINUTE).split())
+
+
+def test_a_batch_that_runs_again_makes_the_same_promise_with_another_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat._Reader, "_position", lambda self: Position(None, ()))
+    options = {"socket": "", "until_us": "5000010", "delay_us": "10"}
+    reader = heartbeat.HeartbeatSource(options).streamReader(StructType())
+    reader.prepareForTriggerAvailableNow()
+    offsets = [reader.initialOffset()]
+    while not (rows := reader.partitions(offsets[-1], offsets[-1])):
+        offsets.append(reader.latestOffset(offsets[-1], ReadAllAvailable()))
+    assert [row.value for row in rows] == [5_000_010]
+    after = heartbeat.HeartbeatSource(options | {"delay_us": "3"}).streamReader(StructType())
+    after.prepareForTriggerAvailableNow()
+    assert [row.value for row in after.partitions(offsets[-2], offsets[-1])] == [5_000_003]
+    assert not after.partitions(offsets[-1], after.latestOffset(offsets[-1], ReadAllAvailable()))
 
 
 @pytest.mark.proof
