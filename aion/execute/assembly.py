@@ -65,7 +65,7 @@ def make_operator(
         final_only=plan.final_only,
         patience=policy.trigger.patience if predicts(policy) else 0,
         early={} if snapshot is None else {int(n): us for n, us in snapshot["early"].items()},
-        # Windows before that begin after the restart have their new bound, and their panes come so much later.
+        # A restart may have given the windows before a longer bound. Then their panes come later.
         lengthens=plan.of_panes,
     )
     numbers = sorted(number for part in plan.parts for number in part.keyed)

@@ -57,7 +57,7 @@ class Scalar:
     null, or is converted to text (``EvaluatePython.makeFromJava``). ``exact``: values of exactly this type are plain
     already, if integers have at most ``bits`` bits. ``internal``: what Spark's schema makes the user's value of, from a
     plain value. ``in_row``: a plain value in Spark's rows (``UnsafeRow``), or None if :mod:`aion.stateful.order` does
-    not cover the type. ``to_json``: what JSON has for a plain value. ``json``: the types that JSON may have; none: any.
+    not cover the type. ``to_json``: what JSON has for a plain value. ``json``: the types of JSON, or none for any.
     ``from_json``: the user's value from it.
     """
 

@@ -1,4 +1,4 @@
-"""Real flights by the hour of their scheduled departure. A flight comes when it has departed, so many come late."""
+"""Counts real flights by the hour in which they should depart. Each comes when it does depart, so many are late."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class EmitDroppedRows:
 
     ``rows``: their positions in the block. ``starts_us``, ``ends_us``: the window that each row would be alone in.
     ``latenesses_us``: how late the row is for that window. ``reason``: why the rows can be in no window, however early
-    they come, or None if they have latenesses instead.
+    they come, or None if they are only late.
     """
 
     index: int

@@ -98,7 +98,8 @@ def _looking(stock: Callable[..., Any]) -> Callable[..., Any]:
 def _settings(spark: SparkSession, writer: Any, given: dict[str, Any]) -> dict[str, str]:
     """Returns what a query's own session needs. Raises AionError if the query cannot run."""
     plan = writer._write_stream._child
-    there, own = [_operators[node] for node in _nodes(plan) if node in _operators], {}
+    there = [_operators[node] for node in _nodes(plan) if node in _operators]
+    own: dict[str, str] = {}
     if there:
         from pyspark.sql.connect.dataframe import DataFrame as Remote
 

@@ -43,7 +43,7 @@ class Seen(NamedTuple):
     """What the tasks of a query need to know of an operator's state.
 
     ``shards``: their number, if it is not the one that was planned. ``past``: what its definition has been before, as
-    JSON, or None if nothing.
+    JSON, or None if it has never been another one.
     """
 
     shards: int | None = None

@@ -174,7 +174,7 @@ def _take(
                 found[name] = found.get(name, 0) + 1
     if lost := sum(map(len, named)) - sum(found.values()):
         raise ConfigError(
-            f"{files.location}: {lost} of the {counted(sum(map(len, named)), 'version')} that it names are not there; "
-            "is this the query's state.dir?"
+            f"{files.location}: versions that it names are not there ({lost} of {sum(map(len, named))}); is this the "
+            "query's state.dir?"
         )
     return found

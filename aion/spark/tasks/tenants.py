@@ -127,7 +127,7 @@ class TenantDefinition:
         raise NotImplementedError
 
     def soon_ms(self, now_ms: int) -> int | None:
-        """Returns a timer that opens a shard again, after the rows of this batch, or None if none does, or need be."""
+        """Returns a timer that opens a shard again, after the rows of this batch, or None if nothing needs one."""
         return None
 
     def arrived(self, rows: Iterator[Any]) -> Iterable[Any]:

@@ -288,7 +288,7 @@ def test_what_cannot_be_copied_is_said(spark: SparkSession, stream: FileStream, 
         (
             str(tmp_path / "new"),
             str(tmp_path / "nothing"),
-            r"\d of the \d versions that it names are not there; is this the query's",
+            r"versions that it names are not there \(\d of \d\); is this the query's",
         ),
     ):
         with pytest.raises(ConfigError, match=said):
