@@ -33,7 +33,7 @@ from aion.execute.panes.applying import Seen, decode_all
 from aion.execute.panes.combining import windows_at_once
 from aion.execute.panes.contents import RowContents
 from aion.execute.panes.keyed import KeyedExecutor
-from aion.execute.panes.rows import WindowColumns, pane_rows
+from aion.execute.panes.rows import Counted, WindowColumns, pane_rows
 from aion.execute.spill.spilling import Room
 from aion.state.columns import conformed, of_windows, shown_of
 from aion.state.filters import Asked
@@ -181,13 +181,9 @@ def _panes(reading: _Reading, order: Execute) -> Iterator[pa.RecordBatch]:
     n = counted.num_rows
     yield pane_rows(
         plan,
-        keys=[counted.column(name).combine_chunks() for name in plan.key],
-        outputs=None,
-        windows=WindowColumns(order.definition, order.start_us, order.end_us, order.closes_us),
-        which=np.zeros(n, np.int64),
-        kind=pa.repeat(PaneKind.ON_TIME.value, n),
-        events=counted.column("\0events_sum"),
-        late_events=counted.column("\0late_sum"),
+        [counted.column(name).combine_chunks() for name in plan.key],
+        WindowColumns.of_execution(order).take(np.zeros(n, np.int64)),
+        Counted(PaneKind.ON_TIME, counted.column("\0events_sum"), counted.column("\0late_sum")),
     )
 
 
@@ -273,13 +269,9 @@ def _keyed_panes(reading: _Reading, part: Plan, order: ExecuteKeyed) -> Iterator
         n = len(windows)
         yield pane_rows(
             part,
-            keys=windows.keys,
-            outputs=None,
-            windows=WindowColumns(np.full(n, order.definition), windows["start"], windows["end"], windows["closes"]),
-            which=np.arange(n),
-            kind=pa.repeat(PaneKind.ON_TIME.value, n),
-            events=windows["events"],
-            late_events=windows["late_events"],
+            windows.keys,
+            WindowColumns(np.full(n, order.definition), windows["start"], windows["end"], windows["closes"]),
+            Counted(PaneKind.ON_TIME, windows["events"], windows["late_events"]),
         )
         return
     executor = KeyedExecutor(

@@ -27,7 +27,7 @@ from aion.core.query.updates import DROPPED, visible
 from aion.core.slicing.grid import DROPPED_SLICE
 from aion.errors import ApplyError
 from aion.execute.panes.keyed_panes import locate
-from aion.execute.panes.rows import WindowColumns, pane_rows
+from aion.execute.panes.rows import Counted, Dropped, WindowColumns, pane_rows
 from aion.execute.panes.updates import Newest, with_seq
 from aion.execute.spill.grouping import Group, Piece, keys_of
 from aion.execute.spill.held_rows import HeldRows, stretches
@@ -195,11 +195,11 @@ def apply_keyed(plan: Plan, order: ExecuteKeyed, held: HeldRows, limit_bytes: in
 
 
 def dropped_events(
-    plan: Plan, batch: pa.RecordBatch, rows: Any, windows: WindowColumns, which: Any, lateness_us: Any, reason: str
+    plan: Plan, batch: pa.RecordBatch, rows: Any, windows: WindowColumns, lateness_us: Any, reason: str
 ) -> pa.RecordBatch:
     """A result row for each event that came too late or has no time in range, with the event itself as JSON.
 
-    Row ``rows[i]`` of the batch came too late for window ``which[i]`` by ``lateness_us[i]``. ``lateness_us``: None for
+    Row ``rows[i]`` of the batch came too late for window i by ``lateness_us[i]``. ``lateness_us``: None for
     events without a time in range. They have no window.
     """
     if plan.updates is not None and reason == UNTIMED[DROPPED_SLICE]:
@@ -209,17 +209,10 @@ def dropped_events(
     n, at = len(rows), pa.array(rows)
     return pane_rows(
         plan,
-        keys=[batch.column(name).take(at) for name in plan.key],
-        outputs=None,
-        windows=windows,
-        which=which,
-        kind=pa.repeat(PaneKind.DROPPED.value, n),
-        events=np.ones(n, np.int64),
-        late_events=np.full(n, int(lateness_us is not None)),
-        event_time=batch.column(plan.time).take(at),
-        lateness_us=lateness_us,
-        reason=reason,
-        event=texts.take(at),
+        [batch.column(name).take(at) for name in plan.key],
+        windows,
+        Counted(PaneKind.DROPPED, np.ones(n, np.int64), np.full(n, int(lateness_us is not None))),
+        dropped=Dropped(reason, lateness_us, batch.column(plan.time).take(at), texts.take(at)),
     )
 
 
@@ -299,17 +292,9 @@ class _Collected:
             for i, name in enumerate(plan.key)
         ]
         closes_us = None if outputs is None else np.array(closes, np.int64)
-        return pane_rows(
-            plan,
-            keys=keys,
-            outputs=outputs,
-            windows=WindowColumns.of(windows)._replace(closes_us=closes_us),
-            which=which,
-            pane=np.repeat(np.array(panes, np.int32), counts),
-            kind=pa.repeat(kind.value, len(which)),
-            events=np.repeat(events, counts),
-            late_events=np.repeat(late_events, counts),
-        )
+        of_windows = WindowColumns.of(windows)._replace(closes_us=closes_us).take(which)
+        counted = Counted(kind, np.repeat(events, counts), np.repeat(late_events, counts), np.repeat(panes, counts))
+        return pane_rows(plan, keys, of_windows, counted, outputs)
 
     def _settle(self) -> None:
         """Turns the collected dicts into a table. Raises ApplyError with the key and window of rows that do not fit."""

@@ -19,7 +19,7 @@ from aion.base.numbers import sums_by
 from aion.core.life.actions import Execute
 from aion.core.query.plan import Plan
 from aion.core.slicing.tree import Aggregation, Rows, SliceTree, ranges, spans, trees_for
-from aion.execute.panes.rows import WindowColumns, pane_rows
+from aion.execute.panes.rows import Counted, WindowColumns, pane_rows, with_entered
 from state_backends.thresholds import threshold
 
 # How many windows are always combined in one pass: enough to share slices, few enough to stay small.
@@ -166,18 +166,15 @@ class Loaded:
             own_groups = Groups(at[at >= 0], len(windows))
             states = self._layout.merge(own_groups, tree.taken(own.rows), tree.partials, states)
         events: Ints = states[EVENTS][0].to_numpy()
-        return pane_rows(
+        late_events = np.where(late.all_of[windows], events, self._late_events(windows, keys, *late.rows()))
+        shown = pane_rows(
             self._plan,
-            keys=[values.take(pa.array(keys)) for values in self._keys],
-            outputs=list(self._layout.lower(states).values()),
-            entered=self._layout.entered(states) if self._plan.changes else None,
-            windows=WindowColumns(executes.definition, executes.start_us, executes.end_us, executes.closes_us),
-            which=windows,
-            pane=executes.pane.astype(np.int32)[windows],
-            kind=pa.repeat(executes.kind.value, len(windows)),
-            events=events,
-            late_events=np.where(late.all_of[windows], events, self._late_events(windows, keys, *late.rows())),
+            [values.take(pa.array(keys)) for values in self._keys],
+            WindowColumns.of_execution(executes).take(windows),
+            Counted(executes.kind, events, late_events, executes.pane[windows]),
+            list(self._layout.lower(states).values()),
         )
+        return with_entered(shown, self._layout.entered(states)) if self._plan.changes else shown
 
     def _late_events(self, windows: Ints, keys: Ints, window_of: Ints, rows: Ints) -> Ints:
         """The number of events in these rows, for each result row (window and key)."""

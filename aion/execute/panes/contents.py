@@ -22,7 +22,7 @@ from aion.execute.panes.applying import Decoded, Seen, apply_window, decode_all,
 from aion.execute.panes.block_compactor import BlockCompactor, Owners, compaction_bytes
 from aion.execute.panes.combining import Loaded, tagged
 from aion.execute.panes.keyed import KeyedExecutor
-from aion.execute.panes.rows import LEFT_OUT, TOO_LATE, WindowColumns, pane_rows
+from aion.execute.panes.rows import LEFT_OUT, TOO_LATE, Counted, Dropped, WindowColumns, pane_rows
 from aion.execute.spill.grouping import Piece
 from aion.execute.spill.spilling import ROOM, Room, drained, parts_by_key
 from state_backends.format.block import Block
@@ -55,7 +55,7 @@ def dropped(plan: Plan, order: EmitDropped, blocks: Sequence[Block]) -> Iterator
             for begin in range(0, len(own), step):
                 shown = own[begin : begin + step]
                 which, rows = np.repeat(shown, batch.num_rows), np.tile(np.arange(batch.num_rows), len(shown))
-                yield dropped_events(plan, batch, rows, windows, which, order.lateness_us[which], reason)
+                yield dropped_events(plan, batch, rows, windows.take(which), order.lateness_us[which], reason)
         return
     table = pa.Table.from_batches(batches)
     slices = plan.slices_of(table)
@@ -83,7 +83,7 @@ def untimed(plan: Plan, orders: Sequence[EmitUntimed], blocks: Sequence[Block]) 
         if plan.layout is None:
             for batch in batches:
                 rows, none = np.arange(batch.num_rows), np.zeros(batch.num_rows, np.int64)
-                yield dropped_events(plan, batch, rows, NO_WINDOW, none, None, reason)
+                yield dropped_events(plan, batch, rows, NO_WINDOW.take(none), None, reason)
         else:
             table = pa.Table.from_batches(batches)
             yield _partials(plan, table, NO_WINDOW, np.zeros(table.num_rows, np.int64), None, reason)
@@ -104,15 +104,11 @@ def _partials(
     which, events = states.column(_WINDOW).to_numpy(), states.column("p0")
     return pane_rows(
         plan,
-        keys=[states.column(name) for name in keys],
-        outputs=list(plan.layout.lower(plan.layout.states(states)).values()),
-        windows=windows,
-        which=which,
-        kind=pa.repeat(PaneKind.DROPPED.value, len(which)),
-        events=events,
-        late_events=events if order is not None else pa.array(np.zeros(len(which), np.int64)),
-        lateness_us=None if order is None else order.lateness_us[which],
-        reason=reason,
+        [states.column(name) for name in keys],
+        windows.take(which),
+        Counted(PaneKind.DROPPED, events, events if order is not None else np.zeros(len(which), np.int64)),
+        list(plan.layout.lower(plan.layout.states(states)).values()),
+        Dropped(reason, None if order is None else order.lateness_us[which]),
     )
 
 

@@ -17,7 +17,7 @@ from aion.core.query.plan import Plan
 from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.tree import ranges
 from aion.core.timed.filled import spans_of
-from aion.execute.panes.rows import WindowColumns, pane_rows
+from aion.execute.panes.rows import Counted, WindowColumns, pane_rows
 from state_backends.format.block import Block
 from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
@@ -144,18 +144,13 @@ class Filler:
         """A row of each of these keys for one of these windows of an order."""
         n, at = len(of), pa.array(of)
         nothing = pa.array(np.zeros(n, np.int64))
-        columns = WindowColumns(order.definition, order.start_us, order.end_us, order.closes_us)
         fill = self._fills[int(order.definition[windows[0]])]
         return pane_rows(
             self._plan,
-            keys=[key.take(at) for key in keys.keys],
-            outputs=list(of_nothing(self._plan, n, zero=fill.value == "zero")),
-            windows=columns,
-            which=windows,
-            pane=order.pane[windows].astype(np.int32),
-            kind=pa.repeat(order.kind.value, n),
-            events=nothing,
-            late_events=nothing,
+            [key.take(at) for key in keys.keys],
+            WindowColumns.of_execution(order).take(windows),
+            Counted(order.kind, nothing, nothing, order.pane[windows]),
+            list(of_nothing(self._plan, n, zero=fill.value == "zero")),
         )
 
 

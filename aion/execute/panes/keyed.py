@@ -21,7 +21,7 @@ from aion.core.query.plan import Plan
 from aion.core.slicing.grid import is_timed
 from aion.execute.panes.applying import apply_keyed, decode_all, dropped_events
 from aion.execute.panes.keyed_panes import panes, placed, retractions
-from aion.execute.panes.rows import TOO_LATE, WindowColumns, pane_rows
+from aion.execute.panes.rows import TOO_LATE, Counted, Dropped, WindowColumns, pane_rows
 from aion.execute.spill.grouping import Piece
 from aion.execute.spill.held_rows import HeldRows
 from aion.execute.spill.spilling import Room, parts_by_key
@@ -112,19 +112,16 @@ class KeyedExecutor:
         windows = WindowColumns(np.full(len(which), order.definition), order.starts_us, order.ends_us)
         reason = TOO_LATE if order.reason is None else order.reason
         if self._plan.layout is None:
-            return dropped_events(self._plan, batch, which, windows, which, order.latenesses_us, reason)
+            return dropped_events(self._plan, batch, which, windows, order.latenesses_us, reason)
         events = batch.column("p0")
+        late_events = events if order.reason is None else np.zeros(len(windows.definition), np.int64)
         return pane_rows(
             self._plan,
-            keys=[batch.column(name) for name in self._plan.block_keys],
-            outputs=list(self._plan.layout.lower(self._plan.layout.states(batch)).values()),
-            windows=windows,
-            which=which,
-            kind=pa.repeat(PaneKind.DROPPED.value, len(which)),
-            events=events,
-            late_events=events if order.reason is None else np.zeros(len(which), np.int64),
-            lateness_us=order.latenesses_us,
-            reason=reason,
+            [batch.column(name) for name in self._plan.block_keys],
+            windows,
+            Counted(PaneKind.DROPPED, events, late_events),
+            list(self._plan.layout.lower(self._plan.layout.states(batch)).values()),
+            Dropped(reason, order.latenesses_us),
         )
 
     # -- executions ---------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from aion.core.life.actions import PaneKind
 from aion.core.query.plan import Plan
 from aion.core.slicing.tree import SliceTree, spans, trees_for
 from aion.core.windows import Count
-from aion.execute.panes.rows import WindowColumns, pane_rows
+from aion.execute.panes.rows import Counted, WindowColumns, pane_rows, with_entered
 from aion.execute.spill.held_rows import HeldRows, Located, stretches
 
 SEQ, ROW = "\0seq", "\0row"
@@ -87,8 +87,8 @@ def panes(plan: Plan, order: ExecuteKeyed, held: HeldRows, limit_bytes: int) -> 
             shown = windows.take(np.arange(some.start, some.stop))
             # The events of a count window are others when one of the same time takes another's place.
             counts = plan.changes and not isinstance(plan.keyed[order.definition], Count)
-            entered = layout.entered(states) if counts else None
-            yield _rows(plan, order.definition, order.kind, shown, outputs, shown["closes"], entered)
+            rows = _rows(plan, (order.definition, order.kind), shown, outputs, shown["closes"])
+            yield with_entered(rows, layout.entered(states)) if counts else rows
 
 
 def _trees(plan: Plan, table: pa.RecordBatch, begins: Ints, lengths: Ints, limit_bytes: int) -> list[SliceTree]:
@@ -126,27 +126,18 @@ def retractions(plan: Plan, order: Retract) -> pa.RecordBatch:
     """A row without values for each window that no longer exists. A sink that upserts by key and window deletes it."""
     zeros = np.zeros(len(order.windows), np.int64)
     windows = order.windows.replaced(events=zeros, late_events=zeros)
-    return _rows(plan, order.definition, PaneKind.RETRACTED, windows, None, None)
+    return _rows(plan, (order.definition, PaneKind.RETRACTED), windows, None, None)
 
 
 def _rows(
-    plan: Plan,
-    definition: int,
-    kind: PaneKind,
-    windows: Table,
-    outputs: Sequence[Any] | None,
-    closes_us: Ints | None,
-    entered: Mapping[str, pa.Array] | None = None,
+    plan: Plan, of: tuple[int, PaneKind], windows: Table, outputs: Sequence[Any] | None, closes_us: Ints | None
 ) -> pa.RecordBatch:
+    """``of``: the number of the definition, and the kind of the panes."""
+    definition, kind = of
     return pane_rows(
         plan,
-        keys=windows.keys,
-        outputs=outputs,
-        windows=WindowColumns(np.full(len(windows), definition), windows["start"], windows["end"], closes_us),
-        which=np.arange(len(windows)),
-        pane=windows["pane"].astype(np.int32),
-        kind=pa.repeat(kind.value, len(windows)),
-        events=windows["events"],
-        late_events=windows["late_events"],
-        entered=entered,
+        windows.keys,
+        WindowColumns(np.full(len(windows), definition), windows["start"], windows["end"], closes_us),
+        Counted(kind, windows["events"], windows["late_events"], windows["pane"]),
+        outputs,
     )

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.base.numbers import NEVER
-from aion.core.life.actions import WindowRef
+from aion.core.life.actions import Execute, PaneKind, WindowRef
 from aion.core.query.plan import Plan
 
 TOO_LATE = "later than the window's bound"
@@ -39,54 +39,73 @@ class WindowColumns(NamedTuple):
         none = WindowRef(-1, 0, 0)
         return cls(*np.array([none if w is None else w for w in windows], np.int64).reshape(-1, 3).T)
 
+    @classmethod
+    def of_execution(cls, execute: Execute) -> WindowColumns:
+        return cls(execute.definition, execute.start_us, execute.end_us, execute.closes_us)
+
+    def take(self, which: Any) -> WindowColumns:
+        """Returns the windows with these numbers. A window may come several times."""
+        return WindowColumns(*(None if column is None else column[which] for column in self))
+
+
+class Counted(NamedTuple):
+    """What result rows are besides their values. Each array has one value for each row. ``pane``: None shows null."""
+
+    kind: PaneKind
+    events: Any
+    late_events: Any
+    pane: Any = None
+
+
+class Dropped(NamedTuple):
+    """What only dropped rows have. What is None is null."""
+
+    reason: str
+    lateness_us: Any = None
+    event_time: Any = None
+    event: Any = None
+
 
 def pane_rows(
     plan: Plan,
-    *,
     keys: Sequence[Any],
-    outputs: Sequence[Any] | None,
     windows: WindowColumns,
-    which: Any,
-    kind: Any,
-    events: Any,
-    late_events: Any,
-    pane: Any = None,
-    event_time: Any = None,
-    lateness_us: Any = None,
-    reason: str | None = None,
-    event: Any = None,
-    entered: Mapping[str, Any] | None = None,
+    counted: Counted,
+    outputs: Sequence[Any] | None = None,
+    dropped: Dropped | None = None,
 ) -> pa.RecordBatch:
-    """A batch of ``plan.result_schema``. Row i is about window ``which[i]`` of ``windows``.
-
-    Columns that are not given are null. Every other array has one value for each result row. ``entered``: further
-    columns for a plan with changes, which :mod:`aion.execute.panes.changing` reads and takes away: how many events a
-    result is made from whose last digit says nothing.
-    """
-    n = len(which)
-    definition = windows.definition[which]
-    none = definition < 0 if (definition < 0).any() else None
+    """A batch of ``plan.result_schema``. Row i is about window i. Columns that are not given are null."""
+    n = len(windows.definition)
+    none = windows.definition < 0 if (windows.definition < 0).any() else None
+    reason, lateness_us, event_time, event = dropped or (None, None, None, None)
     columns = {
         **dict(zip(plan.key, keys, strict=True)),
-        "window": pa.array(plan.names, pa.string()).take(pa.array(definition, mask=none)),
-        "window_start": pa.array(windows.start_us[which], mask=none).cast(plan.timestamp),
-        "window_end": pa.array(windows.end_us[which], mask=none).cast(plan.timestamp),
-        **(_outputs(plan, outputs, windows.start_us[which]) if outputs is not None else {}),
-        "pane": pane,
-        "kind": kind,
-        "events": events,
-        "late_events": late_events,
-        "closes_at": _closes_at(plan, windows.closes_us, which),
+        "window": pa.array(plan.names, pa.string()).take(pa.array(windows.definition, mask=none)),
+        "window_start": pa.array(windows.start_us, mask=none).cast(plan.timestamp),
+        "window_end": pa.array(windows.end_us, mask=none).cast(plan.timestamp),
+        **(_outputs(plan, outputs, windows.start_us) if outputs is not None else {}),
+        "pane": None if counted.pane is None else counted.pane.astype(np.int32),
+        "kind": pa.repeat(counted.kind.value, n),
+        "events": counted.events,
+        "late_events": counted.late_events,
+        "closes_at": _closes_at(plan, windows.closes_us),
         "event_time": event_time,
         "lateness_us": None if lateness_us is None else np.full(n, lateness_us),
         "reason": None if reason is None else pa.repeat(reason, n),
         "event": event,
     }
-    rows = pa.RecordBatch.from_arrays(
+    return pa.RecordBatch.from_arrays(
         [_array(columns.get(field.name), field.type, n) for field in plan.result_schema],
         schema=plan.result_schema,
     )
-    for name, counts in (entered or {}).items() if plan.changes else ():
+
+
+def with_entered(rows: pa.RecordBatch, entered: Mapping[str, Any]) -> pa.RecordBatch:
+    """Adds columns that :mod:`aion.execute.panes.changing` reads and takes away.
+
+    They say how many events a result is made from whose last digit says nothing.
+    """
+    for name, counts in entered.items():
         rows = rows.append_column(ENTERED + name, counts)
     return rows
 
@@ -100,11 +119,8 @@ def _outputs(plan: Plan, outputs: Sequence[Any], starts_us: Any) -> dict[str, An
     return found
 
 
-def _closes_at(plan: Plan, closes_us: Any, which: Any) -> pa.Array | None:
-    if closes_us is None:
-        return None
-    instants = closes_us[which]
-    return pa.array(instants, mask=instants == NEVER).cast(plan.timestamp)
+def _closes_at(plan: Plan, closes_us: Any) -> pa.Array | None:
+    return None if closes_us is None else pa.array(closes_us, mask=closes_us == NEVER).cast(plan.timestamp)
 
 
 def _array(value: Any, type_: pa.DataType, n: int) -> pa.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from aion.aggregates.values import Ints, Mask, combined
 from aion.core.life.actions import Execution, PaneKind
 from aion.core.query.plan import Plan
 from aion.core.query.updates import ORDER, RETRACTED, visible
-from aion.execute.panes.rows import WindowColumns, pane_rows
+from aion.execute.panes.rows import Counted, WindowColumns, pane_rows
 from aion.execute.spill.grouping import Group, keys_of
 
 _SEQ, _KEY = "\0seq", "\0key"
@@ -87,21 +87,20 @@ class Newest(NamedTuple):
             states = layout.lift({_KEY: pa.array(self.key_of)}, columns)
             which = states.column(_KEY).to_numpy()
             outputs = list(layout.lower(layout.states(states)).values())
-            yield self._rows(plan, execute, execute.kind, which, outputs, states.column("p0"), late[which])
+            counted = Counted(execute.kind, states.column("p0"), late[which])
+            yield self._rows(plan, execute, which, counted, outputs)
         gone = np.setdiff1d(np.flatnonzero(self.seen), there)
         if len(gone):
             none = np.zeros(len(gone), np.int64)
-            yield self._rows(plan, execute, PaneKind.RETRACTED, gone, None, none, none)
+            yield self._rows(plan, execute, gone, Counted(PaneKind.RETRACTED, none, none))
 
     def _rows(
         self,
         plan: Plan,
         execute: Execution,
-        kind: PaneKind,
         which: Ints,
-        outputs: list[pa.Array] | None,
-        events: Any,
-        late_events: Ints,
+        counted: Counted,
+        outputs: list[pa.Array] | None = None,
     ) -> pa.RecordBatch:
         n = len(which)
         windows = WindowColumns.of([execute.window])
@@ -109,12 +108,8 @@ class Newest(NamedTuple):
             windows = windows._replace(closes_us=np.array([execute.closes_us], np.int64))
         return pane_rows(
             plan,
-            keys=[column.take(pa.array(which)) for column in self.keys],
-            outputs=outputs,
-            windows=windows,
-            which=np.zeros(n, np.int64),
-            pane=np.full(n, execute.pane, np.int32),
-            kind=pa.repeat(kind.value, n),
-            events=events,
-            late_events=late_events,
+            [column.take(pa.array(which)) for column in self.keys],
+            windows.take(np.zeros(n, np.int64)),
+            counted._replace(pane=np.full(n, execute.pane)),
+            outputs,
         )
