@@ -15,7 +15,8 @@ import aion
 from aion import aggregates as A
 from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, load_policy
-from aion.core.operator.operator import Operator
+from aion.core.life.rules import Rules, Shared
+from aion.core.operator.operator import Operator, Part
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_operator, make_trigger
 from aion.execute.executor import Executor
@@ -232,6 +233,7 @@ def check_compacted(
 
 
 def uncompacted(plan: Plan, policy: Policy) -> Executor:
-    keyed = [make_operator(plan, policy, None).keyed]
-    operator = Operator(plan.grid, bound=make_bound(plan, policy, None), trigger=make_trigger(policy), keyed=keyed)
+    shared = Shared(make_bound(plan, policy, None), make_trigger(policy))
+    parts = [Part(plan.grid, make_operator(plan, policy, None).keyed)]
+    operator = Operator(parts, Rules(shared, {}, len(plan.windows)))
     return Executor(plan, operator, AsTheyCame(), RowContents(plan, CodecPool(0)))

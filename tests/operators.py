@@ -8,6 +8,7 @@ from typing import Any
 from aion.config import Policy
 from aion.core.compaction import BlockFact
 from aion.core.lateness.bound import AdaptiveBound
+from aion.core.lateness.observe import NewBounds
 from aion.core.life.actions import (
     Action,
     Append,
@@ -23,11 +24,12 @@ from aion.core.life.actions import (
     WatermarkAdvanced,
     WindowRef,
 )
-from aion.core.operator.operator import Operator
+from aion.core.life.rules import Rules, Shared
+from aion.core.operator.operator import Operator, Part
 from aion.core.periodic import Periodic, Tumbling
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import SliceGrid
-from aion.core.trigger.triggers import EveryBatchTrigger
+from aion.core.trigger.triggers import EveryBatchTrigger, Trigger
 from aion.execute.assembly import make_contents
 from aion.execute.executor import Executor
 from policies.cleanup import Cleanup
@@ -54,7 +56,17 @@ def make(
     coverage: float | None = None,
 ) -> Operator:
     grid = SliceGrid(windows or (Tumbling(us(10)),), segmented=segmented)
-    return Operator(grid, bound=bound_of(bound, snapshot, coverage), trigger=EveryBatchTrigger(), snapshot=snapshot)
+    return operator_of(grid, bound_of(bound, snapshot, coverage), snapshot=snapshot)
+
+
+def operator_of(grid: SliceGrid, bound: NewBounds, trigger: Trigger | None = None, **more: Any) -> Operator:
+    """An operator without windows of keys, whose definitions decide nothing for themselves.
+
+    ``more``: the other fields of :class:`Shared`, and the other arguments of :class:`Operator`.
+    """
+    own = {name: more.pop(name) for name in Shared._fields if name in more}
+    shared = Shared(bound, trigger or EveryBatchTrigger(), **own)
+    return Operator([Part(grid)], Rules(shared, {}, max(grid.aligned, default=0) + 1), **more)
 
 
 def arrive(operator: Operator, *slices: int, events: int = 1) -> list[Action]:

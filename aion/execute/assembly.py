@@ -19,8 +19,8 @@ from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.completeness import Completeness
 from aion.core.life.late_work import LateWork
-from aion.core.life.rules import Own, Rules
-from aion.core.operator.operator import SNAPSHOT_VERSION, Operator
+from aion.core.life.rules import Own, Rules, Shared
+from aion.core.operator.operator import SNAPSHOT_VERSION, Operator, Part
 from aion.core.operator.overview import trigger_from_json
 from aion.core.periodic import Periodic
 from aion.core.query.plan import Plan
@@ -53,17 +53,22 @@ def make_operator(
     if snapshot is not None:
         _check_version(snapshot["version"])
     bound = make_bound(plan, policy, snapshot) if bound is None else bound
-    trigger = make_trigger(policy, Expected(bound))
-    staleness_bound = _staleness_bound(policy.trigger)
     own = _own_rules(plan, policy, Expected(bound), snapshot)
-    rules = Rules(
+    shared = Shared(
         bound,
-        trigger,
+        make_trigger(policy, Expected(bound)),
+        _staleness_bound(policy.trigger),
+        policy.trigger.patience if predicts(policy) else 0,
+        # Late events announce an execution. If due executions are predicted, only an execution in the same batch is
+        # announced: blocks for a later one would take the room of what is due before.
+        stages_late=prestages(policy),
+        stages_due=predicts(policy),
+    )
+    rules = Rules(
+        shared,
         own,
-        definitions=len(plan.windows),
-        staleness_bound=staleness_bound,
+        len(plan.windows),
         final_only=plan.final_only,
-        patience=policy.trigger.patience if predicts(policy) else 0,
         early={} if snapshot is None else {int(n): us for n, us in snapshot["early"].items()},
         # A restart may have given the windows before a longer bound. Then their panes come later.
         lengthens=plan.of_panes,
@@ -72,26 +77,16 @@ def make_operator(
     known = snapshot["keyed"] if snapshot is not None else []
     before = dict(zip(numbers, known, strict=True)) if known else {}
     types = [plan.schema.field(name).type for name in plan.key]
-    keyed = [
-        [
-            KeyedWindows(
-                number, assigner_of(window, shows_open=own.early is not None), types, own, part.grid.bins,
-                before.get(number), on_arrival=isinstance(window, PerRecord) and window.on_arrival == EMIT,
-            )
-            for number, window in part.keyed.items()
-            for own in [rules.of(number)]
-        ]
-        for part in plan.parts
-    ]  # fmt: skip
+
+    def keyed(number: int, window: Definition, part: Plan) -> KeyedWindows:
+        of = rules.of(number)
+        on_arrival = isinstance(window, PerRecord) and window.on_arrival == EMIT
+        assigner = assigner_of(window, shows_open=of.early is not None)
+        return KeyedWindows(number, assigner, types, of, part.grid.bins, before.get(number), on_arrival=on_arrival)
+
     return Operator(
-        plan.grid,
-        bound=bound,
-        trigger=trigger,
-        # Late events announce an execution. If due executions are predicted, only an execution in the same batch is
-        # announced: blocks for a later one would take the room of what is due before.
-        prestages_late=prestages(policy),
-        prestages_due=predicts(policy),
-        rules=rules,
+        [Part(part.grid, [keyed(n, window, part) for n, window in part.keyed.items()]) for part in plan.parts],
+        rules,
         late_work=LateWork(
             math.inf if policy.execution.late_share is None else policy.execution.late_share,
             _LATE_BATCHES,
@@ -102,8 +97,6 @@ def make_operator(
                 if isinstance(w, Periodic) and plan.layout is not None
             },
         ),
-        keyed=keyed,
-        event_grid=None if plan.event_rows is None else plan.event_rows.grid,
         compaction=make_compaction(plan, policy, snapshot),
         completeness=make_completeness(plan, policy, snapshot),
         snapshot=snapshot,

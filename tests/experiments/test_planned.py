@@ -12,7 +12,6 @@ import pytest
 
 from aion.core.compaction import BlockFact
 from aion.core.life.actions import Arrived, BatchEnded, Prestage, WatermarkAdvanced
-from aion.core.operator.operator import Operator
 from aion.core.periodic import Tumbling
 from aion.core.slicing.grid import SliceGrid
 from aion.core.trigger.staleness import StalenessTrigger
@@ -20,7 +19,7 @@ from experiments.planned import report as planned_report
 from experiments.planned.command import MINUTE_US, run, stream
 from experiments.planned.settings import MODES, Settings
 from tests.durations import us
-from tests.operators import bound_of
+from tests.operators import bound_of, operator_of
 
 TINY = Settings(windows=4, events=600, late=40, bound_s=120, median_s=30, budget_bytes=4 << 20, staleness=0.1)
 
@@ -53,11 +52,12 @@ def test_modes_yield_the_same_panes_and_find_different_things_in_memory() -> Non
         assert 0 <= f["staleness"]["kept"] <= 1 and f["late_seconds"] > 0
 
 
+GRID = SliceGrid((Tumbling(us(100)),))
+
+
 def test_a_late_event_announces_what_will_run_in_the_same_batch_and_no_later_one() -> None:
     def stirred(due_only: bool, events: int) -> list[Any]:
-        op = Operator(
-            SliceGrid((Tumbling(us(100)),)), bound=bound_of(1000), trigger=StalenessTrigger(0.3), prestages_due=due_only
-        )
+        op = operator_of(GRID, bound_of(1000), StalenessTrigger(0.3), stages_due=due_only)
         op.handle(WatermarkAdvanced(1))
         op.handle(Arrived([BlockFact(0, 10, 1)]))
         op.handle(WatermarkAdvanced(201))
@@ -69,9 +69,7 @@ def test_a_late_event_announces_what_will_run_in_the_same_batch_and_no_later_one
 
     # 101 of 1000 have gone by; of all late events all are new, which is a staleness of 0.1: not yet.
     assert stirred(False, 5) == [Prestage((0,))] and stirred(True, 5) == []
-    op = Operator(
-        SliceGrid((Tumbling(us(100)),)), bound=bound_of(1000), trigger=StalenessTrigger(0.05), prestages_due=True
-    )
+    op = operator_of(GRID, bound_of(1000), StalenessTrigger(0.05), stages_due=True)
     op.handle(WatermarkAdvanced(1))
     op.handle(Arrived([BlockFact(0, 10, 1)]))
     op.handle(WatermarkAdvanced(201))

@@ -123,36 +123,46 @@ class OfDefinition(NamedTuple):
     final_only: bool = False
 
 
+class Shared(NamedTuple):
+    """What the policy decides for the definitions that do not decide for themselves.
+
+    ``staleness_bound``: of the trigger, if that has one. ``patience``: for how many batches at most a late window waits
+    until its blocks are in memory. ``stages_late``: late events announce an execution, whose blocks are staged.
+    ``stages_due``: the blocks of later executions are staged, too, because they are predicted.
+    """
+
+    bound: NewBounds
+    trigger: Trigger
+    staleness_bound: float | None = None
+    patience: int = 0
+    stages_late: bool = True
+    stages_due: bool = False
+
+
 class Rules:
-    """The rules of all definitions of one shard.
+    """The rules of all definitions of one shard. ``definitions``: how many there are.
 
     ``own``: of the definitions that decide for themselves, by their numbers. ``final_only``: windows run only once,
     when their bound has passed (``emit="final"``). ``early``: the watermarks of the last early executions, by number.
-    ``patience``: for how many batches at most a late window waits until its blocks are in memory. ``lengthens``: if
-    new windows have a longer bound after a restart, those that live get it, too.
+    ``lengthens``: if new windows have a longer bound after a restart, those that live get it, too.
     """
 
     def __init__(
         self,
-        bound: NewBounds,
-        trigger: Trigger,
+        shared: Shared,
         own: Mapping[int, Own],
-        *,
         definitions: int,
-        staleness_bound: float | None = None,
+        *,
         final_only: bool = False,
         early: Mapping[int, int] | None = None,
-        patience: int = 0,
         lengthens: bool = False,
     ) -> None:
-        self.shared_bound = bound
+        self.shared = shared
         self.final_only = final_only
         self.lengthens = lengthens
-        self._trigger = trigger
-        self._staleness_bound = staleness_bound
         self._own = own
         self._fixed_us = np.full(definitions, -1, np.int64)
-        self._patience = np.full(definitions, patience, np.int64)
+        self._patience = np.full(definitions, shared.patience, np.int64)
         for number, rules in own.items():
             if rules.patience is not None:
                 self._patience[number] = rules.patience
@@ -172,8 +182,8 @@ class Rules:
     def of(self, definition: int) -> OfDefinition:
         fixed_us = int(self._fixed_us[definition])
         return OfDefinition(
-            self.shared_bound if fixed_us < 0 else FixedBound(fixed_us, self.shared_bound),
-            self._with_triggers.get(definition, self._trigger),
+            self.shared.bound if fixed_us < 0 else FixedBound(fixed_us, self.shared.bound),
+            self._with_triggers.get(definition, self.shared.trigger),
             self.staleness_bound(definition),
             self._clocks.get(definition),
             self.final_only,
@@ -184,13 +194,13 @@ class Rules:
         if self.final_only:
             return None
         own = self._own.get(definition)
-        return self._staleness_bound if own is None or own.trigger is None else own.staleness_bound
+        return self.shared.staleness_bound if own is None or own.trigger is None else own.staleness_bound
 
     # -- of many windows ----------------------------------------------------------------------------------
 
     def bounds_us(self, definitions: Ints) -> Ints:
         """The bound of a new window of each of these definitions, in microseconds."""
-        shared_us = self.shared_bound.bound_for_new_window()
+        shared_us = self.shared.bound.bound_for_new_window()
         if not self._has_fixed:
             return np.full(len(definitions), shared_us)
         fixed_us = self._fixed_us[definitions]
@@ -198,7 +208,7 @@ class Rules:
 
     def reasons(self, definitions: Ints) -> Ints:
         """Why they are that: the code of a :class:`policies.cleanup.Reason`."""
-        shared = self.shared_bound.reason_for_new_window()
+        shared = self.shared.bound.reason_for_new_window()
         if not self._has_fixed:
             return np.full(len(definitions), shared)
         return np.where(self._fixed_us[definitions] >= 0, Reason.OWN.code, shared)
@@ -253,12 +263,12 @@ class Rules:
     def _by_trigger(self, windows: WindowTable, rows: Ints) -> Iterator[tuple[Trigger, Any]]:
         """The rows of each trigger, as numbers into ``rows``."""
         if not self._with_triggers:
-            yield self._trigger, slice(None)
+            yield self.shared.trigger, slice(None)
             return
         definitions = windows["definition"][rows]
         own = np.isin(definitions, list(self._with_triggers))
         if not own.all():
-            yield self._trigger, np.flatnonzero(~own)
+            yield self.shared.trigger, np.flatnonzero(~own)
         for number in np.unique(definitions[own]).tolist():
             yield self._with_triggers[number], np.flatnonzero(definitions == number)
 
@@ -270,7 +280,7 @@ class Rules:
         ``shared``: the definitions whose windows are the same for all keys. The others keep their clocks themselves.
         """
         return {
-            "trigger": self._trigger.to_json(),
+            "trigger": self.shared.trigger.to_json(),
             "triggers": {str(number): trigger.to_json() for number, trigger in self._with_triggers.items()},
             "own_bounds_us": {
                 str(number): rules.bound_us for number, rules in self._own.items() if rules.bound_us is not None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from aion.core.keyed.table import Ints, Table
 from aion.core.keyed.waiting import WaitingRows
 from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.completeness import Completeness
-from aion.core.lateness.observe import Lateness, NewBounds
+from aion.core.lateness.observe import Lateness
 from aion.core.life.actions import (
     Action,
     Append,
@@ -51,7 +51,6 @@ from aion.core.life.segments import Segments
 from aion.core.life.window_table import WindowTable
 from aion.core.slicing.grid import EVENT_ROWS_US, SliceGrid, has_event_rows, slices_from_json, slices_to_json
 from aion.core.timed.windows import TimeWindows
-from aion.core.trigger.triggers import Trigger
 from state_backends.format.ordered_map import OrderedMap
 
 PLANNED_AHEAD = 3
@@ -59,36 +58,31 @@ PLANNED_AHEAD = 3
 SNAPSHOT_VERSION = 7
 
 
+class Part(NamedTuple):
+    """A part of the plan: its grid, and the windows of keys whose rows lie in it."""
+
+    grid: SliceGrid
+    keyed: Sequence[KeyedWindows] = ()
+
+
 class Operator:
     """Manages the windows of one shard. Takes its policy objects and, optionally, an earlier snapshot.
 
-    ``grid``: of the plan. ``event_grid``: of the rows of single events that are kept beside partials
-    (``Plan.event_rows``). None if there are none. ``keyed``: the windows of keys, for both grids. ``rules``: what holds
-    for single definitions, with the same ``bound`` and ``trigger``, or None if the same holds for all.
-    ``completeness``: None if rows do not say how complete they are.
+    ``parts``: of the plan. There is a second one if rows of single events are kept beside partials
+    (``Plan.event_rows``). ``completeness``: None if rows do not say how complete they are.
     """
 
     def __init__(
         self,
-        grid: SliceGrid,
+        parts: Sequence[Part],
+        rules: Rules,
         *,
-        bound: NewBounds,
-        trigger: Trigger,
-        prestages_late: bool = True,
-        prestages_due: bool = False,
-        staleness_bound: float | None = None,
-        rules: Rules | None = None,
         late_work: LateWork | None = None,
-        keyed: Sequence[Sequence[KeyedWindows]] = (),
-        event_grid: SliceGrid | None = None,
         compaction: BlockCompaction | None = None,
         completeness: Completeness | None = None,
         snapshot: Mapping[str, Any] | None = None,
     ) -> None:
-        self.grid = grid
-        self._bound = bound
-        definitions = max(grid.aligned, default=0) + 1
-        self._rules = rules or Rules(bound, trigger, {}, definitions=definitions, staleness_bound=staleness_bound)
+        self._rules = rules
         self._late_work = LateWork() if late_work is None else late_work
         self._compaction = compaction
         self.completeness = completeness
@@ -105,24 +99,16 @@ class Operator:
             self.reached_us = snapshot["reached_us"]
             self.counters = Counters.from_json(snapshot["counters"])
         names = [] if snapshot is None else slices_from_json(snapshot["slices"])
-        self._segments = [Segments(grid, names=[n for n in names if not has_event_rows(n)], compaction=compaction)]
-        if event_grid is not None:
+        shared = [n for n in names if not has_event_rows(n)]
+        self._segments = [Segments(parts[0].grid, names=shared, compaction=compaction)]
+        for part in parts[1:]:
             own = [n for n in names if has_event_rows(n)]
-            self._segments.append(Segments(event_grid, name_offset_us=EVENT_ROWS_US, names=own))
-        self._timed = TimeWindows(
-            self._segments[0],
-            bound,
-            self._rules,
-            prestages_late=prestages_late,
-            # If due executions are predicted, plan() stages the blocks for the later ones.
-            prestages_due=prestages_due,
-            snapshot=snapshot,
-        )
-        self.keyed = tuple(sorted((w for of_grid in keyed for w in of_grid), key=lambda w: w.definition))
-        for number, segments in enumerate(self._segments):
-            of_grid = keyed[number] if number < len(keyed) else ()
-            segments.definitions = (*of_grid,) if number else (self._timed, *of_grid)
-            for windows in of_grid:
+            self._segments.append(Segments(part.grid, name_offset_us=EVENT_ROWS_US, names=own))
+        self._timed = TimeWindows(self._segments[0], rules, snapshot)
+        self.keyed = tuple(sorted((w for part in parts for w in part.keyed), key=lambda w: w.definition))
+        for number, (segments, part) in enumerate(zip(self._segments, parts, strict=True)):
+            segments.definitions = (*part.keyed,) if number else (self._timed, *part.keyed)
+            for windows in part.keyed:
                 windows.open_from_us = -NEVER if snapshot is None else snapshot["settled_us"][number]
         self._definitions: tuple[DefinedWindows, ...] = (self._timed, *self.keyed)
         self._segments_of = {d: segments for segments in self._segments for d in segments.definitions}
@@ -217,7 +203,7 @@ class Operator:
     @property
     def lateness(self) -> Lateness:
         """What has been learnt about how late events come."""
-        return self._bound.lateness
+        return self._rules.shared.bound.lateness
 
     @property
     def windows(self) -> WindowTable:
@@ -276,7 +262,7 @@ class Operator:
 
     def _reach(self, arrival: Arrival) -> None:
         """Notes that events came up to the end of a slice, whether they are taken or left out."""
-        for end_us in self.grid.ends(arrival.slices_us[-1:]).tolist():
+        for end_us in self._segments[0].grid.ends(arrival.slices_us[-1:]).tolist():
             self.reached_us = end_us if self.reached_us is None else max(self.reached_us, end_us)
 
     def _kept(
@@ -295,7 +281,7 @@ class Operator:
             if segments.compaction is not None:
                 segments.compaction.arrived(block, seq, wasted_rows.get(index, 0))
             if turn.at_us is not None:
-                self._bound.observe_state(start_us, turn.at_us, block.size_bytes)
+                self._rules.shared.bound.observe_state(start_us, turn.at_us, block.size_bytes)
             is_open = segments.is_open(block.slice_us, index, [claims[d] for d in segments.definitions], turn)
             appends.append(Append(index, block.slice_us, seq, not is_open))
         return appends
@@ -318,7 +304,7 @@ class Operator:
             windows = self.windows
             self.completeness.close(lambda definition, end_us: windows.find(definition, end_us) >= 0)
         # The events so far are complete up to the old watermark. Bounds that are decided from them hold from now on.
-        self._bound.advance(before_us, to_us)
+        self._rules.shared.bound.advance(before_us, to_us)
         self._rules.advance(to_us)
         turn = self._turn(before_us)
         at_once = self._timed.advance(turn)
@@ -401,8 +387,8 @@ class Operator:
             ],
             "runs": self._compaction.to_json() if self._compaction is not None else None,
             **timed,
-            "lateness": self._bound.to_json(),
-            **self._rules.to_json(self.grid.aligned),
+            "lateness": self._rules.shared.bound.to_json(),
+            **self._rules.to_json(self._segments[0].grid.aligned),
             "completeness": None if self.completeness is None else self.completeness.to_json(),
             "counters": self.counters.to_json(),
             "keyed": [windows.snapshot() for windows in self.keyed],

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aion.base.numbers import NEVER
-from aion.core.lateness.observe import NewBounds, observe_late
+from aion.core.lateness.observe import observe_late
 from aion.core.life.actions import EmitDropped, Execute, FillGaps, Forget, ForgetFilled, KeepFilled, PaneKind
 from aion.core.life.arrival import Arrival
 from aion.core.life.definition import ALL_ROWS, Claim, Distinguished, Stretches, Turn
@@ -38,20 +38,10 @@ _NOTHING = np.empty(0, np.int64)
 class TimeWindows:
     """See :class:`aion.core.life.definition.DefinedWindows`. ``table``: the windows, by their ends.
 
-    ``segments``: those that hold the blocks. ``prestages_late``: late events announce an execution. ``prestages_due``:
-    the blocks of later executions are staged, too (:meth:`due`). ``snapshot``: of the operator.
+    ``segments``: those that hold the blocks. ``snapshot``: of the operator.
     """
 
-    def __init__(
-        self,
-        segments: Segments,
-        bound: NewBounds,
-        rules: Rules,
-        *,
-        prestages_late: bool,
-        prestages_due: bool,
-        snapshot: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, segments: Segments, rules: Rules, snapshot: Mapping[str, Any] | None = None) -> None:
         grid = segments.grid
         definitions = max(grid.aligned, default=0) + 1
         self.table = WindowTable(definitions)
@@ -66,10 +56,8 @@ class TimeWindows:
         self._filled = Filled(grid.aligned, self._aligned, snapshot)
         self._gaps: list[tuple[Ints, Ints]] = []
         """By definition and end, the windows that late events of this batch may have given rows to."""
-        self._bound = bound
+        self._bound = rules.shared.bound
         self._rules = rules
-        self._prestages_late = prestages_late
-        self._prestages_due = prestages_due
         # If blocks are compacted, the blocks of a few keys can be found.
         self._seeks = segments.compaction is not None
         self._counters = Counters()
@@ -212,11 +200,11 @@ class TimeWindows:
 
         ``first``: the rows of windows that got such an event now. ``rows``: of all windows that got events now.
         """
-        if not self._prestages_late or turn.at_us is None or self._rules.final_only:
+        if not self._rules.shared.stages_late or turn.at_us is None or self._rules.final_only:
             return self._stretches(_NOTHING)
-        rows = rows if self._prestages_due else first
+        rows = rows if self._rules.shared.stages_due else first
         rows = rows[(rows < self._late(turn.at_us)) & (self.table["pending"][rows] > 0)]
-        if self._prestages_due and len(rows):
+        if self._rules.shared.stages_due and len(rows):
             due = self._rules.due(self.table, rows, turn.at_us, turn.step_us)
             rows = rows[due | ~self._are_read_whole(rows)]
         return self._stretches(rows)
@@ -331,7 +319,7 @@ class TimeWindows:
         self.table.leave(self._late(turn.at_us), np.concatenate(self._planned(turn, watermark_us)))
 
     def _planned(self, turn: Turn, watermark_us: int) -> list[Ints]:
-        """The rows of the windows that are :meth:`due`. Without ``prestages_due``, nobody asks."""
+        """The rows of the windows that are :meth:`due`. Without ``stages_due``, nobody asks."""
         windows, late = self.table, self._late(turn.at_us)
         until = max(windows.ended_by(watermark_us), late)
         rows = np.arange(until)

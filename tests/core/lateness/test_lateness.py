@@ -17,15 +17,13 @@ from aion.core.lateness.estimate import Arrivals, arrivals
 from aion.core.lateness.observe import MOST_EPOCHS, Lateness, room_us
 from aion.core.lateness.sketch import EDGES_US, LatenessSketch, bin_of
 from aion.core.life.actions import Arrived, WatermarkAdvanced
-from aion.core.operator.operator import Operator
 from aion.core.packing import pack, unpack
 from aion.core.periodic import Tumbling
 from aion.core.slicing.grid import SliceGrid
-from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.errors import FormatError
 from tests.durations import us
 from tests.late import DAY, HOUR, MINUTE, SECOND, drawn, exponential, lognormal, same_in_every_epoch
-from tests.operators import bound_of
+from tests.operators import bound_of, operator_of
 
 LATE = st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 9)), min_size=1, max_size=60)
 
@@ -185,7 +183,7 @@ def test_lateness_does_not_depend_on_what_the_bound_kept() -> None:
     rng = np.random.default_rng(5)
     learnt = []
     for bound in (0, 40, 10**9):
-        operator = Operator(SliceGrid((Tumbling(us(10)),)), bound=bound_of(bound), trigger=EveryBatchTrigger())
+        operator = operator_of(SliceGrid((Tumbling(us(10)),)), bound_of(bound))
         rng = np.random.default_rng(5)
         for watermark in range(10, 2000, 7):
             operator.handle(WatermarkAdvanced(watermark))

@@ -19,10 +19,9 @@ from aion.core.life.late_work import FLOOR, LateWork
 from aion.core.operator.operator import Operator
 from aion.core.periodic import Tumbling
 from aion.core.slicing.grid import SliceGrid
-from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.errors import PolicyError
 from tests.durations import us
-from tests.operators import bound_of
+from tests.operators import bound_of, operator_of
 
 SHARE, BATCHES = 2.0, 3
 
@@ -37,13 +36,8 @@ batches = st.lists(st.tuples(st.integers(0, 25), arrivals), max_size=14)
 
 
 def made(bound: int, snapshot: Any = None) -> Operator:
-    return Operator(
-        SliceGrid((Tumbling(us(10)),), segmented=False),
-        bound=bound_of(bound, snapshot),
-        trigger=EveryBatchTrigger(),
-        late_work=LateWork(SHARE, BATCHES),
-        snapshot=snapshot,
-    )
+    grid, work = SliceGrid((Tumbling(us(10)),), segmented=False), LateWork(SHARE, BATCHES)
+    return operator_of(grid, bound_of(bound, snapshot), late_work=work, snapshot=snapshot)
 
 
 def run(operator: Operator, watermark: int, slices: list[tuple[int, int]]) -> list[Execute]:

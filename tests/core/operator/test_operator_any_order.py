@@ -53,7 +53,7 @@ class OperatorMachine(RuleBasedStateMachine):
         self.windows, self.bound, self.segmented = windows, bound, segmented
         self.operator = make(*self.windows, bound=self.bound, segmented=segmented)
         self.restored = make(*self.windows, bound=self.bound, segmented=segmented)
-        self.grid = self.operator.grid
+        self.grid = SliceGrid(self.windows, segmented=segmented)
         self.events: Counter[WindowRef] = Counter()
         self.late: Counter[WindowRef] = Counter()
         self.taken: dict[WindowRef, list[tuple[int, bool]]] = {}  # seq, and whether it came late

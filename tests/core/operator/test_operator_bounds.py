@@ -16,14 +16,24 @@ from aion.core.life.actions import (
     Purge,
     WindowRef,
 )
-from aion.core.operator.operator import Operator
 from aion.core.packing import untable
 from aion.core.periodic import Tumbling
 from aion.core.slicing.grid import SliceGrid
 from aion.core.timed.purged import Runs
-from aion.core.trigger.triggers import EveryBatchTrigger
 from tests.durations import us
-from tests.operators import advance, arrive, bound_of, dropped, end_batch, executed, kinds, make, purged, windows_of
+from tests.operators import (
+    advance,
+    arrive,
+    bound_of,
+    dropped,
+    end_batch,
+    executed,
+    kinds,
+    make,
+    operator_of,
+    purged,
+    windows_of,
+)
 
 # -- final, and after ---------------------------------------------------------------------------------------
 
@@ -185,12 +195,7 @@ def test_what_is_remembered_of_windows_that_are_gone_is_the_same_in_any_order() 
 def test_of_slices_that_are_gone_no_run_is_remembered() -> None:
     """Otherwise each version would be a bit larger than the one before."""
     compaction, bound = BlockCompaction(open_too=True), bound_of(10)
-    operator = Operator(
-        SliceGrid((Tumbling(us(10)),), segmented=False),
-        bound=bound,
-        trigger=EveryBatchTrigger(),
-        compaction=compaction,
-    )
+    operator = operator_of(SliceGrid((Tumbling(us(10)),), segmented=False), bound, compaction=compaction)
     arrive(operator, 0, 10)
     advance(operator, 20)
     assert purged(end_batch(operator)) == [] and untable(operator.snapshot()["runs"])["slice"] == [10]

@@ -13,8 +13,8 @@ from aion.cli import app
 from aion.core.compaction import BlockFact
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.life.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
-from aion.core.life.rules import Rules
-from aion.core.operator.operator import Operator
+from aion.core.life.rules import Rules, Shared
+from aion.core.operator.operator import Operator, Part
 from aion.core.operator.overview import REASONS, WindowOutlook, trigger_from_json, windows
 from aion.core.periodic import Tumbling
 from aion.core.slicing.grid import SliceGrid
@@ -29,6 +29,7 @@ from state_backends.store.options import StoreOptions
 from state_backends.versions.manifest import Identity
 from state_backends.versions.shard import Shard
 from tests.late import DAY, MINUTE, SECOND, drawn, exponential
+from tests.operators import operator_of
 
 MINUTES = Tumbling("1 minute")
 DEFINITION = {"windows": [["minutes", MINUTES.spec()]]}
@@ -53,8 +54,8 @@ def operator(
     if learnt:
         bound.lateness.merge(drawn(exponential(60), windows=240, per_window=100, half_life_us=DAY)[0])
     made = StalenessTrigger(0.05, forecast=Expected(bound)) if isinstance(trigger, type) else trigger
-    rules = Rules(bound, made, {}, definitions=1, final_only=final_only)
-    found = Operator(SliceGrid((MINUTES,)), bound=bound, trigger=made, rules=rules)
+    rules = Rules(Shared(bound, made), {}, 1, final_only=final_only)
+    found = Operator([Part(SliceGrid((MINUTES,)))], rules)
     found.watermark.at_us = AT - SECOND
     return found
 
@@ -100,7 +101,7 @@ def test_every_reason_reaches_the_window(asked: dict[str, Any], learnt: bool, re
     bound = AdaptiveBound(Cleanup(initial, **{"coverage": 0.9, **asked}), half_life_us=DAY, model="empirical")
     if learnt:
         bound.lateness.merge(drawn(exponential(60), windows=240, per_window=100, half_life_us=DAY)[0])
-    op = Operator(SliceGrid((MINUTES,)), bound=bound, trigger=EveryBatchTrigger())
+    op = operator_of(SliceGrid((MINUTES,)), bound)
     op.watermark.at_us = AT - SECOND
     op.handle(WatermarkAdvanced(AT))
     arrive(op, 241, 1)

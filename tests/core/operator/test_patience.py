@@ -15,28 +15,21 @@ from aion.config import load_policy
 from aion.core.compaction import BlockFact
 from aion.core.life.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
 from aion.core.life.late_work import LEAST_AWAITED_BYTES
-from aion.core.life.rules import Rules
 from aion.core.operator.operator import Operator
 from aion.core.periodic import Tumbling
 from aion.core.slicing.grid import SliceGrid
-from aion.core.trigger.triggers import CountTrigger, EveryBatchTrigger, Trigger
+from aion.core.trigger.triggers import CountTrigger, Trigger
 from aion.errors import PolicyError
 from tests.durations import us
-from tests.operators import bound_of
+from tests.operators import bound_of, operator_of
 
 MUCH = LEAST_AWAITED_BYTES
 EVERY_BATCH = {"kind": "every_batch"}
 
 
 def made(patience: int, snapshot: Any = None, bound: int = 100, trigger: Trigger | None = None) -> Operator:
-    limit, trigger = bound_of(bound, snapshot), trigger or EveryBatchTrigger()
-    return Operator(
-        SliceGrid((Tumbling(us(10)),), segmented=False),
-        bound=limit,
-        trigger=trigger,
-        rules=Rules(limit, trigger, {}, definitions=1, patience=patience),
-        snapshot=snapshot,
-    )
+    grid = SliceGrid((Tumbling(us(10)),), segmented=False)
+    return operator_of(grid, bound_of(bound, snapshot), trigger, patience=patience, snapshot=snapshot)
 
 
 def run(

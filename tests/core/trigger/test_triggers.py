@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 import aion
 from aion import aggregates as A
 from aion.core.compaction import BlockCompaction
+from aion.core.life.rules import Rules
+from aion.core.operator.operator import Part
 from tests.examples import some
 
 BOUND_US = 1_000_000
@@ -183,11 +185,10 @@ def test_a_restart_changes_nothing() -> None:
                 windows = other._windows
                 assert windows is not None
                 snapshot = windows.operator.snapshot()
+                rules = windows.operator._rules
                 windows.operator.__init__(  # type: ignore[misc]
-                    windows.operator.grid,
-                    bound=windows.operator._bound,
-                    trigger=windows.operator._rules.of(0).trigger,
-                    staleness_bound=0.05,
+                    [Part(windows.operator._segments[0].grid)],
+                    Rules(rules.shared, {}, 1),
                     compaction=BlockCompaction(open_too=True, snapshot=snapshot["runs"]),
                     snapshot=snapshot,
                 )
