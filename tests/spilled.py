@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 import aion
-from aion.core.ingest.encoding import encode
+from aion.core.ingest.encoding import About, encode
 from aion.core.life.actions import Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.panes.applying import apply_window
@@ -52,7 +52,7 @@ def block_of(keys: Any, values: Any, compression: Compression = Compression.NONE
     names = pa.array(["n" * (k % 3) if k % 5 else None for k in keys], pa.string())
     times = pa.array(np.zeros(n, np.int64)).cast(pa.timestamp("us"))
     batch = pa.record_batch([pa.array(keys, pa.int64()), names, times, pa.array(values, pa.int64())], schema=SCHEMA)
-    return encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=n, min_us=0, max_us=0, compression=compression)
+    return encode(batch, About(BlockKind.EVENTS, 0, n, 0, 0), compression=compression)
 
 
 def execute(blocks: int, *, changed_since: int = -1, late_from: int = 2**62) -> Execution:

@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from aion.core.ingest.encoding import About
+
 if TYPE_CHECKING:
     from aion.core.operator.operator import Operator
     from state_backends.format.block import Block
@@ -36,7 +38,7 @@ def _block(slice_us: int, size: int = MIB) -> Block:
     from state_backends.format.block import BlockKind
 
     batch = pa.record_batch({"p": pa.array([os.urandom(size - 500)], pa.large_binary())})
-    return encode(batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us)
+    return encode(batch, About(BlockKind.EVENTS, slice_us, 1, slice_us, slice_us))
 
 
 # -- memory -----------------------------------------------------------------------------------------------

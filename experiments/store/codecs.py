@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 import aion
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
-from aion.core.ingest.encoding import decode, encode
+from aion.core.ingest.encoding import About, decode, encode
 from aion.core.life.actions import Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.panes.applying import apply_window
@@ -56,16 +56,7 @@ def coding(pools: Mapping[int, CodecPool], codec: Codec, compression: Compressio
     batch, n = events(ROWS), 4 if codec is Codec.JSON else 64
 
     def encoded(batch: pa.RecordBatch) -> Block:
-        return encode(
-            batch,
-            kind=BlockKind.EVENTS,
-            slice_us=0,
-            events=ROWS,
-            min_us=0,
-            max_us=0,
-            compression=compression,
-            codec=codec,
-        )
+        return encode(batch, About(BlockKind.EVENTS, 0, ROWS, 0, 0), compression=compression, codec=codec)
 
     def through(pool: CodecPool, function: Callable[[T], object], item: T) -> Callable[[], object]:
         return lambda: deque(pool.map_ordered(function, [item] * n), maxlen=8)  # a real reader holds a few as well

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from aion.core.ingest.encoding import encode
+from aion.core.ingest.encoding import About, encode
 from state_backends.backends import StoreConfig, make_cache
 from state_backends.format.block import Block, BlockKind
 from state_backends.server.machine import memory_limit_bytes
@@ -52,9 +52,7 @@ def events(rng: np.random.Generator, rows: int, payload_bytes: int, start_us: in
 def encoded(batch: pa.RecordBatch, slice_us: int) -> Block:
     """The batch, encoded as a block of kept events of one slice."""
     end_us = slice_us + MINUTE_US
-    return encode(
-        batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=batch.num_rows, min_us=slice_us, max_us=end_us - 1
-    )
+    return encode(batch, About(BlockKind.EVENTS, slice_us, batch.num_rows, slice_us, end_us - 1))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.ingest.encoding import encode
+from aion.core.ingest.encoding import About, encode
 from aion.core.ingest.fragments import BATCH_BYTES, LEAST_BYTES, Defragmenter, Fragmenter, fragment_bytes
 from aion.errors import CorruptBlock
 from state_backends.format.block import Block, BlockKind
@@ -17,7 +17,7 @@ from state_backends.format.block import Block, BlockKind
 
 def block_of(size: int, slice_us: int = 0) -> Block:
     batch = pa.record_batch({"v": pa.array([bytes([slice_us % 256]) * size])})
-    return encode(batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=1, min_us=0, max_us=0)
+    return encode(batch, About(BlockKind.EVENTS, slice_us, 1, 0, 0))
 
 
 @given(data=st.data(), limit=st.integers(25, 3000))

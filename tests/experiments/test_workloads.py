@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aion.core.ingest.encoding import decode, encode
+from aion.core.ingest.encoding import About, decode, encode
 from aion.core.query.functions import Window
 from experiments.shared.generate import lateness_shares
 from experiments.workloads import NAMES, bigrams, kept, linear_road, load, sources, stock
@@ -96,7 +96,7 @@ def test_texts_survive_every_codec(codec: Codec) -> None:
     words = set(" ".join(table["text"].to_pylist()))
     assert words >= set('",.!?;\\{}…é'), "punctuation, JSON's own, and letters beyond ASCII"
     batch = table.combine_chunks().to_batches()[0]
-    block = encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=batch.num_rows, min_us=0, max_us=1, codec=codec)
+    block = encode(batch, About(BlockKind.EVENTS, 0, batch.num_rows, 0, 1), codec=codec)
     assert decode(block, batch.schema).equals(batch)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.ingest.encoding import decode, encode
+from aion.core.ingest.encoding import About, decode, encode
 from aion.errors import CorruptBlock, FormatError
 from state_backends.format.block import HEADER_BYTES, VERSION, Block, BlockKind, Compacted, Compression, check, parse
 
@@ -46,7 +46,8 @@ compressions = pytest.mark.parametrize("compression", Compression)
 
 def block_of(batch: pa.RecordBatch, compression: Compression = Compression.NONE, **header: Any) -> Block:
     values = {"kind": BlockKind.EVENTS, "slice_us": -7, "events": batch.num_rows, "min_us": -7, "max_us": 12}
-    return encode(batch, compression=compression, **(values | header))
+    more = {name: header.pop(name) for name in ("codec", "compacted") if name in header}
+    return encode(batch, About(**(values | header)), compression=compression, **more)
 
 
 def small(compression: Compression = Compression.NONE) -> tuple[Block, pa.RecordBatch]:

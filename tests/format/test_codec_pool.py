@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion.core.ingest.builder import BlockBuilder
-from aion.core.ingest.encoding import encode, is_quick
+from aion.core.ingest.encoding import About, encode, is_quick
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import CorruptBlock
 from aion.execute.panes.applying import decode_all
@@ -364,7 +364,7 @@ def test_a_damaged_block_is_named_in_its_place(pool: CodecPool) -> None:
 
     def stored(seq: int) -> StoredBlock:
         batch = events(20_000)
-        return StoredBlock(seq, encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=20_000, min_us=0, max_us=0))
+        return StoredBlock(seq, encode(batch, About(BlockKind.EVENTS, 0, 20_000, 0, 0)))
 
     blocks = [stored(seq) for seq in range(7, 11)]
     good = bytes(blocks[2].block.stored)

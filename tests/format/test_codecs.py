@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.core.ingest.encoding import decode, encode
+from aion.core.ingest.encoding import About, decode, encode
 from aion.core.query.plan import make_plan
 from aion.errors import CorruptBlock, FormatError, SchemaError
 from aion.execute.panes.applying import dropped_events
@@ -27,16 +27,7 @@ CODECS = list(itertools.product(Codec, Compression))
 
 
 def block_of(batch: pa.RecordBatch, codec: Codec, compression: Compression = Compression.NONE) -> Block:
-    return encode(
-        batch,
-        kind=BlockKind.EVENTS,
-        slice_us=-5,
-        events=batch.num_rows,
-        min_us=-3,
-        max_us=2**62,
-        compression=compression,
-        codec=codec,
-    )
+    return encode(batch, About(BlockKind.EVENTS, -5, batch.num_rows, -3, 2**62), compression=compression, codec=codec)
 
 
 def round_trip(batch: pa.RecordBatch, codec: Codec, compression: Compression = Compression.NONE) -> pa.RecordBatch:
@@ -362,6 +353,6 @@ def test_a_dropped_event_whose_text_is_no_utf8_is_told_escaped() -> None:
     batch = pa.record_batch(
         [pa.array([0, 1, 2**62]).cast(pa.timestamp("us")), texts, pa.array([1, 2, 3])], schema=schema
     )
-    rows = dropped_events(plan, batch, np.arange(3), NO_WINDOW, np.zeros(3, np.int64), None, "no time")
+    rows = dropped_events(plan, batch, np.arange(3), NO_WINDOW.take(np.zeros(3, np.int64)), None, "no time")
     events = [orjson.loads(text) for text in rows.column("event").to_pylist()]
     assert [(e["s"], e["n"]) for e in events] == [("caf\\xc3", 1), ("é", 2), (None, 3)]

@@ -20,7 +20,7 @@ import aion
 from aion import aggregates as A
 from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy
-from aion.core.ingest.encoding import encode
+from aion.core.ingest.encoding import About, encode
 from aion.core.ingest.key_ranges import row_hashes
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import FormatError
@@ -203,9 +203,12 @@ def test_files_of_any_shape_are_as_the_page_says(make: Callable[..., Rig]) -> No
             compression = [Compression.NONE, Compression.LZ4, Compression.ZSTD][i % 3]
             compacted = Compacted(seq, i, 2**62) if i % 7 < 3 else None
             block = encode(
-                batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=9 << i % 59, min_us=slice_us, max_us=-(i % 2),
-                compression=compression, codec=Codec(i % 2), compacted=compacted,
-            )  # fmt: skip
+                batch,
+                About(BlockKind.EVENTS, slice_us, 9 << i % 59, slice_us, -(i % 2)),
+                compression=compression,
+                codec=Codec(i % 2),
+                compacted=compacted,
+            )
             blocks[slice_us, seq] = bytes(block.stored)
             rig.shard.append(f"{attempt:010d}-t", [(seq, i % 5 == 0, block)])
         purged = [-2 * 10**12] if attempt == 2 else []

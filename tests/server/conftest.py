@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from aion.core.ingest.encoding import decode, encode
+from aion.core.ingest.encoding import About, decode, encode
 from state_backends.backends import StoreConfig
 from state_backends.files.names import OPERATOR
 from state_backends.format.block import Block, BlockKind, Compacted
@@ -107,9 +107,7 @@ def is_over(process: Process) -> bool:
 def block(*values: int, slice_us: int = 0, compacted: Compacted | None = None) -> Block:
     batch = pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)
     events = len(values)
-    return encode(
-        batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=events, min_us=0, max_us=0, compacted=compacted
-    )
+    return encode(batch, About(BlockKind.EVENTS, slice_us, events, 0, 0), compacted=compacted)
 
 
 def open_shard(client: StateClient, state: Path, token: str | None, attempt: str, **change: Any) -> RemoteAttempt:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from aion.core.ingest.encoding import encode
+from aion.core.ingest.encoding import About, encode
 from state_backends.backends import StoreConfig
 from state_backends.format.block import Block, BlockKind
 from state_backends.server.remote_attempt import RemoteAttempt
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="th
 
 def large_block(slice_us: int) -> Block:
     batch = pa.record_batch({"payload": pa.array([bytes(MIB - 400)], pa.large_binary())})
-    return encode(batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us)
+    return encode(batch, About(BlockKind.EVENTS, slice_us, 1, slice_us, slice_us))
 
 
 def resident_bytes(pid: int, what: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from aion.core.ingest.encoding import encode
+from aion.core.ingest.encoding import About, encode
 from state_backends.backends import STORES
 from state_backends.files.bodies import Bodies, Places
 from state_backends.files.handed import HandedFile, name_of
@@ -34,9 +34,7 @@ def make_block(slice_us: int, number: int, size: int = 0, compacted: Compacted |
     """A block of about ``size`` bytes, each of its own contents, which do not compress."""
     payload = hashlib.shake_128(str(number).encode()).digest(max(size - 400, 8))
     batch = pa.record_batch({"payload": [payload]})
-    return encode(
-        batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=1, min_us=slice_us, max_us=slice_us, compacted=compacted
-    )
+    return encode(batch, About(BlockKind.EVENTS, slice_us, 1, slice_us, slice_us), compacted=compacted)
 
 
 def nothing() -> Steps[None]:

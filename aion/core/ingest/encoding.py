@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +42,20 @@ class BlockSettings:
     drops_bad_texts: bool = False
 
 
+class About(NamedTuple):
+    """What is said of the rows of a block. ``events``: how many events they stand for, with times in [min, max]."""
+
+    kind: BlockKind
+    slice_us: int
+    events: int
+    min_us: int
+    max_us: int
+
+
 def encode(
     batch: pa.RecordBatch,
+    about: About,
     *,
-    kind: BlockKind,
-    slice_us: int,
-    events: int,
-    min_us: int,
-    max_us: int,
     compression: Compression = Compression.NONE,
     codec: Codec = Codec.ARROW,
     compacted: Compacted | None = None,
@@ -60,7 +66,7 @@ def encode(
     if compression is not Compression.NONE:
         body = pa.Codec(_ARROW_NAMES[compression]).compress(raw)
     return from_body(
-        body, kind=kind, slice_us=slice_us, rows=batch.num_rows, events=events, min_us=min_us, max_us=max_us,
+        body, **about._asdict(), rows=batch.num_rows,
         codec=codec, compression=compression, raw_bytes=raw.size, compacted=compacted,
     )  # fmt: skip
 
@@ -84,17 +90,8 @@ def encode_rows(
         kind, events = BlockKind.PARTIALS, sum_of(rows.column("p0").to_numpy())
     if not is_timed(slice_us):
         low = high = NO_SLICE
-    return encode(
-        rows,
-        kind=kind,
-        slice_us=slice_us,
-        events=events,
-        min_us=low,
-        max_us=high,
-        compression=compression,
-        codec=codec,
-        compacted=compacted,
-    )
+    about = About(kind, slice_us, events, low, high)
+    return encode(rows, about, compression=compression, codec=codec, compacted=compacted)
 
 
 def decode(block: Block, schema: pa.Schema, name: str = "block") -> pa.RecordBatch:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.core.ingest.encoding import decode, encode
+from aion.core.ingest.encoding import About, decode, encode
 from aion.tools.tune.disk import Machine
 from state_backends.format.block import Block, BlockKind
 from state_backends.store.io_thread import IoThread
@@ -78,7 +78,7 @@ def _block(schema: pa.Schema, size_bytes: int, number: int, slice_us: int = 0) -
     rng = np.random.default_rng(number)
     pads = pa.array([rng.bytes(240) for _ in range(rows)], pa.binary())
     batch = pa.record_batch([pa.array(rng.integers(0, 1000, rows)), pads], schema=schema)
-    return encode(batch, kind=BlockKind.EVENTS, slice_us=slice_us, events=rows, min_us=0, max_us=0)
+    return encode(batch, About(BlockKind.EVENTS, slice_us, rows, 0, 0))
 
 
 def _through_a_store(

@@ -19,7 +19,7 @@ from aion.base.hashing import ShardOfKeys
 from aion.base.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, sum_of, sums_by
 from aion.config import load_policy
 from aion.core.compaction import BlockFact, Compact, CompactionDone
-from aion.core.ingest.encoding import decode, encode
+from aion.core.ingest.encoding import About, decode, encode
 from aion.core.keyed.orders import Arrivals
 from aion.core.keyed.table import Table
 from aion.core.life.actions import Arrived, BatchEnded, Event, Forget, SliceFacts, WatermarkAdvanced
@@ -202,10 +202,7 @@ def claimed(plan: Plan, policy: Any, at_us: Sequence[int], events: int) -> list[
         header = block.header
         many = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
         found.append(
-            encode(
-                many, kind=header.kind, slice_us=header.slice_us, events=sum_of(counts.to_numpy()),
-                min_us=header.min_us, max_us=header.max_us,
-            )
+            encode(many, About(header.kind, header.slice_us, sum_of(counts.to_numpy()), header.min_us, header.max_us))
         )  # fmt: skip
     return found
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 import aion
-from aion.core.ingest.encoding import encode
+from aion.core.ingest.encoding import About, encode
 from aion.core.query.plan import make_plan
 from aion.execute.panes.applying import apply_window
 from aion.execute.spill import spilling
@@ -66,7 +66,7 @@ def test_memory_is_bounded_for_a_window_far_larger_than_the_limit(threads: int, 
             batch = pa.record_batch(
                 [keys, pa.nulls(rows, pa.string()), np.zeros(rows, "datetime64[us]"), np.arange(rows)], schema=SCHEMA
             )
-            block = encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=rows, min_us=0, max_us=0)
+            block = encode(batch, About(BlockKind.EVENTS, 0, rows, 0, 0))
             peak.look()
             yield StoredBlock(seq, block)
             del block, batch
@@ -102,7 +102,7 @@ def test_a_keyed_window_that_was_handed_over_is_mapped_within_the_limit(tmp_path
         batch = pa.record_batch(
             [np.arange(rows), np.zeros(rows, "datetime64[us]"), ["x" * 32_000] * rows], schema=schema
         )
-        block = encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=rows, min_us=0, max_us=0)
+        block = encode(batch, About(BlockKind.EVENTS, 0, rows, 0, 0))
         references = [file.add(block) for _ in range(blocks)]
         file.end()
         file.seal()
@@ -159,7 +159,7 @@ def test_results_cut_out_of_the_events_do_not_keep_them_in_memory(
         for seq in range(blocks):
             keys = np.sort(np.random.default_rng(seq).integers(0, 300, rows))
             batch = pa.record_batch([keys, np.zeros(rows, "datetime64[us]"), np.arange(rows)], schema=schema)
-            yield StoredBlock(seq, encode(batch, kind=BlockKind.EVENTS, slice_us=0, events=rows, min_us=0, max_us=0))
+            yield StoredBlock(seq, encode(batch, About(BlockKind.EVENTS, 0, rows, 0, 0)))
 
     with peak:
         panes = list(apply_window(plan, execute(blocks), stored(), room=Room(limit, str(tmp_path))))
