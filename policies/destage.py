@@ -6,7 +6,7 @@ always destaged, without a policy (docs/start/concepts.md).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -188,3 +188,24 @@ class StandardDestage:
     def _suggestion(self, window: WindowView, why: str) -> Suggestion:
         staying = f"; the first {self.keep_fraction:.2%} stay" if window.keep_bytes and self.keep_fraction else ""
         return Suggestion(window.name, window.keep_bytes, why + staying)
+
+
+def leaving(
+    least_recent_first: Iterable[bytes], needed_ms: Mapping[bytes, int], expected_ms: int | None
+) -> Iterator[bytes]:
+    """Yields keys in the order in which their values should leave memory. Lazy.
+
+    ``needed_ms``: when a value is needed next, for the keys that have such a time. ``expected_ms``: the next attempt
+    needs values up to this time, or None if it is unknown. The values that it needs leave last.
+    """
+    if expected_ms is None or not needed_ms:
+        yield from least_recent_first
+        return
+    never = expected_ms + 1
+    needed_soon = []
+    for key in least_recent_first:
+        if needed_ms.get(key, never) <= expected_ms:
+            needed_soon.append(key)
+        else:
+            yield key
+    yield from needed_soon

@@ -163,7 +163,7 @@ TABLE = r"""
 = bound-short-by-one policies/cleanup.py core/lateness/test_cleanup.py
 -    bound_us = int(known.edges_us[first]) + 1
 +    bound_us = int(known.edges_us[first])
-= needed-in-time policies/values.py policies,stores/test_keyed_policies.py
+= needed-in-time policies/destage.py policies,stores/test_keyed_policies.py
 -<= expected_ms:
 +< expected_ms:
 """

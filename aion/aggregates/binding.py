@@ -13,7 +13,6 @@ from aion.aggregates.cardinality import Registers
 from aion.aggregates.custom import Custom, call
 from aion.aggregates.functions import Aggregate
 from aion.aggregates.lists import Best, Distinct, Values, lengths_of
-from aion.aggregates.moments import SquaredDeviations, lower_variance
 from aion.aggregates.partial import EVENTS, Counted, Extreme, Partial, States
 from aion.aggregates.picks import Picked
 from aion.aggregates.quantiles import Digest, is_quantifiable, lower_approximate, lower_percentiles
@@ -21,11 +20,13 @@ from aion.aggregates.sums import (
     DecimalSum,
     DoubleSum,
     IntegerSum,
+    SquaredDeviations,
     decimal_mean_type,
     decimal_sum_type,
     lower_decimal_mean,
     lower_decimal_sum,
     lower_mean,
+    lower_variance,
     plain,
 )
 from aion.base.schema import parse_schema

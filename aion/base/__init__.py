@@ -4,7 +4,6 @@
     time       durations and instants, as users write them
     schema     the columns of events and their types; arrow_types: which there are
     hashing    Spark's hash for shards, and our own for rows; identity: of events
-    stretches  items that are worked on some at a time
     html       tables for notebooks
 
 Called by: all of aion.

@@ -7,11 +7,15 @@ State is stored in 64 bits. A commit with a larger number would fail, and so wou
   time. A watermark stops at the limit. No bound and no window is longer than ``LONGEST_US``. So the end of a window, a
   lateness, and the difference of two times always fit.
 - A *measurement* in time times events is a double, which is large enough.
+
+Items that are worked on some at a time are counted here, too (:func:`at_once`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,3 +68,14 @@ def coarse(value: float) -> float:
 def within(us: int) -> int:
     """Returns the time, limited to ``[EARLIEST_US, LATEST_US]``."""
     return min(max(us, EARLIEST_US), LATEST_US)
+
+
+def at_once(weights: Any, limit: int) -> Iterator[slice]:
+    """Splits items into stretches. Each weighs at most ``limit`` together, or is a single item."""
+    upto = np.cumsum(weights)
+    start = 0
+    while start < len(upto):
+        done = int(upto[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(upto, done + limit, side="right")))
+        yield slice(start, end)
+        start = end

@@ -49,7 +49,7 @@ def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
     ``next_seq``: the number of the next block. ``counters``: the operator's counters. ``lateness``: what the operator's
     other shards get: ``learnt_bound`` when they are opened, ``lateness`` when they ask for it. Metrics show
     ``lateness.histogram``, and the bound in ``lateness.learnt_bound``. ``expected_ms``, if there is one: keyed values
-    that are needed up to this time stay in memory before others (policies/values.py).
+    that are needed up to this time stay in memory before others (policies/destage.py).
     """
     expected_ms = value.get("expected_ms")
     if expected_ms is not None and (not isinstance(expected_ms, int) or isinstance(expected_ms, bool)):

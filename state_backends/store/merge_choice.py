@@ -1,4 +1,6 @@
-"""Which files of a shard are worth merging: small ones of similar size, and ones with many dead bytes. Pure.
+"""Which files of a shard are worth merging. Pure.
+
+Files of blocks (:func:`choose`): small ones of similar size, and ones with many dead bytes.
 
 Every commit writes a file, so small files are merged. A file is deleted only as a whole, so a file with many dead bytes
 is rewritten. The inputs of a merge stay on disk until no retained version names them. So merging itself takes disk
@@ -16,6 +18,15 @@ space, and is limited:
 
 For most windows, slices die in their order. So a file is merged with those that die next to it, and no file holds more
 than a share of all bytes. Then files that are still partly alive have few dead bytes.
+
+Runs of keyed values (:func:`neighbours`): every commit writes a run, and a key is looked up in all runs until it is
+found. So the runs must stay few. Only neighbours are merged, because the newest value of a key counts.
+
+- Runs: :data:`FAN_IN` neighbours are merged as soon as each of them is at most as large as the newer ones together. So
+  if commits are of about the same size, there are at most three runs more than the binary logarithm of their number. In
+  any case there are at most :data:`MOST_RUNS` when nothing is left to merge.
+- Writing: such a merge at least doubles the size of the run that a byte is in, unless values were replaced. So a byte
+  is written O(log) times.
 """
 
 from __future__ import annotations
@@ -27,6 +38,10 @@ from typing import NamedTuple
 from state_backends.thresholds import threshold
 
 MIB = 1 << 20
+FAN_IN = threshold(4, 2)
+"""The fewest runs that are worth a merge."""
+MOST_RUNS = threshold(10, 3)
+"""If there are more, some are merged whatever their sizes are."""
 
 
 class FileView(NamedTuple):
@@ -88,6 +103,22 @@ def choose(files: Iterable[FileView], *, held_bytes: int, disk_bytes: int, limit
         if run:
             return Choice(tuple(f.file_no for f in run), f"there are {len(run)} files of about this size")
     return None
+
+
+def neighbours(sizes: Sequence[int]) -> tuple[int, int] | None:
+    """The next merge of runs, as (first, one after the last). None if no merge is worth it. ``sizes``: oldest first."""
+    for end in range(len(sizes), FAN_IN - 1, -1):
+        begin, total = end - 1, sizes[end - 1]
+        while begin > 0 and sizes[begin - 1] <= total:
+            begin -= 1
+            total += sizes[begin]
+        if end - begin >= FAN_IN:
+            return begin, end
+    if len(sizes) <= MOST_RUNS:
+        return None
+    width = len(sizes) - MOST_RUNS + 2
+    begin = min(range(len(sizes) - width + 1), key=lambda first: sum(sizes[first : first + width]))
+    return begin, begin + width
 
 
 def _poor(alive: Sequence[FileView], live: int, limits: Limits) -> list[FileView]:

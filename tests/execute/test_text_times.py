@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 
-from aion.core.ingest.text_times import instants_of
+from aion.execute.files.reading import instants_of
 from tests.execute.files.test_file_reading import AT, TS
 
 

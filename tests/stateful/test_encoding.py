@@ -37,8 +37,8 @@ from pyspark.sql.types import (
 
 from aion.errors import SchemaError
 from aion.stateful.encoding import Codec
-from aion.stateful.evolution import converter
 from aion.stateful.packing import pack, unpack
+from aion.stateful.variables import converter
 
 
 def schema(*types: DataType) -> StructType:

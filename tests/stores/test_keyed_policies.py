@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.values import leaving
+from policies.destage import leaving
 from state_backends.format.ordered_map import NEVER_MS
 from state_backends.store.keyed.cache import VALUE_BYTES, ValueCache
-from state_backends.store.keyed.merge_choice import FAN_IN, MOST_RUNS, choose
 from state_backends.store.keyed.overlay import CHANGE_BYTES, Overlay
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.merge_choice import FAN_IN, MOST_RUNS, neighbours
 
 KEYS = st.binary(min_size=1, max_size=3)
 CHANGES = st.lists(st.tuples(KEYS, st.none() | st.binary(min_size=1, max_size=20), st.none() | st.integers(0, 9)))
@@ -25,7 +25,7 @@ CHANGES = st.lists(st.tuples(KEYS, st.none() | st.binary(min_size=1, max_size=20
 def merged(sizes: list[int]) -> tuple[list[int], int]:
     """The runs after all merges that are worth it, if no value replaces another; and the bytes written."""
     written = 0
-    while (chosen := choose(sizes)) is not None:
+    while (chosen := neighbours(sizes)) is not None:
         begin, end = chosen
         total = sum(sizes[begin:end])
         written += total
@@ -55,7 +55,7 @@ def test_whatever_their_sizes_are_runs_stay_few(commits: list[int]) -> None:
 
 @given(st.lists(st.integers(1, 1000), max_size=20))
 def test_a_merge_takes_neighbours_of_similar_size(sizes: list[int]) -> None:
-    chosen = choose(sizes)
+    chosen = neighbours(sizes)
     if chosen is None:
         assert len(sizes) <= MOST_RUNS
         return
@@ -68,9 +68,9 @@ def test_a_merge_takes_neighbours_of_similar_size(sizes: list[int]) -> None:
 
 @pytest.mark.usual_sizes
 def test_a_large_old_run_is_not_written_again_for_small_new_ones() -> None:
-    assert choose([10_000, 10, 10, 10]) is None
-    assert choose([10_000, 10, 10, 10, 10]) == (1, 5)
-    assert choose([100, 10, 10, 10, 100]) == (0, 5)
+    assert neighbours([10_000, 10, 10, 10]) is None
+    assert neighbours([10_000, 10, 10, 10, 10]) == (1, 5)
+    assert neighbours([100, 10, 10, 10, 100]) == (0, 5)
 
 
 # -- what leaves memory -----------------------------------------------------------------------------------

@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from aion.base.numbers import MOST, NEVER, sum_of, sums_by
 from aion.core.keyed.table import Ints, Places, Table, codes_of, stacked
-from aion.core.slicing.counts import count_windows
-from aion.core.slicing.per_record import record_windows
+from aion.core.slicing.event_windows import count_windows, record_windows
 from aion.core.slicing.sessions import Intervals, merge_intervals, merge_sessions
 from aion.core.slicing.tree import ranges
 from aion.core.windows import Count

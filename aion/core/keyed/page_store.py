@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aion.base.numbers import NEVER, plus, sum_of, sums_by
-from aion.base.stretches import at_once
+from aion.base.numbers import NEVER, at_once, plus, sum_of, sums_by
 from aion.core.keyed.assigners import Flags, completed
 from aion.core.keyed.pages import HEAD, PageFormat, Pages
 from aion.core.keyed.table import Ints, Table

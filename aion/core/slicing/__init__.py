@@ -4,7 +4,7 @@
     grid      the slices and segments of all definitions of a plan
     aligned   the windows of time that cover given slices
     tree      slices combined in advance, so that windows read fewer
-    sessions  sessions from the events of a key; counts and per_record: the other windows of keys
+    sessions  sessions from the events of a key; event_windows: the other windows of keys
 
 Called by: ingest, query, and those who decide about windows.
 Must never know: lateness, triggers, and what is kept.

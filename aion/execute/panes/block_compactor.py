@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from aion.aggregates.groups import number
 from aion.aggregates.values import as_batch, combined
-from aion.base.stretches import at_once
+from aion.base.numbers import at_once
 from aion.core.compaction import Compact
 from aion.core.ingest.builder import parts_of
 from aion.core.ingest.encoding import encode_rows

@@ -11,7 +11,7 @@ import pyarrow as pa
 from aion.aggregates.groups import Groups
 from aion.aggregates.partial import Partial, States
 from aion.aggregates.values import combined
-from aion.base.stretches import at_once
+from aion.base.numbers import at_once
 from aion.core.keyed.orders import ExecuteKeyed, Retract
 from aion.core.keyed.table import Ints, Places, Table, coded
 from aion.core.life.actions import PaneKind

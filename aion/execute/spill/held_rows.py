@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from aion.aggregates.values import as_batch
-from aion.base.stretches import at_once
+from aion.base.numbers import at_once
 from aion.core.keyed.table import Ints, Table
 from state_backends.thresholds import threshold
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from aion.base.stretches import at_once
+from aion.base.numbers import at_once
 from aion.core.keyed.orders import ExecuteKeyed, Members, together
 from aion.core.keyed.table import Table, stacked
 from aion.execute.spill.spilling import Room, file_of, temporary_file

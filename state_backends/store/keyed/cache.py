@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
-from policies.values import leaving
+from policies.destage import leaving
 from state_backends.format.ordered_map import NEVER_MS
 from state_backends.store.m_bucket import MemoryBudget
 

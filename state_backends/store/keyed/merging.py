@@ -1,4 +1,4 @@
-"""Merges runs in the background, so that few must be searched. :mod:`~state_backends.store.keyed.merge_choice` chooses.
+"""Merges runs in the background, so that few must be searched. :mod:`~state_backends.store.merge_choice` chooses them.
 
 The I/O thread writes the merged run step by step, when nothing else waits. The next commit names it instead of its
 inputs. Until a version does, nothing depends on it. An attempt that fails, and a commit that had chosen its runs before
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from state_backends.files.names import MERGED, SstFile
 from state_backends.store.io import Io, Steps
-from state_backends.store.keyed.merge_choice import choose
 from state_backends.store.keyed.run_files import RunFiles
+from state_backends.store.merge_choice import neighbours
 from state_backends.store.merge_turns import MergeTurns
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class RunMerger:
     def compact(self, runs: Sequence[SstFile]) -> None:
         """Starts a merge if it is worth it. ``runs``: those of the last version, oldest first."""
         with self._lock:
-            if self._turns.due() and self._merged is None and (chosen := choose([run.size_bytes for run in runs])):
+            if self._turns.due() and self._merged is None and (chosen := neighbours([run.size_bytes for run in runs])):
                 begin, end = chosen
                 self._turns.begin(self._steps(tuple(runs[begin:end]), oldest=not begin))
 

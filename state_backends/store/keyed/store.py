@@ -218,7 +218,7 @@ class KeyedStore:
             return [*self._merger.applied(self._committed), *new]
 
     def end(self, runs: Sequence[SstFile], expected_ms: int | None = None) -> None:
-        """Ends the attempt: a version has these runs now, at these paths. ``expected_ms``: see policies.values."""
+        """Ends the attempt: a version has these runs now, at these paths. ``expected_ms``: see policies.destage."""
         with self._lock:
             self._generation += 1
             self._read_before, self._read_bytes = self._read_bytes, 0

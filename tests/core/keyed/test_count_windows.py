@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.slicing.counts import CountWindows, count_windows, event_time_order
+from aion.core.slicing.event_windows import CountWindows, count_windows, event_time_order
 from aion.core.windows import Count
 
 Event = tuple[int, int]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.core.slicing import per_record
-from aion.core.slicing.per_record import record_windows
+from aion.core.slicing import event_windows
+from aion.core.slicing.event_windows import record_windows
 from aion.errors import WindowError
 from experiments.slicing.record_designs import BucketDesign, MemoryStorage, PlainDesign, best_buckets
 
@@ -55,7 +55,7 @@ def test_kafka_as_shipped_also_begins_windows_behind_events(events: list[Event],
 @given(events, st.integers(1, 30))
 def test_keys_that_do_not_fit_into_one_search_take_several(events: list[Event], size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(per_record, "_ROOM", 300)
+        patch.setattr(event_windows, "_ROOM", 300)
         assert found(events, size) == brute(events, size)
 
 
