@@ -191,12 +191,12 @@ def test_the_page_on_the_store_runs_where_aion_cannot_be_imported(tmp_path: Path
         "import sys; sys.modules['aion'] = None\n"
         "from pathlib import Path\n"
         "from tests.documents import run_python\n"
-        "run_python('docs/inside/library.md', {}, Path(sys.argv[1]), {})\n"
+        "run_python('docs/inside/store.md', {}, Path(sys.argv[1]), {})\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    blocks = documents.read("docs/inside/library.md")[0]
+    blocks = documents.read("docs/inside/store.md")[0]
     (shown,) = (line for block in blocks for line in block.text.splitlines() if line[:2] == "# ")
     assert done.stdout == f"{shown[2:]}\n"
     assert not (tmp_path / "store" / "live").exists()

@@ -68,7 +68,7 @@ def configure(
     ``memory={"budget": "1GiB"}``.
 
     Returns a builder with the same methods. Of Spark's own settings, it changes only those without which Aion does not
-    work (docs/reference/settings.md). Spark has no public way to read a builder, so
+    work (docs/reference/policies.md). Spark has no public way to read a builder, so
     ``spark.aion.*`` settings in the builder are only checked by :func:`aion.windowed`. Raises PolicyError, MissingJava.
     """
     if not callable(getattr(builder, "config", None)):
@@ -98,7 +98,7 @@ def configure(
         builder.config(key, value)
     log.info(
         "configure: Spark keeps the state of all stateful queries of this session in RocksDB, with a changelog, which "
-        "Aion needs; no other setting of Spark changes (docs/reference/settings.md). In a session that is there "
+        "Aion needs; no other setting of Spark changes (docs/reference/policies.md). In a session that is there "
         "already, aion.unconfigure() undoes it"
     )
     return _Builder(builder, own)

@@ -237,7 +237,7 @@ ELSEWHERE = (
     | {
         f"docs/{name}.md"
         for name in (
-            "inside/library",
+            "inside/store",
             "start/notebook",
             "operate/metrics",
             "how-to/stateful",
