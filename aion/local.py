@@ -19,7 +19,7 @@ from aion.base.html import html_of
 from aion.base.schema import parse_schema
 from aion.base.time import format_instant, instant_us
 from aion.config import load_policy
-from aion.core.query.pane_parts import metadata_of, with_metadata
+from aion.core.query.pane_columns import metadata_of, with_metadata
 from aion.core.query.plan import Plan
 from aion.core.windows import named
 from aion.errors import ConfigError, SchemaError

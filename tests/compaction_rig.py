@@ -16,7 +16,7 @@ from aion import aggregates as A
 from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, load_policy
 from aion.core.life.rules import Rules, Shared
-from aion.core.operator.operator import Operator, Part
+from aion.core.operator.operator import GridWindows, Operator
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_operator, make_trigger
 from aion.execute.executor import Executor
@@ -234,6 +234,6 @@ def check_compacted(
 
 def uncompacted(plan: Plan, policy: Policy) -> Executor:
     shared = Shared(make_bound(plan, policy, None), make_trigger(policy))
-    parts = [Part(plan.grid, make_operator(plan, policy, None).keyed)]
+    parts = [GridWindows(plan.grid, make_operator(plan, policy, None).keyed)]
     operator = Operator(parts, Rules(shared, {}, len(plan.windows)))
     return Executor(plan, operator, AsTheyCame(), RowContents(plan, CodecPool(0)))

@@ -39,8 +39,8 @@ TABLE = r"""
 -newer[had] = _exceeds(keys[1], keys[0])
 +newer[had] = _exceeds(keys[0], keys[1])
 = gone-row-returns aion/core/join/rows.py core/join/test_inputs_that_change.py
--hashes.among(part, also_gone=True)
-+hashes.among(part)
+-hashes.among(read, also_gone=True)
++hashes.among(read)
 = promise-not-restored aion/core/keyed/in_memory.py core/keyed/test_keyed_index.py
 -Closing(state["closed_us"], state["promised"])
 +Closing(state["closed_us"])

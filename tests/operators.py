@@ -25,7 +25,7 @@ from aion.core.life.actions import (
     WindowRef,
 )
 from aion.core.life.rules import Rules, Shared
-from aion.core.operator.operator import Operator, Part
+from aion.core.operator.operator import GridWindows, Operator
 from aion.core.periodic import Periodic, Tumbling
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import SliceGrid
@@ -66,7 +66,7 @@ def operator_of(grid: SliceGrid, bound: NewBounds, trigger: Trigger | None = Non
     """
     own = {name: more.pop(name) for name in Shared._fields if name in more}
     shared = Shared(bound, trigger or EveryBatchTrigger(), **own)
-    return Operator([Part(grid)], Rules(shared, {}, max(grid.aligned, default=0) + 1), **more)
+    return Operator([GridWindows(grid)], Rules(shared, {}, max(grid.aligned, default=0) + 1), **more)
 
 
 def arrive(operator: Operator, *slices: int, events: int = 1) -> list[Action]:

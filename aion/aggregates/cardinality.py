@@ -100,7 +100,7 @@ class Registers(Partial):
         buffers = [None, pa.array(offsets, pa.int32()).buffers()[1], pa.py_buffer(data)]
         return pa.BinaryArray.from_buffers(pa.binary(), count, buffers)
 
-    def _taken_apart(self, states: pa.Array) -> _Parts:
+    def _taken_apart(self, states: pa.Array) -> _ByForm:
         size = 1 << self.lg
         _, offsets, data = states.buffers()
         ends = np.frombuffer(offsets, np.int32)[states.offset : states.offset + len(states) + 1].astype(np.int64)
@@ -110,7 +110,7 @@ class Registers(Partial):
         sparse = np.flatnonzero(lengths != size)
         is_dense = np.repeat(lengths == size, lengths)
         coupons = octets[~is_dense].view("<u4").astype(np.uint32)
-        return _Parts(dense, octets[is_dense].reshape(-1, size), sparse, lengths[sparse] // 4, coupons)
+        return _ByForm(dense, octets[is_dense].reshape(-1, size), sparse, lengths[sparse] // 4, coupons)
 
     def estimates(self, states: States) -> pa.Array:
         """Returns the numbers of distinct values. Coupons are simply counted: few values share one of the 2**26
@@ -142,7 +142,7 @@ class Registers(Partial):
         return [*super().spec(), self.lg, str(self.type_)]
 
 
-class _Parts(NamedTuple):
+class _ByForm(NamedTuple):
     """States by their form: the rows that are dense, with their registers, and the others, with their coupons."""
 
     dense: Ints

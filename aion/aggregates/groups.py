@@ -74,7 +74,7 @@ class Numbered(Groups):
         self.keys = keys
 
 
-class Part(NamedTuple):
+class Digit(NamedTuple):
     """One column of a composite code: values from 0 to ``size``, exclusive. ``size`` is at least 1."""
 
     codes: npt.NDArray[Any]
@@ -99,7 +99,7 @@ def number(columns: Sequence[pa.Array | Coded], rows: int) -> Numbered:
     if not columns:
         return Numbered(np.zeros(rows, np.int64), min(rows, 1), [])
     encoded = [encode(column) for column in columns]
-    groups, codes = pack([part for part, _ in encoded])
+    groups, codes = pack([digit for digit, _ in encoded])
     numbered = Numbered(groups.ids, groups.count, [decode(c) for (_, decode), c in zip(encoded, codes, strict=True)])
     numbered.counts = groups.counts
     return numbered
@@ -111,21 +111,21 @@ def number_coded(column: Coded) -> Numbered:
     return Numbered(column.codes, count, [column.values])
 
 
-def encode(column: pa.Array | Coded) -> tuple[Part, Callable[[Ints], pa.Array]]:
+def encode(column: pa.Array | Coded) -> tuple[Digit, Callable[[Ints], pa.Array]]:
     """Returns a column's values as codes, and a function that turns codes back into values."""
     if isinstance(column, Coded):
         values = column.values
-        return Part(column.codes, max(len(values), 1)), lambda codes: values.take(pa.array(codes))
+        return Digit(column.codes, max(len(values), 1)), lambda codes: values.take(pa.array(codes))
     integers = None if column.null_count or not len(column) else as_integers(column)
     if integers is not None and (found := _as_steps(integers)) is not None:
-        part, low, step = found
-        return part, lambda codes: from_integers(pa.array(codes * step + low), column.type)
+        digit, low, step = found
+        return digit, lambda codes: from_integers(pa.array(codes * step + low), column.type)
     encoded = column.dictionary_encode(null_encoding="encode")
-    part = Part(encoded.indices.to_numpy(zero_copy_only=False), max(len(encoded.dictionary), 1))
-    return part, lambda codes: encoded.dictionary.take(pa.array(codes))
+    digit = Digit(encoded.indices.to_numpy(zero_copy_only=False), max(len(encoded.dictionary), 1))
+    return digit, lambda codes: encoded.dictionary.take(pa.array(codes))
 
 
-def _as_steps(integers: Ints) -> tuple[Part, int, int] | None:
+def _as_steps(integers: Ints) -> tuple[Digit, int, int] | None:
     """Codes without hashing, for integers that are close together or are multiples of a step (as slices are).
 
     Returns the codes, the lowest value, and the step; None if the integers are too far apart.
@@ -145,37 +145,37 @@ def _as_steps(integers: Ints) -> tuple[Part, int, int] | None:
         again += low
         if bool((again != integers).any()):
             return None
-    return Part(codes, span // step + 1), low, step
+    return Digit(codes, span // step + 1), low, step
 
 
-def pack(parts: Sequence[Part]) -> tuple[Groups, list[Ints]]:
-    """Returns groups of rows that are equal in all parts, and for each part the code of each group.
+def pack(digits: Sequence[Digit]) -> tuple[Groups, list[Ints]]:
+    """Returns groups of rows that are equal in all digits, and for each digit the code of each group.
 
-    Groups are ordered by the first part, then by the second, and so on. If there are too many codes for that, they are
+    Groups are ordered by the first digit, then by the second, and so on. If there are too many codes for that, they are
     hashed, and groups come in no particular order.
     """
-    codes, total = parts[0].codes.astype(np.int64, copy=False), parts[0].size
-    # The codes of the parts so far that were compacted into the leading digit; None if none were.
+    codes, total = digits[0].codes.astype(np.int64, copy=False), digits[0].size
+    # The codes of the digits so far that were compacted into the leading digit; None if none were.
     leading: list[Ints] | None = None
-    digits: list[int] = []
-    for number_of_part, part in enumerate(parts[1:], 1):
-        if total > _I64_MAX // part.size:  # otherwise codes would overflow and collide
+    sizes: list[int] = []
+    for number_of_digit, digit in enumerate(digits[1:], 1):
+        if total > _I64_MAX // digit.size:  # otherwise codes would overflow and collide
             groups, present = _compact(codes, total)
-            leading = _unpacked(present, digits, leading)
-            assert len(leading) == number_of_part
-            codes, total, digits = groups.ids, groups.count, []
-        codes = codes * part.size
-        codes += part.codes
-        total *= part.size
-        digits.append(part.size)
+            leading = _unpacked(present, sizes, leading)
+            assert len(leading) == number_of_digit
+            codes, total, sizes = groups.ids, groups.count, []
+        codes = codes * digit.size
+        codes += digit.codes
+        total *= digit.size
+        sizes.append(digit.size)
     groups, present = _compact(codes, total)
-    return groups, _unpacked(present, digits, leading)
+    return groups, _unpacked(present, sizes, leading)
 
 
-def _unpacked(present: Ints, digits: list[int], leading: list[Ints] | None) -> list[Ints]:
-    """Returns the codes of all parts. ``digits``: the sizes of the trailing parts in ``present``."""
+def _unpacked(present: Ints, sizes: list[int], leading: list[Ints] | None) -> list[Ints]:
+    """Returns the codes of all digits. ``sizes``: the sizes of the trailing digits in ``present``."""
     trailing: list[Ints] = []
-    for size in reversed(digits):
+    for size in reversed(sizes):
         present, digit = np.divmod(present, size)
         trailing.append(digit)
     first = [present] if leading is None else [column[present] for column in leading]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.aggregates.groups import Groups, Part, encode, pack
+from aion.aggregates.groups import Digit, Groups, encode, pack
 from aion.aggregates.partial import Done, Partial, Rows, States
 from aion.aggregates.values import Ints, combined, one_zero, orderable
 
@@ -121,7 +121,7 @@ class Distinct(Partial):
 def distinct(groups: Groups, columns: list[pa.Array]) -> States:
     """Returns, for each column, the values of each group's distinct rows. The columns have no nulls."""
     encoded = [encode(one_zero(column)) for column in columns]
-    _, (ids, *codes) = pack([Part(groups.ids, max(groups.count, 1)), *(part for part, _ in encoded)])
+    _, (ids, *codes) = pack([Digit(groups.ids, max(groups.count, 1)), *(part for part, _ in encoded)])
     found = Groups(ids, groups.count)
     return [lists_of(found, decode(c)) for (_, decode), c in zip(encoded, codes, strict=True)]
 

@@ -214,7 +214,7 @@ class _Ticks:
         self._cycle, self._first, self._last = a_day * self.CYCLE, a_day * self.FIRST, a_day * self.LAST
         self._time = timedelta(microseconds=time_us)
         self._zone = zoneinfo.ZoneInfo.from_file(io.BytesIO(rules.tzif), key=rules.name)
-        self._parts: dict[int, Ints] = {}
+        self._starts: dict[int, Ints] = {}
 
     def starts(self, ticks: Ints) -> Ints:
         if not len(ticks):
@@ -235,11 +235,11 @@ class _Ticks:
         return found if cycles is None else found + cycles * (self.CYCLE * DAY_US)
 
     def _part(self, part: int) -> Ints:
-        if (found := self._parts.get(part)) is None:
+        if (found := self._starts.get(part)) is None:
             first = part * self.AT_ONCE
             origin = datetime(1970, 1, 1) + self._time
             starts = [self._start(origin + tick * self._tick) for tick in range(first, first + self.AT_ONCE)]
-            self._parts[part] = found = np.array(starts, np.int64)
+            self._starts[part] = found = np.array(starts, np.int64)
         return found
 
     def _start(self, local: datetime) -> int:

@@ -67,7 +67,7 @@ class Pages(NamedTuple):
     page_of: Ints
 
 
-class Part(NamedTuple):
+class Chunks(NamedTuple):
     """One chunk of each of some pages. ``pages``, ``chunks``: (C,), which they are. ``of_chunk``: for each of the rows,
     in which chunk it is. ``last``: (C,), whether a chunk is the last one of its page. ``rows``: not put together; a few
     of many are taken faster this way.
@@ -172,11 +172,12 @@ class PagedRows:
         codes, page_of = np.unique(of_bin * most + _page(hashes, pages[of_bin]), return_inverse=True)
         return Pages(names, heads, np.column_stack(np.divmod(codes, most)), page_of)
 
-    def parts(self, found: Pages) -> Iterator[Part]:
+    def chunks_of(self, found: Pages) -> Iterator[Chunks]:
         """Yields the rows of pages: first their first chunks, then their second ones, and so on."""
         chunks = self._chunks(found)
         for chunk in range(int(chunks.max(initial=0))):
-            yield self._part(found, np.flatnonzero(chunks > chunk), chunk)
+            some = np.flatnonzero(chunks > chunk)
+            yield self._read(found, some, np.full(len(some), chunk))
 
     def all_keys(self, found: Pages) -> list[bytes]:
         """Returns the keys of all chunks of pages."""
@@ -184,20 +185,17 @@ class PagedRows:
         pages = np.repeat(np.arange(len(chunks)), chunks)
         return self.keys(found, pages, np.arange(len(pages)) - np.repeat(np.cumsum(chunks) - chunks, chunks))
 
-    def tails(self, found: Pages, pages: Ints) -> Part:
+    def tails(self, found: Pages, pages: Ints) -> Chunks:
         """Returns the last chunks of some of the pages."""
         return self._read(found, pages, self._chunks(found)[pages] - 1)
 
-    def _part(self, found: Pages, pages: Ints, chunk: int) -> Part:
-        return self._read(found, pages, np.full(len(pages), chunk))
-
-    def _read(self, found: Pages, pages: Ints, chunks: Ints) -> Part:
+    def _read(self, found: Pages, pages: Ints, chunks: Ints) -> Chunks:
         values = self._values.get(self.keys(found, pages, chunks))
         rows, counts = self._codec.decode([value for value in values if value is not None])
         sizes = np.zeros(len(values), np.int64)
         sizes[[at for at, value in enumerate(values) if value is not None]] = counts
         last = chunks == self._chunks(found)[pages] - 1
-        return Part(pages, chunks, last, np.repeat(np.arange(len(pages)), sizes), rows)
+        return Chunks(pages, chunks, last, np.repeat(np.arange(len(pages)), sizes), rows)
 
     def keys(self, found: Pages, pages: Ints, chunks: Ints) -> list[bytes]:
         """Returns the keys of some chunks. ``pages``: of each, which of the pages it is in; ``chunks``: its number."""
@@ -237,13 +235,13 @@ class PagedRows:
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def write(self, found: Pages, part: Part, rows: pa.Table, of_chunk: Ints, changed: Flags) -> None:
+    def write(self, found: Pages, read: Chunks, rows: pa.Table, of_chunk: Ints, changed: Flags) -> None:
         """Replaces the rows of chunks. ``rows``: all that they have now, and ``of_chunk``, for each in which it is.
 
         ``changed``: (C,), which chunks to write. A chunk with too many rows must be the last one of its page.
         """
-        before = np.bincount(part.of_chunk, minlength=len(part.pages))
-        after = np.bincount(of_chunk, minlength=len(part.pages))
+        before = np.bincount(read.of_chunk, minlength=len(read.pages))
+        after = np.bincount(of_chunk, minlength=len(read.pages))
         order = np.argsort(of_chunk, kind="stable")
         batch = _batch(rows.take(pa.array(order)), self.schema)
         edges = np.concatenate(([0], np.cumsum(after))).tolist()
@@ -252,9 +250,9 @@ class PagedRows:
         ends: list[int] = []
         touched: set[int] = set()
         for at in np.flatnonzero(changed).tolist():
-            bin_, page = found.places[part.pages[at]].tolist()
+            bin_, page = found.places[read.pages[at]].tolist()
             head, name = found.heads[bin_], found.bins[bin_]
-            begin, end, chunk = edges[at], edges[at + 1], int(part.chunks[at])
+            begin, end, chunk = edges[at], edges[at + 1], int(read.chunks[at])
             if after[at] != before[at]:
                 head.rows += int(after[at] - before[at])
                 touched.add(bin_)

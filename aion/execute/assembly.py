@@ -20,7 +20,7 @@ from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.completeness import Completeness
 from aion.core.life.late_work import LateWork
 from aion.core.life.rules import Own, Rules, Shared
-from aion.core.operator.operator import SNAPSHOT_VERSION, Operator, Part
+from aion.core.operator.operator import SNAPSHOT_VERSION, GridWindows, Operator
 from aion.core.operator.overview import trigger_from_json
 from aion.core.periodic import Periodic
 from aion.core.query.plan import Plan
@@ -73,19 +73,19 @@ def make_operator(
         # A restart may have given the windows before a longer bound. Then their panes come later.
         lengthens=plan.of_panes,
     )
-    numbers = sorted(number for part in plan.parts for number in part.keyed)
+    numbers = sorted(number for each in plan.plans for number in each.keyed)
     known = snapshot["keyed"] if snapshot is not None else []
     before = dict(zip(numbers, known, strict=True)) if known else {}
     types = [plan.schema.field(name).type for name in plan.key]
 
-    def keyed(number: int, window: Definition, part: Plan) -> KeyedWindows:
+    def keyed(number: int, window: Definition, each: Plan) -> KeyedWindows:
         of = rules.of(number)
         on_arrival = isinstance(window, PerRecord) and window.on_arrival == EMIT
         assigner = assigner_of(window, shows_open=of.early is not None)
-        return KeyedWindows(number, assigner, types, of, part.grid.bins, before.get(number), on_arrival=on_arrival)
+        return KeyedWindows(number, assigner, types, of, each.grid.bins, before.get(number), on_arrival=on_arrival)
 
     return Operator(
-        [Part(part.grid, [keyed(n, window, part) for n, window in part.keyed.items()]) for part in plan.parts],
+        [GridWindows(each.grid, [keyed(n, window, each) for n, window in each.keyed.items()]) for each in plan.plans],
         rules,
         late_work=LateWork(
             math.inf if policy.execution.late_share is None else policy.execution.late_share,

@@ -95,9 +95,9 @@ class Executor:
         self.forgotten: list[Forget] = []
         self._purged = False  # in this batch
         self._seeks = self._contents.compacts and bool(plan.key)
-        self._keyed = [self._contents.keyed(part, attempt, self._timed) for part in plan.parts]
+        self._keyed = [self._contents.keyed(each, attempt, self._timed) for each in plan.plans]
         self._keyed_of = {
-            number: keyed for keyed, part in zip(self._keyed, plan.parts, strict=True) for number in part.keyed
+            number: keyed for keyed, each in zip(self._keyed, plan.plans, strict=True) for number in each.keyed
         }
         for windows in operator.keyed:
             operator.wait_in(windows.definition, self._keyed_of[windows.definition].waiting())

@@ -42,7 +42,7 @@ class Address:
     scheme: str
     shown: str
     secret: Secret
-    parts: tuple[Secret, ...]
+    secrets: tuple[Secret, ...]
 
     @classmethod
     def of(cls, text: str) -> Address:
@@ -85,7 +85,7 @@ class Address:
 def secrets_in(options: Mapping[str, str]) -> tuple[Secret, ...]:
     """Returns the values of options that are secrets: by their names, and what is secret in a URI."""
     named = tuple(Secret(value) for name, value in options.items() if _SECRET.search(name) and value)
-    return named + tuple(secret for value in options.values() for secret in Address.of(value).parts)
+    return named + tuple(secret for value in options.values() for secret in Address.of(value).secrets)
 
 
 def plain(name: str, value: str) -> str:

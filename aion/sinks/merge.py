@@ -95,8 +95,8 @@ class Merge(Sink):
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        more = () if self.dropped is None else self.dropped.parts
-        return (*self.address.parts, *more, *secrets_in(self.options))
+        more = () if self.dropped is None else self.dropped.secrets
+        return (*self.address.secrets, *more, *secrets_in(self.options))
 
     def described(self, note: Note) -> Note:
         options = {name: without_secret for name, text in self.options.items() if (without_secret := plain(name, text))}

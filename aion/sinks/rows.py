@@ -16,7 +16,7 @@ from aion.aggregates.values import combined
 from aion.base.hashing import hash_rows
 from aion.core.life.actions import PaneKind
 from aion.core.query.columns import DROPPED_COLUMNS, NOT_OF_DROPPED, WINDOW_COLUMNS
-from aion.core.query.pane_parts import END, KIND, NAME, SEQ, START, Parts
+from aion.core.query.pane_columns import END, KIND, NAME, SEQ, START, PaneColumns
 from aion.errors import SchemaError
 from aion.sinks.marks import NOTHING, digest_of
 
@@ -48,42 +48,42 @@ class Panes(NamedTuple):
         Raises SchemaError if a part of the panes is missing.
         """
         names = [name for name, _ in fields]
-        parts = Parts.of(fields)
+        meaning = PaneColumns.of(fields)
         if key is not None:
-            return cls._named(names, parts, key)
-        if parts is None:
+            return cls._named(names, meaning, key)
+        if meaning is None:
             raise SchemaError(
                 f"no column says which part of a pane it is; write a result of aion.windowed, or pass key=[...]. The "
                 f"columns are {', '.join(names)}"
             )
-        if missing := parts.missing(KIND, SEQ):
+        if missing := meaning.missing(KIND, SEQ):
             raise SchemaError(
-                f"{' and '.join(missing)} of the windows {parts.said.name!r} is missing. A pane replaces the rows of "
+                f"{' and '.join(missing)} of the windows {meaning.said.name!r} is missing. A pane replaces the rows of "
                 "its key and window, so keep these columns in the select (an alias is fine; another value is not), or "
                 f"pass key=[...]. The columns are {', '.join(names)}"
             )
-        columns = parts.columns
+        columns = meaning.columns
         window = [columns[part] for part in (NAME, START, END) if part in columns]
-        identity = tuple(dict.fromkeys([*parts.keys, *window]))
-        written = tuple(name for name in names if name not in parts.besides)
+        identity = tuple(dict.fromkeys([*meaning.keys, *window]))
+        written = tuple(name for name in names if name not in meaning.besides)
         return cls(
-            identity, written, columns[KIND], columns[SEQ], columns[START], parts.said.single,
-            _of_dropped(written, parts.dropped),
+            identity, written, columns[KIND], columns[SEQ], columns[START], meaning.said.single,
+            _of_dropped(written, meaning.dropped),
         )  # fmt: skip
 
     @classmethod
-    def _named(cls, names: Sequence[str], parts: Parts | None, key: Sequence[str]) -> Panes:
+    def _named(cls, names: Sequence[str], meaning: PaneColumns | None, key: Sequence[str]) -> Panes:
         """The same if the user says what the key is. The columns of the window may be known by their names."""
-        columns = {} if parts is None else parts.columns
+        columns = {} if meaning is None else meaning.columns
         found = {part: columns.get(part, part) for part in (NAME, START, END, KIND, SEQ)}
         for needed in (*key, *(found[part] for part in (START, END, KIND, SEQ))):
             if needed not in names:
                 raise SchemaError(f"there is no column {needed!r}; the columns are {', '.join(names)}")
         window = [found[part] for part in (NAME, START, END) if found[part] in names]
-        besides = {*DROPPED_COLUMNS, found[SEQ]} if parts is None else parts.besides
+        besides = {*DROPPED_COLUMNS, found[SEQ]} if meaning is None else meaning.besides
         written = tuple(name for name in names if name not in besides)
-        single = parts is None or parts.said.single
-        dropped = parts.dropped if parts is not None else [name for name in DROPPED_COLUMNS if name in names]
+        single = meaning is None or meaning.said.single
+        dropped = meaning.dropped if meaning is not None else [name for name in DROPPED_COLUMNS if name in names]
         identity = tuple(dict.fromkeys([*key, *window]))
         return cls(
             identity, written, found[KIND], found[SEQ], found[START], single, _of_dropped(written, dropped)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from aion.core.query.pane_parts import Parts, metadata_of_field
+from aion.core.query.pane_columns import PaneColumns, metadata_of_field
 from aion.core.query.sink_notes import Note
 from aion.errors import ConfigError
 from aion.sinks.addresses import Address, Secret, without_secrets
@@ -55,8 +55,8 @@ class Sink(ABC):
         columns = dict.fromkeys([*panes.written, panes.seq, *panes.dropped])
         rows = panes_of(batch, list(columns), as_json=not self.nested, where=self.where)
         self._apply(panes.change(rows), mark)
-        parts = Parts.of([(field.name, field.metadata) for field in batch.schema])
-        operator = None if parts is None else parts.said.name
+        meaning = PaneColumns.of([(field.name, field.metadata) for field in batch.schema])
+        operator = None if meaning is None else meaning.said.name
         found = Note(operator, self.table, "", panes.written, False, dropped=self.dropped_table)
         note(batch, mark.history.checkpoint, self.described(found))
 

@@ -118,7 +118,7 @@ class Upsert(Sink):
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        return self.address.parts
+        return self.address.secrets
 
     def described(self, note: Note) -> Note:
         return dataclasses.replace(

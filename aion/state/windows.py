@@ -89,7 +89,7 @@ def window_rows(
     plan = plan_of_snapshot(of_shard(plan, snapshot), snapshot)
     reading = _Reading(plan, reader, asked, memory_bytes, schema)
     yield from _of_time(reading)
-    for part in plan.parts:
+    for part in plan.plans:
         yield from _of_keys(reading, part)
 
 
@@ -211,7 +211,7 @@ def _keys(plan: Plan, asked: Asked) -> Keys | None:
 
 def _of_keys(reading: _Reading, part: Plan) -> Iterator[pa.RecordBatch]:
     snapshot = reading.snapshot
-    numbers = sorted(number for each in reading.plan.parts for number in each.keyed)
+    numbers = sorted(number for each in reading.plan.plans for number in each.keyed)
     before = dict(zip(numbers, snapshot["keyed"], strict=True))
     shared = AdaptiveBound.of_snapshot(snapshot["lateness"])
     own_us = snapshot.get("own_bounds_us", {})

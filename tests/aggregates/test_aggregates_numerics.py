@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aion import aggregates as A
 from aion.aggregates.binding import bind
 from aion.aggregates.doubled import add_double, add_pairs, divided, sum_by_group
-from aion.aggregates.groups import Groups, Part, number, pack, stable_order
+from aion.aggregates.groups import Digit, Groups, number, pack, stable_order
 from aion.aggregates.layout import Layout
 from aion.errors import IntegerOverflow
 from tests import aggregate_oracle as o
@@ -208,7 +208,7 @@ def test_more_combinations_than_64_bits_hold() -> None:
     codes[3][:500] = codes[3][500:]
     for column in codes[:3]:
         column[:500] = column[500:]
-    groups, parts = pack([Part(column, 2**31) for column in codes])
+    groups, parts = pack([Digit(column, 2**31) for column in codes])
     assert groups.count == 500
     for column, part in zip(codes, parts, strict=True):
         assert (part[groups.ids] == column).all()

@@ -24,7 +24,7 @@ from aion.core.query.plan import Plan, make_plan
 from aion.execute.executor import Executor
 from aion.execute.panes.contents import RowContents
 from aion.execute.spill.grouping import Piece
-from aion.execute.spill.spilling import Room, parts_by_key
+from aion.execute.spill.spilling import Room, partitions_by_key
 from state_backends.format.block import Block, Codec
 from state_backends.store.protocol import Only, StoredBlock
 from tests import aggregate_oracle as o
@@ -227,7 +227,9 @@ def test_parts_of_keys_are_whole_and_in_order(batches: list[list[int]], limit: i
     begins = np.cumsum([0, *map(len, batches)])
     made = [pa.record_batch([b, range(n, n + len(b))], schema) for b, n in zip(batches, begins, strict=False)]
     pieces = (Piece(batch, True, False) for batch in made)
-    parts = [pa.Table.from_batches(p.batches, schema) for p in parts_by_key(["k"], pieces, Room(limit)) if p.batches]
+    parts = [
+        pa.Table.from_batches(p.batches, schema) for p in partitions_by_key(["k"], pieces, Room(limit)) if p.batches
+    ]
     found: dict[int, list[int]] = {}
     for part in parts:
         rows = part.to_pylist()

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 import aion
-from aion.core.query.pane_parts import metadata_of, with_metadata
+from aion.core.query.pane_columns import metadata_of, with_metadata
 from aion.core.query.plan import make_plan, result_schema
 from aion.sinks.marks import History, Mark, digest_of
 

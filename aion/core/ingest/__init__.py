@@ -6,7 +6,7 @@
     encoding      rows as a block; json_codec: as text
     fragments     large blocks in several rows of a shuffle
     key_ranges    the hash by which the rows of a block are sorted; sorting: how
-    conforming    the columns of a file as a schema declares them; file_parts and text_times: what its path says
+    conforming    the columns of a file as a schema declares them; file_splits: what its path says
     lake_versions which files a version of a table adds
 
 Called by: aion.execute and the tasks in aion.spark.

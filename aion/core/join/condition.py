@@ -1,8 +1,8 @@
 """Conditions of a join that are written as SQL: an expression over the columns of pairs, made once. Pure.
 
 An expression of Arrow is not yet what Spark means: a number in the text takes the narrowest type that holds it, so
-``n * 1.5`` would be computed with 24 bits, and a NaN equals nothing. So each part knows its type here, and numbers of
-two types are cast to one before they meet.
+``n * 1.5`` would be computed with 24 bits, and a NaN equals nothing. So each operand knows its type here, and numbers
+of two types are cast to one before they meet.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _UNDERSTOOD = {
 """The parts of a node that are read here. A node with another one means something else."""
 
 
-class _Part(NamedTuple):
-    """A part of the condition. ``number``: its value, if it is a number in the text."""
+class _Operand(NamedTuple):
+    """An operand of the condition. ``number``: its value, if it is a number in the text."""
 
     made: pc.Expression
     type: pa.DataType
@@ -53,12 +53,12 @@ class _Part(NamedTuple):
     def is_float(self) -> bool:
         return bool(pa.types.is_floating(self.type))
 
-    def cast(self, type_: pa.DataType) -> _Part:
+    def cast(self, type_: pa.DataType) -> _Operand:
         if self.number is not None:
             value = float(self.number) if pa.types.is_floating(type_) else self.number
-            return _Part(pc.scalar(value).cast(type_), type_)
+            return _Operand(pc.scalar(value).cast(type_), type_)
         # As in Spark, a large integer becomes the double that is nearest to it.
-        return self if self.type == type_ else _Part(self.made.cast(type_, safe=False), type_)
+        return self if self.type == type_ else _Operand(self.made.cast(type_, safe=False), type_)
 
 
 def expression_of(
@@ -86,13 +86,13 @@ def expression_of(
     return found.made
 
 
-def _call(function: Callable[..., Any], *parts: _Part, **options: Any) -> _Part:
+def _call(function: Callable[..., Any], *operands: _Operand, **options: Any) -> _Operand:
     """Returns the part that a function makes of others. Raises what Arrow raises if their types do not fit."""
-    nulls = function(*(pa.nulls(1, part.type) for part in parts), **options)
-    return _Part(function(*(part.made for part in parts), **options), nulls.type)
+    nulls = function(*(pa.nulls(1, operand.type) for operand in operands), **options)
+    return _Operand(function(*(operand.made for operand in operands), **options), nulls.type)
 
 
-def _alike(left: _Part, right: _Part) -> tuple[_Part, _Part]:
+def _alike(left: _Operand, right: _Operand) -> tuple[_Operand, _Operand]:
     """Returns two parts as they meet: numbers have one type, as in Spark."""
     if not (left.is_number and right.is_number):
         return left, right
@@ -105,22 +105,22 @@ def _alike(left: _Part, right: _Part) -> tuple[_Part, _Part]:
     return left.cast(type_), right.cast(type_)
 
 
-def _as_decimal(part: _Part) -> _Part:
-    if part.number is not None:
-        return _Part(pc.scalar(Decimal(part.number)), pa.scalar(Decimal(part.number)).type)
-    integer = pa.types.is_integer(part.type)
-    return part.cast(pa.decimal128(_DIGITS[part.type.bit_width], 0)) if integer else part
+def _as_decimal(operand: _Operand) -> _Operand:
+    if operand.number is not None:
+        return _Operand(pc.scalar(Decimal(operand.number)), pa.scalar(Decimal(operand.number)).type)
+    integer = pa.types.is_integer(operand.type)
+    return operand.cast(pa.decimal128(_DIGITS[operand.type.bit_width], 0)) if integer else operand
 
 
-def _equal(left: _Part, right: _Part) -> _Part:
+def _equal(left: _Operand, right: _Operand) -> _Operand:
     left, right = _alike(left, right)
     found = _call(pc.equal, left, right)
     if not (left.is_float and right.is_float):
         return found
-    return _call(pc.or_kleene, found, _call(pc.and_kleene, *(_call(pc.is_nan, part) for part in (left, right))))
+    return _call(pc.or_kleene, found, _call(pc.and_kleene, *(_call(pc.is_nan, operand) for operand in (left, right))))
 
 
-def _less(left: _Part, right: _Part) -> _Part:
+def _less(left: _Operand, right: _Operand) -> _Operand:
     """A NaN is more than all other numbers."""
     left, right = _alike(left, right)
     found = _call(pc.less, left, right)
@@ -130,17 +130,17 @@ def _less(left: _Part, right: _Part) -> _Part:
     return _call(pc.or_kleene, found, more)
 
 
-def _not(part: _Part) -> _Part:
-    return _call(pc.invert, part)
+def _not(operand: _Operand) -> _Operand:
+    return _call(pc.invert, operand)
 
 
-def _same(left: _Part, right: _Part) -> _Part:
-    false = _Part(pc.scalar(False), pa.bool_())
+def _same(left: _Operand, right: _Operand) -> _Operand:
+    false = _Operand(pc.scalar(False), pa.bool_())
     nulls = _call(pc.and_kleene, _call(pc.is_null, left), _call(pc.is_null, right))
     return _call(pc.or_kleene, _call(pc.coalesce, _equal(left, right), false), nulls)
 
 
-_COMPARED: Mapping[type[exp.Expr], Callable[[_Part, _Part], _Part]] = {
+_COMPARED: Mapping[type[exp.Expr], Callable[[_Operand, _Operand], _Operand]] = {
     exp.EQ: _equal,
     exp.NEQ: lambda left, right: _not(_equal(left, right)),
     exp.LT: _less,
@@ -157,13 +157,13 @@ class _Condition:
         self._names = {plain(name): name for schema in columns for name in schema.names}
         self._side_of: dict[str, int] = {}
 
-    def made(self, node: exp.Expr) -> _Part:
+    def made(self, node: exp.Expr) -> _Operand:
         is_known = {name for name, value in node.args.items() if value} <= _UNDERSTOOD
         if (found := self._positive(node) if is_known else None) is None:
             raise ConfigError(f"on: {node.sql('spark')!r} in {self._text!r} is not understood here; {_ELSE}")
         return _not(found) if node.args.get("negate") else found
 
-    def _positive(self, node: exp.Expr) -> _Part | None:
+    def _positive(self, node: exp.Expr) -> _Operand | None:
         """Returns what a node means, apart from a NOT that is a part of it, as in NOT LIKE."""
         if (compared := _COMPARED.get(type(node))) is not None:
             return compared(self.made(node.this), self.made(node.expression))
@@ -179,7 +179,7 @@ class _Condition:
             case exp.Literal():
                 return _literal(node)
             case exp.Boolean():
-                return _Part(pc.scalar(bool(node.this)), pa.bool_())
+                return _Operand(pc.scalar(bool(node.this)), pa.bool_())
             case exp.Neg():
                 value = self.made(node.this)
                 return _call(pc.negate_checked, value) if value.number is None else _number(-value.number)
@@ -208,10 +208,10 @@ class _Condition:
             case exp.Interval() if node.unit is not None and isinstance(node.this, exp.Literal):
                 micros = duration_us(f"{node.this.this} {node.unit.name.lower()}", what="on: interval")
                 type_ = pa.duration("us")
-                return _Part(pc.scalar(pa.scalar(timedelta(microseconds=micros), type_)), type_)
+                return _Operand(pc.scalar(pa.scalar(timedelta(microseconds=micros), type_)), type_)
         return None
 
-    def _column(self, node: exp.Column) -> _Part:
+    def _column(self, node: exp.Column) -> _Operand:
         name, qualifier = self._names.get(self._plain(node.name), node.name), self._plain(node.table)
         sides = [side for side, schema in enumerate(self._columns) if name in schema.names]
         if not sides:
@@ -225,21 +225,21 @@ class _Condition:
                     f"on: {qualifier}.{name} in {self._text!r}: column {name!r} is of the {other} side, and "
                     f"{qualifier!r} stands for the other one"
                 )
-        return _Part(pc.field(name), self._columns[sides[0]].field(name).type)
+        return _Operand(pc.field(name), self._columns[sides[0]].field(name).type)
 
 
-def _literal(node: exp.Literal) -> _Part:
+def _literal(node: exp.Literal) -> _Operand:
     text = str(node.this)
     if node.is_string:
-        return _Part(pc.scalar(text), pa.string())
+        return _Operand(pc.scalar(text), pa.string())
     if "e" in text.lower():
-        return _Part(pc.scalar(float(text)), pa.float64())
+        return _Operand(pc.scalar(float(text)), pa.float64())
     return _number(int(text) if text.isdigit() else Decimal(text))
 
 
-def _number(value: int | Decimal) -> _Part:
+def _number(value: int | Decimal) -> _Operand:
     """A number of the text, with the type that it has in Spark."""
     for type_, limit in ((pa.int32(), 1 << 31), (pa.int64(), 1 << 63)):
         if isinstance(value, int) and -limit <= value < limit:
-            return _Part(pc.scalar(value).cast(type_), type_, value)
-    return _Part(pc.scalar(Decimal(value)), pa.scalar(Decimal(value)).type, value)
+            return _Operand(pc.scalar(value).cast(type_), type_, value)
+    return _Operand(pc.scalar(Decimal(value)), pa.scalar(Decimal(value)).type, value)

@@ -269,15 +269,15 @@ class Join:
             first, last = self._plan.interval(side)
             searched, hashes = Sorted(rows.hash, rows.time), Hashes(rows.hash)
             found = stored.around(rows.hash, rows.time, *self._plan.interval(1 - side))
-            for part in stored.pages.parts(found):
-                at, there = hashes.among(part)
+            for read in stored.pages.chunks_of(found):
+                at, there = hashes.among(read)
                 for kept, come in searched.pairs(there.hash, there.time + first, there.time + last):
                     if side == LEFT:
                         yield from self._paired(there, kept, rows, come, kept=LEFT)
                     else:
                         yield from self._paired(rows, come, there, kept, kept=RIGHT)
                 if self._plan.outer[side]:
-                    stored.mark(found, part, at, there.flags)
+                    stored.mark(found, read, at, there.flags)
 
     def _paired(
         self, left: Rows, a: Ints, right: Rows, b: Ints, *, kept: int | None = None
@@ -316,8 +316,8 @@ class Join:
             stored, searched, hashes = self._sides[other], Sorted(old.hash, old.time), Hashes(old.hash)
             first, last = self._plan.interval(other)
             found = stored.around(old.hash, old.time, *self._plan.interval(side))
-            for part in stored.pages.parts(found):
-                at, there = hashes.among(part)
+            for read in stored.pages.chunks_of(found):
+                at, there = hashes.among(read)
                 lost = [np.empty(0, np.int64)]
                 for kept, gone in searched.pairs(there.hash, there.time + first, there.time + last):
                     kept, gone = self._results.agreeing_of(side, old, gone, there, kept)
@@ -325,7 +325,7 @@ class Join:
                     lost.append(np.unique(kept))
                 if self._plan.outer[other]:
                     yield from self._alone_again(other, there, np.unique(np.concatenate(lost)), live[side])
-                    stored.mark(found, part, at, there.flags)
+                    stored.mark(found, read, at, there.flags)
         left, right = olds
         if left is not None and right is not None:
             first, last = self._plan.interval(RIGHT)
@@ -358,8 +358,8 @@ class Join:
         found = np.zeros(len(rows), np.bool_)
         first, last = self._plan.interval(side)
         stored, hashes = self._sides[1 - side], Hashes(rows.hash)
-        parts = stored.pages.parts(stored.around(rows.hash, rows.time, first, last))
-        for others in chain([new], (hashes.among(part)[1] for part in parts)):
+        chunks = stored.pages.chunks_of(stored.around(rows.hash, rows.time, first, last))
+        for others in chain([new], (hashes.among(read)[1] for read in chunks)):
             searched = Sorted(others.hash, others.time)
             for mine, their in searched.pairs(rows.hash, rows.time + first, rows.time + last):
                 found[self._results.agreeing_of(side, rows, mine, others, their)[1]] = True
@@ -413,8 +413,8 @@ class Join:
             some = [Rows.stored(stored.schema.empty_table())]
             wanted = due[np.lexsort((due[:, 3], due[:, 2]))][:, 2:]
             by_id, hashes = Sorted(wanted[:, 0], np.zeros(len(wanted), np.int64)), Hashes(due[:, 0])
-            for part in stored.pages.parts(stored.found(due)):
-                _, there = hashes.among(part)
+            for read in stored.pages.chunks_of(stored.found(due)):
+                _, there = hashes.among(read)
                 first, second = there.identity
                 zeros = np.zeros(len(there), np.int64)
                 for search, at in by_id.pairs(first, zeros, zeros):
@@ -451,8 +451,8 @@ class Join:
             return
         first, last = self._plan.interval(RIGHT)
         stored, hashes = self._sides[LEFT], Hashes(touching.hash)
-        for part in stored.pages.parts(stored.around(touching.hash, touching.time, first, last)):
-            _, there = hashes.among(part)
+        for read in stored.pages.chunks_of(stored.around(touching.hash, touching.time, first, last)):
+            _, there = hashes.among(read)
             there = there.take(np.flatnonzero(self._is_shown(LEFT, there)))
             there = there.take(np.flatnonzero(self._were_there(LEFT, there)))
             touched = [np.empty(0, np.int64)]

@@ -146,8 +146,8 @@ class Newest:
         best = Rows.stored(self._right.schema.empty_table())
         which = np.full(len(left), -1)
         hashes = Hashes(left.hash)
-        for part in self._right.pages.parts(self._around(left.hash, left.time)):
-            _, others = hashes.among(part)
+        for read in self._right.pages.chunks_of(self._around(left.hash, left.time)):
+            _, others = hashes.among(read)
             if without is not None:
                 others = others.take(np.flatnonzero(~others.are_among(np.column_stack(without.identity))))
             best, which = self.better(left, best, which, others)

@@ -15,7 +15,7 @@ from aion.base.identity import identify
 from aion.core.join.matching import Sorted
 from aion.core.join.plan import KIND_BEFORE, SEQ_BEFORE, JoinPlan
 from aion.core.life.actions import PaneKind
-from aion.core.paged_rows import ArrowPages, PagedRows, Pages, Part
+from aion.core.paged_rows import ArrowPages, Chunks, PagedRows, Pages
 from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
 
@@ -176,11 +176,11 @@ class SideRows:
         order = np.argsort(bins, kind="stable")
         numbers = rows.noted(due_us)[order]
         distinct, begins = np.unique(bins[order], return_index=True)
-        parts = np.split(numbers, begins[1:])
+        apart = np.split(numbers, begins[1:])
         self._values.put(
             [
-                (self._due_key(bin_, batch), part.tobytes(), max(bin_ * self._due_us // 1000, 0))
-                for bin_, part in zip(distinct.tolist(), parts, strict=True)
+                (self._due_key(bin_, batch), some.tobytes(), max(bin_ * self._due_us // 1000, 0))
+                for bin_, some in zip(distinct.tolist(), apart, strict=True)
             ]
         )
         return int(due_us.min())
@@ -232,7 +232,7 @@ class SideRows:
         within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
         return self.pages.pages(begin[which] + within, hashes[which])
 
-    def add(self, found: Pages, rows: Rows, *, read: Part | None) -> None:
+    def add(self, found: Pages, rows: Rows, *, read: Chunks | None) -> None:
         """Keeps rows. ``found``: the page of each. ``read``: the first chunks of these pages, if they have been read.
 
         Since then, rows may have been marked, but none added or removed.
@@ -256,22 +256,22 @@ class SideRows:
 
     def remove(self, new: New) -> None:
         """Deletes the rows that later versions replace."""
-        for part, mask in new.their_places:
-            changed = np.zeros(len(part.pages), np.bool_)
-            changed[part.of_chunk[mask]] = True
-            self.pages.write(new.found, part, part.rows.filter(pa.array(~mask)), part.of_chunk[~mask], changed)
+        for read, mask in new.their_places:
+            changed = np.zeros(len(read.pages), np.bool_)
+            changed[read.of_chunk[mask]] = True
+            self.pages.write(new.found, read, read.rows.filter(pa.array(~mask)), read.of_chunk[~mask], changed)
 
-    def mark(self, found: Pages, part: Part, at: Ints, flags: npt.NDArray[np.uint8]) -> None:
+    def mark(self, found: Pages, read: Chunks, at: Ints, flags: npt.NDArray[np.uint8]) -> None:
         """Writes the flags of some of the rows that were read."""
-        now = _flags(part).copy()
-        chunks = np.zeros(len(part.pages), np.bool_)
-        chunks[part.of_chunk[at[now[at] != flags]]] = True
+        now = _flags(read).copy()
+        chunks = np.zeros(len(read.pages), np.bool_)
+        chunks[read.of_chunk[at[now[at] != flags]]] = True
         if chunks.any():
             now[at] = flags
-            self.pages.write(found, part, _with_flags(part.rows, now), part.of_chunk, chunks)
+            self.pages.write(found, read, _with_flags(read.rows, now), read.of_chunk, chunks)
             numbers = np.flatnonzero(chunks)
-            begins, ends = (np.searchsorted(part.of_chunk, numbers, side) for side in ("left", "right"))
-            keys = self.pages.keys(found, part.pages[numbers], part.chunks[numbers])
+            begins, ends = (np.searchsorted(read.of_chunk, numbers, side) for side in ("left", "right"))
+            keys = self.pages.keys(found, read.pages[numbers], read.chunks[numbers])
             self._marked |= {key: now[a:b] for key, a, b in zip(keys, begins, ends, strict=True)}
 
 
@@ -282,27 +282,27 @@ class Hashes:
         self._there = np.zeros(1 << _BITS, np.bool_)
         self._there[hashes & _MASK] = True
 
-    def among(self, part: Part, *, also_gone: bool = False) -> tuple[Ints, Rows]:
-        """The rows of a part that may have one of the hashes: which they are, and what they are."""
-        hashes = _array(part.rows.column(_own("hash"))).to_numpy()
+    def among(self, read: Chunks, *, also_gone: bool = False) -> tuple[Ints, Rows]:
+        """The rows of chunks that may have one of the hashes: which they are, and what they are."""
+        hashes = _array(read.rows.column(_own("hash"))).to_numpy()
         found = self._there[hashes & _MASK]
         if not also_gone:
-            found &= _flags(part) & GONE == 0
+            found &= _flags(read) & GONE == 0
         at = np.flatnonzero(found)
-        return at, Rows.stored(part.rows.take(pa.array(at)).combine_chunks())
+        return at, Rows.stored(read.rows.take(pa.array(at)).combine_chunks())
 
 
 class New(NamedTuple):
     """What is new of the rows that came. ``rows``: these, and ``found``: their pages. ``first``: the first chunks of
-    the pages. ``replaced``: kept rows that later versions replace. ``their_places``: in which parts these are, and
+    the pages. ``replaced``: kept rows that later versions replace. ``their_places``: in which chunks these are, and
     a mask of the rows there.
     """
 
     rows: Rows
     found: Pages
-    first: Part | None
+    first: Chunks | None
     replaced: Rows | None = None
-    their_places: tuple[tuple[Part, Flags], ...] = ()
+    their_places: tuple[tuple[Chunks, Flags], ...] = ()
 
 
 def numbered(stored: SideRows, rows: Rows, found: Pages, *, unique: bool) -> New:
@@ -314,11 +314,11 @@ def numbered(stored: SideRows, rows: Rows, found: Pages, *, unique: bool) -> New
     of = of.reshape(-1)
     before = np.zeros(len(firsts), np.int64)
     by_id = Sorted(rows.id[firsts], np.zeros(len(firsts), np.int64))
-    first_part = None
+    first_chunks = None
     hashes = Hashes(rows.hash)
-    for part in stored.pages.parts(found):
-        first_part = part if first_part is None else first_part
-        _, there = hashes.among(part)
+    for read in stored.pages.chunks_of(found):
+        first_chunks = read if first_chunks is None else first_chunks
+        _, there = hashes.among(read)
         zeros = np.zeros(len(there), np.int64)
         for search, of_new in by_id.pairs(there.id, zeros, zeros):
             same = there.id2[search] == rows.id2[firsts[of_new]]
@@ -329,9 +329,9 @@ def numbered(stored: SideRows, rows: Rows, found: Pages, *, unique: bool) -> New
     rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     rows.rank = before[of] + rank
     if not unique or not rows.rank.any():
-        return New(rows, found, first_part)
+        return New(rows, found, first_chunks)
     fresh = np.flatnonzero(rows.rank == 0)
-    return New(rows.take(fresh), found._replace(page_of=found.page_of[fresh]), first_part)
+    return New(rows.take(fresh), found._replace(page_of=found.page_of[fresh]), first_chunks)
 
 
 def newest(stored: SideRows, rows: Rows, found: Pages) -> New:
@@ -348,10 +348,10 @@ def newest(stored: SideRows, rows: Rows, found: Pages) -> New:
     by_id, hashes = Sorted(rows.id, np.zeros(len(rows), np.int64)), Hashes(rows.hash)
     known = np.zeros(len(rows), np.bool_)
     replaced: list[Rows] = []
-    places: list[tuple[Part, Flags]] = []
-    for part in stored.pages.parts(found):
-        at, there = hashes.among(part, also_gone=True)
-        mask = np.zeros(part.rows.num_rows, np.bool_)
+    places: list[tuple[Chunks, Flags]] = []
+    for read in stored.pages.chunks_of(found):
+        at, there = hashes.among(read, also_gone=True)
+        mask = np.zeros(read.rows.num_rows, np.bool_)
         zeros = np.zeros(len(there), np.int64)
         for search, of_new in by_id.pairs(there.id, zeros, zeros):
             same = there.id2[search] == rows.id2[of_new]
@@ -362,7 +362,7 @@ def newest(stored: SideRows, rows: Rows, found: Pages) -> New:
             mask[at[older]] = True
             replaced.append(there.take(older[~there.has(GONE)[older]]))
         if mask.any():
-            places.append((part, mask))
+            places.append((read, mask))
     rows, found = _some(rows, found, np.flatnonzero(~known))
     replaced = [some for some in replaced if len(some)]
     return New(rows, found, None, together(replaced) if replaced else None, tuple(places))
@@ -374,8 +374,8 @@ def _some(rows: Rows, found: Pages, at: Ints) -> tuple[Rows, Pages]:
     return rows.take(at), found._replace(page_of=found.page_of[at])
 
 
-def _flags(part: Part) -> npt.NDArray[np.uint8]:
-    return np.asarray(_array(part.rows.column(_own(_FLAGS))).to_numpy())
+def _flags(read: Chunks) -> npt.NDArray[np.uint8]:
+    return np.asarray(_array(read.rows.column(_own(_FLAGS))).to_numpy())
 
 
 def _with_flags(rows: pa.Table, flags: npt.NDArray[np.uint8]) -> pa.Table:

@@ -141,13 +141,13 @@ class ArrivingWindows(WindowsInMemory):
         """
         if not len(rows):
             return
-        first, *others = self.kept.parts(self.kept.of(rows["hash"]))
+        first, *others = self.kept.groups(self.kept.of(rows["hash"]))
         if not others:
             self._read(first.pages)
             yield first.items, self.index
             return
-        for part in (first, *others):
-            yield part.items, self.kept.peek(part.pages)[0] if len(part.pages) else self.index
+        for group in (first, *others):
+            yield group.items, self.kept.peek(group.pages)[0] if len(group.pages) else self.index
 
     def add(self, new: Table, seqs: Ints) -> None:
         """Adds rows to those of the batch. ``seqs``: of each row's block."""
@@ -159,18 +159,18 @@ class ArrivingWindows(WindowsInMemory):
     def join(self, turn: Turn) -> int:
         """The rows of the batch join their windows. Returns how many of their events came late.
 
-        Not before all are there: whether an event is late or too late must not depend on the order in which the parts
+        Not before all are there: whether an event is late or too late must not depend on the order in which the groups
         of a batch come, because Spark's shuffle changes it when a task runs again.
         """
         self._at_us = now_us = turn.at_us
         rows, late = len(self.waiting), [(_NOTHING, _NOTHING)]
         for piece in self.waiting.take():
-            parts = self.kept.parts(self.kept.of(piece["hash"]))
-            if len(parts) > 1 or len(piece) < rows:
+            groups = self.kept.groups(self.kept.of(piece["hash"]))
+            if len(groups) > 1 or len(piece) < rows:
                 if not self._joined:
                     self._make_pages(piece, rows)
-                parts = self.kept.parts(self.kept.of(piece["hash"]))
-            late.extend(self._join(piece, some, now_us) for some in self._in_parts(parts) if len(some))
+                groups = self.kept.groups(self.kept.of(piece["hash"]))
+            late.extend(self._join(piece, some, now_us) for some in self._in_groups(groups) if len(some))
             if len(piece) < rows:
                 self._let_pages_go(self.kept.pages)
         ends, events = (np.concatenate(column) for column in zip(*late, strict=True))

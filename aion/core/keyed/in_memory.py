@@ -24,8 +24,8 @@ from aion.core.keyed.page_store import (
     WAITING,
     Bins,
     Facts,
+    PageGroup,
     PageStore,
-    Part,
 )
 from aion.core.keyed.pages import PageFormat
 from aion.core.keyed.table import Ints, Table, stacked
@@ -146,7 +146,7 @@ class WindowsInMemory:
         """Writes the pages that changed to as many pages as are ``wanted``, and keeps none in memory."""
         while True:
             pages, needed = self.kept.resize(wanted)
-            if self.kept.held and len(self.kept.parts(needed)) > 1:
+            if self.kept.held and len(self.kept.groups(needed)) > 1:
                 self._let_pages_go(self.kept.pages)
                 continue
             self._read(needed)
@@ -178,7 +178,7 @@ class WindowsInMemory:
         if (over < NEVER).any():
             self.last_end_us = max(self.last_end_us, int(windows.ends_us[over < NEVER].max()))
         cells = self._cells.of(over[waiting])
-        parts = [
+        of_kinds = [
             (OPEN, over[open_], None, windows.begins[open_]),
             (CLOSED, over[closing], None, windows.begins[closing]),
             (CLOSED, self.yielded["end"][lost], None, -1 - lost),
@@ -188,25 +188,25 @@ class WindowsInMemory:
         ]
         entries = [
             np.column_stack([np.full(len(t), kind), t, np.zeros(len(t), np.int64) if e is None else e])
-            for kind, t, e, _ in parts
+            for kind, t, e, _ in of_kinds
         ]
-        rows = np.concatenate([rows for *_, rows in parts])
+        rows = np.concatenate([rows for *_, rows in of_kinds])
         at_us = BEFORE_ALL if self._at_us is None else self._at_us
         passed = {OPEN: at_us, CLOSED: self.closed_us, KEPT: self.closed_us, EARLY: BEFORE_ALL}
         return Facts(windows.begins, there, now.at >= 0, open_, early, events, np.concatenate(entries), rows, passed)
 
-    def _in_parts(self, parts: Sequence[Part]) -> Iterator[Ints]:
-        """Yields the items of each part while its pages are in memory. They stay there if it is the only part."""
-        for part in parts:
-            self._read(part.pages)
-            yield part.items
-            if len(parts) > 1:
+    def _in_groups(self, groups: Sequence[PageGroup]) -> Iterator[Ints]:
+        """Yields the items of each group while its pages are in memory. They stay there if it is the only group."""
+        for group in groups:
+            self._read(group.pages)
+            yield group.items
+            if len(groups) > 1:
                 self._let_pages_go(self.kept.pages)  # with other pages, the numbers of pages would mean nothing
                 self._went_through = True
 
     def _due(self, pages: Ints) -> Iterator[None]:
         """Yields while some of the windows in memory and of those in these pages are in memory, until all were."""
-        for _ in self._in_parts(self.kept.parts(pages)):
+        for _ in self._in_groups(self.kept.groups(pages)):
             if len(self.index) or len(self.yielded):
                 yield
 

@@ -78,7 +78,7 @@ class Facts(NamedTuple):
     passed: dict[int, int]
 
 
-class Part(NamedTuple):
+class PageGroup(NamedTuple):
     """Items that are worked on together. ``pages``: they need these, which are not in memory. ``items``: numbers."""
 
     pages: Ints
@@ -164,7 +164,7 @@ _BINS = ("firsts", "lasts", "opens")
 
 
 class PageStore:
-    """The pages of one definition. ``definition``: its number. ``bins``: of its part's segments.
+    """The pages of one definition. ``definition``: its number. ``bins``: of the segments of its grid.
 
     ``values``: the map. ``lasts``: see Assigner.lasts. ``snapshot``: from :meth:`to_json`.
     """
@@ -209,29 +209,29 @@ class PageStore:
         """The pages of these hashes of keys, each once."""
         return _distinct(self.of(hashes))
 
-    def parts(self, pages: Ints) -> list[Part]:
-        """Parts of some items, by the pages that they need. ``pages``: of each item, a row that came or a page itself.
+    def groups(self, pages: Ints) -> list[PageGroup]:
+        """Groups of some items, by the pages that they need. ``pages``: of each item, a row that came or a page itself.
 
-        All items are one part if they fit. Otherwise those whose pages are in memory come first. All items of a page
-        are in the same part. :data:`ROWS` items of a page weigh as much as a page.
+        All items are one group if they fit. Otherwise those whose pages are in memory come first. All items of a page
+        are in the same group. :data:`ROWS` items of a page weigh as much as a page.
         """
         distinct, counts = _counted(pages)
         weights = np.maximum(counts // ROWS, 1)
         here = self._are_here(distinct)
         if len(self._held) + int(weights[~here].sum()) <= PAGES_AT_ONCE:
-            return [Part(distinct[~here], np.arange(len(pages)))]
+            return [PageGroup(distinct[~here], np.arange(len(pages)))]
         away = np.flatnonzero(~here)
         stretches = [away[some] for some in at_once(weights[away], PAGES_AT_ONCE)]
-        # Numpy sorts small integers by radix, so the items are sorted by part, and not by page.
+        # Numpy sorts small integers by radix, so the items are sorted by group, and not by page.
         part_of = np.zeros(int(distinct.max(initial=-1)) + 1, np.min_scalar_type(len(stretches)))
         for number, which in enumerate(stretches, start=1):
             part_of[distinct[which]] = number
         part_of_item = part_of[pages]
         order = np.argsort(part_of_item, kind="stable")
         ends = np.cumsum(np.bincount(part_of_item, minlength=len(stretches) + 1))
-        found = [Part(distinct[:0], order[: ends[0]])] if self._held else []
-        parts = zip(stretches, pairwise(ends.tolist()), strict=True)
-        return found + [Part(distinct[which], order[begin:end]) for which, (begin, end) in parts]
+        found = [PageGroup(distinct[:0], order[: ends[0]])] if self._held else []
+        others = zip(stretches, pairwise(ends.tolist()), strict=True)
+        return found + [PageGroup(distinct[which], order[begin:end]) for which, (begin, end) in others]
 
     def _are_here(self, pages: Ints) -> Flags:
         """A mask of the pages that are in memory."""

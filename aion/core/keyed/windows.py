@@ -407,10 +407,10 @@ class KeyedWindows(ArrivingWindows):
         pages = [self.kept.due(OPEN, watermark_us), self.kept.due(CLOSED, closed_us)]
         pages += [self.kept.early()] if shows_early else []
         pages_due = np.unique(np.concatenate(pages))
-        part, *others = self.kept.parts(pages_due)
+        group, *others = self.kept.groups(pages_due)
         if others:
             return np.array([self.kept.rest.first_us]), np.array([watermark_us])
-        self._read(part.pages)
+        self._read(group.pages)
         now = self._now()
         over = now.windows.over_us
         ended = over <= watermark_us

@@ -241,7 +241,7 @@ class Completeness:
         self.missed += float(missed.sum())
 
 
-class _Cells(NamedTuple):
+class _Calibration(NamedTuple):
     """Examples that were predicted alike. Cell i has predictions from ``edges[i - 1]`` to ``edges[i]``.
 
     ``usual``: the late share of the windows before, as far as it is usual. ``share`` and ``low``: what is added to the
@@ -260,7 +260,7 @@ class _Fit:
 
     def __init__(self, closed: Mapping[str, Ints], miss: float) -> None:
         # By definition: the largest lateness of each part but the last, and the parts. The on-time part is the first.
-        self._parts: dict[int, tuple[Ints, list[_Cells | None]]] = {}
+        self._fitted: dict[int, tuple[Ints, list[_Calibration | None]]] = {}
         self._miss = miss
         for definition in np.unique(closed["definition"]).tolist():
             own = closed["definition"] == definition
@@ -270,11 +270,11 @@ class _Fit:
             newer = np.arange(len(examples["total"]))[::-1]
             examples["weight"] = examples["weight"] / _WEIGHT * np.exp2(-newer / HALF_LIFE)
             if len(examples["total"]) >= FEWEST_EXAMPLES and len(np.unique(examples["end_us"])) >= FEWEST_WINDOWS:
-                self._parts[definition] = self._split(examples)
+                self._fitted[definition] = self._split(examples)
 
     def of(self, panes: Panes) -> tuple[Floats, Floats]:
         share, low = np.full(len(panes.events), np.nan), np.full(len(panes.events), np.nan)
-        for definition, (cuts, parts) in self._parts.items():
+        for definition, (cuts, parts) in self._fitted.items():
             part_of = np.searchsorted(cuts, panes.lateness_us)
             for number, cells in enumerate(parts):
                 rows = np.flatnonzero((panes.definition == definition) & (part_of == number))
@@ -288,15 +288,15 @@ class _Fit:
                 low[rows] = np.clip(predicted + cells.low[at], 0.0, 1.0)
         return share, low
 
-    def _split(self, examples: Mapping[str, Any]) -> tuple[Ints, list[_Cells | None]]:
+    def _split(self, examples: Mapping[str, Any]) -> tuple[Ints, list[_Calibration | None]]:
         late = examples["lateness_us"][examples["lateness_us"] >= 0]
         parts = max(1, min(LATENESS_PARTS, len(late) // (2 * CELL)))
         quantiles = np.sort(late)[np.arange(1, parts) * len(late) // parts] if parts > 1 else late[:0]
         cuts = np.unique(np.concatenate((np.array([ON_TIME]), quantiles)))
         part_of = np.searchsorted(cuts, examples["lateness_us"])
-        return cuts, [self._cells(examples, np.flatnonzero(part_of == number)) for number in range(len(cuts) + 1)]
+        return cuts, [self._calibrated(examples, np.flatnonzero(part_of == number)) for number in range(len(cuts) + 1)]
 
-    def _cells(self, examples: Mapping[str, Any], rows: Ints) -> _Cells | None:
+    def _calibrated(self, examples: Mapping[str, Any], rows: Ints) -> _Calibration | None:
         """Returns None if there are too few to know."""
         if len(rows) < FEWEST_IN_PART:
             return None
@@ -315,7 +315,7 @@ class _Fit:
         cells_rows = [np.flatnonzero(cell_of == cell) for cell in range(len(edges) + 1)]
         errors = shares - predicted
         found = [_known(errors[c], weights[c], len(np.unique(e["end_us"][c])), self._miss) for c in cells_rows]
-        return _Cells(usual, coefficients, edges, *(np.array(column) for column in zip(*found, strict=True)))
+        return _Calibration(usual, coefficients, edges, *(np.array(column) for column in zip(*found, strict=True)))
 
 
 def _known(errors: Floats, weights: Floats, windows: int, miss: float) -> tuple[float, float]:

@@ -38,16 +38,16 @@ LEAST_AWAITED_BYTES = 1 << 20
 class LateWork:
     """The budget of one batch. It begins anew with :meth:`end_batch`.
 
-    ``parts``: for some definitions, by number, the part of a window's events that it does not share with its
+    ``alone``: for some definitions, by number, the part of a window's events that it does not share with its
     neighbours. 1 for the others.
     """
 
-    def __init__(self, share: float = math.inf, batches: int = 0, parts: Mapping[int, float] | None = None) -> None:
+    def __init__(self, share: float = math.inf, batches: int = 0, alone: Mapping[int, float] | None = None) -> None:
         self._share = share
         self._batches = batches
-        self._parts = np.ones(max(parts, default=-1) + 1) if parts else np.ones(0)
-        for number, part in (parts or {}).items():
-            self._parts[number] = part
+        self._alone = np.ones(max(alone, default=-1) + 1) if alone else np.ones(0)
+        for number, share in (alone or {}).items():
+            self._alone[number] = share
         self.end_batch()
 
     def end_batch(self) -> None:
@@ -61,10 +61,10 @@ class LateWork:
 
     def read(self, definitions: Ints, events: Ints) -> Floats:
         """How many events are read for windows. ``events``: in each."""
-        known = definitions < len(self._parts)
+        known = definitions < len(self._alone)
         if not known.any():
             return events.astype(np.float64)
-        return np.asarray(events * np.where(known, self._parts[np.where(known, definitions, 0)], 1.0))
+        return np.asarray(events * np.where(known, self._alone[np.where(known, definitions, 0)], 1.0))
 
     def on_time(self, events: Numbers) -> None:
         """Notes windows that run on time, by the events that are read for each."""

@@ -64,8 +64,8 @@ class FilledKeys:
         hashes = keys[_HASH][rows]
         bins = np.zeros(len(rows), np.int64)
         found = self._pages.pages(bins, hashes, grow=True)
-        (part,) = self._pages.parts(found)
-        stored = self._table(part.rows)
+        (read,) = self._pages.chunks_of(found)
+        stored = self._table(read.rows)
         known, mine = codes_of(stored, keys.take(rows))
         # The number of a key that came, by its code among those that are stored. -1: it did not come.
         number_of = np.full(int(max(known.max(initial=-1), mine.max(initial=-1))) + 1, -1)
@@ -86,13 +86,13 @@ class FilledKeys:
         added = table.replaced(
             **{_HASH: hashes[of_key], _FIRST: merged.sessions.firsts[new], _UNTIL: merged.sessions.lasts[new]}
         )
-        page_of = np.concatenate((part.of_chunk[keep], np.searchsorted(part.pages, found.page_of[of_key])))
-        pages = np.zeros(len(part.pages), np.bool_)
+        page_of = np.concatenate((read.of_chunk[keep], np.searchsorted(read.pages, found.page_of[of_key])))
+        pages = np.zeros(len(read.pages), np.bool_)
         pages[page_of[int(keep.sum()) :]] = True
-        pages[part.of_chunk[~keep]] = True
+        pages[read.of_chunk[~keep]] = True
         if pages.any():
             both = pa.concat_tables([self._stored(stored.take(keep)), self._stored(added)])
-            self._pages.write(found, part, both, page_of, pages)
+            self._pages.write(found, read, both, page_of, pages)
         return Gaps(rows[gaps.of], gaps.after_us, gaps.by_us)
 
     def every(self) -> Iterator[Table]:
@@ -116,11 +116,11 @@ class FilledKeys:
 
     def _prune(self, over: Table) -> None:
         found = self._pages.pages(np.zeros(len(over), np.int64), over[_HASH])
-        (part,) = self._pages.parts(found)
-        keep = combined(part.rows.column(_UNTIL)).to_numpy() > self.forgotten_us
-        pages = np.zeros(len(part.pages), np.bool_)
-        pages[part.of_chunk[~keep]] = True
-        self._pages.write(found, part, part.rows.filter(pa.array(keep)), part.of_chunk[keep], pages)
+        (read,) = self._pages.chunks_of(found)
+        keep = combined(read.rows.column(_UNTIL)).to_numpy() > self.forgotten_us
+        pages = np.zeros(len(read.pages), np.bool_)
+        pages[read.of_chunk[~keep]] = True
+        self._pages.write(found, read, read.rows.filter(pa.array(keep)), read.of_chunk[keep], pages)
 
     def _table(self, rows: pa.Table) -> Table:
         keys = [combined(rows.column(f"k{i}")) for i in range(len(self._types))]

@@ -58,8 +58,8 @@ PLANNED_AHEAD = 3
 SNAPSHOT_VERSION = 7
 
 
-class Part(NamedTuple):
-    """A part of the plan: its grid, and the windows of keys whose rows lie in it."""
+class GridWindows(NamedTuple):
+    """The grid of a plan, and the windows of keys whose rows lie in it."""
 
     grid: SliceGrid
     keyed: Sequence[KeyedWindows] = ()
@@ -68,13 +68,13 @@ class Part(NamedTuple):
 class Operator:
     """Manages the windows of one shard. Takes its policy objects and, optionally, an earlier snapshot.
 
-    ``parts``: of the plan. There is a second one if rows of single events are kept beside partials
+    ``grids``: of the plans. There is a second one if rows of single events are kept beside partials
     (``Plan.event_rows``). ``completeness``: None if rows do not say how complete they are.
     """
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        grids: Sequence[GridWindows],
         rules: Rules,
         *,
         late_work: LateWork | None = None,
@@ -100,15 +100,15 @@ class Operator:
             self.counters = Counters.from_json(snapshot["counters"])
         names = [] if snapshot is None else slices_from_json(snapshot["slices"])
         shared = [n for n in names if not has_event_rows(n)]
-        self._segments = [Segments(parts[0].grid, names=shared, compaction=compaction)]
-        for part in parts[1:]:
+        self._segments = [Segments(grids[0].grid, names=shared, compaction=compaction)]
+        for of_grid in grids[1:]:
             own = [n for n in names if has_event_rows(n)]
-            self._segments.append(Segments(part.grid, name_offset_us=EVENT_ROWS_US, names=own))
+            self._segments.append(Segments(of_grid.grid, name_offset_us=EVENT_ROWS_US, names=own))
         self._timed = TimeWindows(self._segments[0], rules, snapshot)
-        self.keyed = tuple(sorted((w for part in parts for w in part.keyed), key=lambda w: w.definition))
-        for number, (segments, part) in enumerate(zip(self._segments, parts, strict=True)):
-            segments.definitions = (*part.keyed,) if number else (self._timed, *part.keyed)
-            for windows in part.keyed:
+        self.keyed = tuple(sorted((w for of_grid in grids for w in of_grid.keyed), key=lambda w: w.definition))
+        for number, (segments, of_grid) in enumerate(zip(self._segments, grids, strict=True)):
+            segments.definitions = (*of_grid.keyed,) if number else (self._timed, *of_grid.keyed)
+            for windows in of_grid.keyed:
                 windows.open_from_us = -NEVER if snapshot is None else snapshot["settled_us"][number]
         self._definitions: tuple[DefinedWindows, ...] = (self._timed, *self.keyed)
         self._segments_of = {d: segments for segments in self._segments for d in segments.definitions}

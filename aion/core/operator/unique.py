@@ -80,16 +80,16 @@ def _added(stored: PagedRows, bins: Ints, identities: Identities) -> Flags:
     fresh = np.zeros(len(bins), np.bool_)
     bins, ids = bins[first], ids[first]
     found = stored.pages(bins, ids[:, 0], grow=True)
-    (part,) = stored.parts(found)  # identities differ, so a page has one chunk
-    there = np.column_stack([column.to_numpy() for column in part.rows.columns])
+    (read,) = stored.chunks_of(found)  # identities differ, so a page has one chunk
+    there = np.column_stack([column.to_numpy() for column in read.rows.columns])
     distinct = np.unique(bins)
-    new = np.flatnonzero(~_among(bins, ids, mixed, distinct[found.places[part.of_chunk, 0]], there))
+    new = np.flatnonzero(~_among(bins, ids, mixed, distinct[found.places[read.of_chunk, 0]], there))
     if len(new):
         page_of = found.page_of[new]
-        both = pa.concat_tables([part.rows, pa.table([*ids[new].T], schema=_IDS)])
-        changed = np.zeros(len(part.pages), np.bool_)
+        both = pa.concat_tables([read.rows, pa.table([*ids[new].T], schema=_IDS)])
+        changed = np.zeros(len(read.pages), np.bool_)
         changed[page_of] = True
-        stored.write(found, part, both, np.concatenate((part.of_chunk, page_of)), changed)
+        stored.write(found, read, both, np.concatenate((read.of_chunk, page_of)), changed)
     fresh[first[new]] = True
     return fresh
 

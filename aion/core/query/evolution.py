@@ -26,7 +26,7 @@ from aion.base.numbers import NEVER
 from aion.core.calendars import Steps, ZoneRules
 from aion.core.packing import untable
 from aion.core.periodic import is_periodic, periodic_of
-from aion.core.query.history import EVOLUTION, OVER, Evolution, Kept, Part, Step, layouts_of
+from aion.core.query.history import EVOLUTION, OVER, Evolution, Kept, Step, StoredColumns, layouts_of
 from aion.core.query.plan import DROP, FINISH, SLICE, Plan
 from aion.core.slicing.aligned import AlignedWindows
 from aion.core.windows import ALIGNED, Aligned
@@ -131,10 +131,10 @@ def change(
     windows, added, removed = _windows(before, plan, at_us, finished, known_over, drops=drops)
     since, columns = _since(before, found, plan, at_us)
     _check_columns(found, plan)
-    for part in _parts(found):
-        part.widths()  # raises ForeignState if it is unclear which columns belong to which partial
+    for then in _stored_columns(found):
+        then.widths()  # raises ForeignState if it is unclear which columns belong to which partial
     first, follows = _needed(before, (*before.follows, digest(found)), oldest)
-    steps = (*before.steps, Step(_edges(before), _parts(found)))[first - before.gone :]
+    steps = (*before.steps, Step(_edges(before), _stored_columns(found)))[first - before.gone :]
     gone = {name for name, _ in found.get(WORDS, {}).get("aggregates", [])}
     gone -= {name for name, _ in now[WORDS]["aggregates"]}
     kept = {**found, BEFORE: {"batch": None, "definition": None}} if EVOLUTION in found else found
@@ -292,8 +292,8 @@ def _since(
     """Returns from when on windows have partials that blocks did not have, and the columns that need new ones."""
     if plan.layout is None:
         return (), ()
-    had = [spec for part in _parts(found) for spec in part.partials]
-    has = [spec for part in plan.parts if part.layout is not None for spec in part.layout.spec()]
+    had = [spec for columns in _stored_columns(found) for spec in columns.partials]
+    has = [spec for each in plan.plans if each.layout is not None for spec in each.layout.spec()]
     since = [(spec, us) for spec, us in before.since if spec in has and spec in had]
     new = [spec for spec in has if spec not in had]
     columns = [
@@ -321,9 +321,9 @@ def _since(
     return (*since, *((spec, at_us) for spec in new)), tuple(columns)
 
 
-def _parts(definition: Mapping[str, Any]) -> list[Part]:
+def _stored_columns(definition: Mapping[str, Any]) -> list[StoredColumns]:
     inner = definition.get("event_rows")
-    return [Part(d["block"], d["partials"]) for d in (definition, *([inner] if inner is not None else []))]
+    return [StoredColumns(d["block"], d["partials"]) for d in (definition, *([inner] if inner is not None else []))]
 
 
 def _edges(before: Evolution) -> list[tuple[int, dict[str, Any]]]:
@@ -342,7 +342,7 @@ def check_same_case(was: Sequence[str], now: Sequence[str]) -> None:
 
 def _check_columns(found: Mapping[str, Any], plan: Plan) -> None:
     """Raises ForeignState if columns of blocks cannot be read as what they are now."""
-    for was, new in zip(_parts(found), _parts(plan.definition), strict=True):
+    for was, new in zip(_stored_columns(found), _stored_columns(plan.definition), strict=True):
         lacking = [name for name, _ in new.block if name not in [name for name, _ in was.block]]
         if plan.updates is not None and lacking:
             raise ForeignState(f"the panes that are kept have no {', '.join(lacking)}; {_BESIDE}")

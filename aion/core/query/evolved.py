@@ -17,7 +17,7 @@ from aion.core.calendars import CalendarEdges, Steps, ZoneRules
 from aion.core.filling import Fill
 from aion.core.periodic import Periodic, is_periodic, periodic_of
 from aion.core.query.evolution import nothing, rules_of, segment_us
-from aion.core.query.history import EVOLUTION, Evolution, History, Layout, Part, layouts_of
+from aion.core.query.history import EVOLUTION, Evolution, History, Layout, StoredColumns, layouts_of
 from aion.core.query.plan import SENT, SLICE, Plan, is_event_wise
 from aion.core.slicing.grid import slices_from_json, start_of
 from aion.core.windows import Aligned, Calendar, Definition
@@ -52,7 +52,7 @@ def evolved(plan: Plan, evolution: Evolution) -> Plan:
     if inner is None:
         return replace(plan, windows=windows, own=alive, history=history)
     by_event = {n: w for n, w in alive.items() if is_event_wise(w)}
-    inner = replace(inner, windows=windows, own=by_event, history=replace(history, part=1))
+    inner = replace(inner, windows=windows, own=by_event, history=replace(history, plan=1))
     others = {n: w for n, w in alive.items() if n not in by_event}
     return replace(plan, windows=windows, own=others, event_rows=inner, history=history)
 
@@ -115,19 +115,19 @@ def converted(plan: Plan, batch: pa.RecordBatch, step: int, slice_us: int) -> pa
 
 
 def schema_before(plan: Plan, step: int) -> pa.Schema:
-    """Returns the columns of the blocks of a part of a plan, as they were before a step."""
-    return pa.schema([pa.field(name, arrow_type(type_)) for name, type_ in _part(plan, step).block])
+    """Returns the columns of the blocks of one of the plans, as they were before a step."""
+    return pa.schema([pa.field(name, arrow_type(type_)) for name, type_ in _stored_columns(plan, step).block])
 
 
-def _part(plan: Plan, step: int) -> Part:
+def _stored_columns(plan: Plan, step: int) -> StoredColumns:
     assert plan.history is not None
-    return plan.history.evolution.step(step).parts[plan.history.part]
+    return plan.history.evolution.step(step).columns[plan.history.plan]
 
 
 def _names_then(plan: Plan, step: int) -> dict[str, str]:
     """Returns what columns of blocks were called before a step, by their names now, if blocks had them."""
-    part = _part(plan, step)
-    had = [name for name, _ in part.block]
+    stored = _stored_columns(plan, step)
+    had = [name for name, _ in stored.block]
     if plan.layout is None:
         return {name: name for name in had}
     first = len(had) - sum(name.startswith("p") for name in had)
@@ -135,9 +135,9 @@ def _names_then(plan: Plan, step: int) -> dict[str, str]:
     columns = had[first:]
     at = 0
     before = {}
-    for spec, width in zip(part.partials, part.widths(), strict=True):
+    for spec, width in zip(stored.partials, stored.widths(), strict=True):
         before[orjson.dumps(spec)] = columns[at : at + width]
         at += width
-    for partial, now in plan.layout.partials.items():
-        names |= dict(zip(now, before.get(orjson.dumps(partial.spec()), ()), strict=False))
+    for partial, own in plan.layout.partials.items():
+        names |= dict(zip(own, before.get(orjson.dumps(partial.spec()), ()), strict=False))
     return names

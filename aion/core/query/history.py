@@ -38,8 +38,8 @@ OVER = Kept("", {}, 0, 0, True)
 """In the place of a definition that is over, when no version needs to know what it was."""
 
 
-class Part(NamedTuple):
-    """What the blocks of one part of a plan held: columns with the names of their types, and partials."""
+class StoredColumns(NamedTuple):
+    """What the blocks of one of the plans held: columns with the names of their types, and partials."""
 
     block: list[list[str]]
     partials: list[Any]
@@ -79,7 +79,7 @@ class Step(NamedTuple):
     """What a definition made of blocks before it changed. ``windows``: those that had edges, by number."""
 
     windows: list[tuple[int, dict[str, Any]]]
-    parts: list[Part]
+    columns: list[StoredColumns]
 
 
 class Layout(NamedTuple):
@@ -137,7 +137,7 @@ class Evolution:
             "windows": [list(kept) for kept in self.windows],
             "since": [list(pair) for pair in self.since],
             "keys": list(self.keys),
-            "steps": [[step.windows, [list(part) for part in step.parts]] for step in self.steps],
+            "steps": [[step.windows, [list(each) for each in step.columns]] for step in self.steps],
             **({"gone": self.gone} if self.gone else {}),
         }
 
@@ -154,8 +154,8 @@ class Evolution:
             return cls(tuple(Kept(name, spec) for name, spec in definition["windows"]))
         value, before = definition[EVOLUTION], definition[BEFORE]
         steps = [
-            Step([(number, spec) for number, spec in windows], [Part(*part) for part in parts])
-            for windows, parts in value["steps"]
+            Step([(number, spec) for number, spec in windows], [StoredColumns(*each) for each in columns])
+            for windows, columns in value["steps"]
         ]
         return cls(
             tuple(Kept(*kept) for kept in value["windows"]),
@@ -180,7 +180,7 @@ class Evolution:
 
 @dataclass(frozen=True)
 class History:
-    """What a plan knows of the definitions before it. ``part``: which part of a plan it is for.
+    """What a plan knows of the definitions before it. ``plan``: which of the two plans it is for.
 
     ``limits``: by number, where windows of a definition begin (from, before). ``columns``: by result column, the first
     window that has it. ``keys``: the types of the key at first, if they are wider now. Of one shard: ``layouts``; and
@@ -188,7 +188,7 @@ class History:
     """
 
     evolution: Evolution
-    part: int = 0
+    plan: int = 0
     limits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     columns: Mapping[str, int] = field(default_factory=dict)
     keys: tuple[pa.DataType, ...] = ()

@@ -140,12 +140,12 @@ class Plan:
         return {n: w for n, w in enumerate(self.windows.values()) if isinstance(w, Calendar)}
 
     @cached_property
-    def parts(self) -> tuple[Plan, ...]:
+    def plans(self) -> tuple[Plan, ...]:
         """This plan, and the plan for event rows if there is one."""
         return (self,) if self.event_rows is None else (self, self.event_rows)
 
     def holds(self, slice_us: int) -> bool:
-        """Returns whether blocks of this segment belong to this plan, and not to the other part."""
+        """Returns whether blocks of this segment belong to this plan, and not to the other plan."""
         return has_event_rows(slice_us) == (self.name_offset_us > 0)
 
     @cached_property

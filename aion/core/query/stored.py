@@ -43,7 +43,7 @@ def stored_plan(
     plan = _plan(definition, found, aggregates)
     if EVOLUTION in definition:
         plan = evolved(plan, Evolution.of(definition))
-    specs = [part.layout.spec() for part in plan.parts if part.layout is not None]
+    specs = [each.layout.spec() for each in plan.plans if each.layout is not None]
     if specs and specs != _own(definition):
         raise ConfigError("aggregates: these are not the aggregates whose partial results are stored")
     return plan

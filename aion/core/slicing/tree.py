@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from aion.aggregates.groups import Part, pack
+from aion.aggregates.groups import Digit, pack
 from aion.aggregates.layout import Layout
 from aion.aggregates.partial import Partial
 from aion.aggregates.values import Ints, Mask
@@ -147,7 +147,7 @@ class SliceTree:
         all_keys = [keys]
         while len(self.starts) <= height and limit_bytes > 0:
             at, count = int(self.starts[-1][-1]), len(self.starts[-1]) >> 1
-            groups, (run_of, keys) = pack([Part(run_of >> 1, count), Part(keys, self.key_count)])
+            groups, (run_of, keys) = pack([Digit(run_of >> 1, count), Digit(keys, self.key_count)])
             states = self.layout.merge(groups, self._levels[-1].__getitem__, self.partials)
             level = {
                 name: column

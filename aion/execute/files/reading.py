@@ -1,4 +1,4 @@
-"""Reads events from files: only the columns that are needed, of the part of a file that a task has."""
+"""Reads events from files: only the columns that are needed, of the split that a task has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aion.core.ingest.conforming import Conforming
-from aion.core.ingest.file_parts import Part, folder_values
+from aion.core.ingest.file_splits import Split, folder_values
 from aion.errors import AionError, BadFile, SchemaError, StorageError, TransformError
 from aion.execute.files.formats import Format, row_bytes, row_group_middles
 from aion.execute.files.places import place_of
@@ -28,7 +28,7 @@ _BATCHES_AHEAD = 4
 
 @dataclass(frozen=True)
 class FileReader:
-    """Reads parts of files. Can be sent to a task.
+    """Reads splits of files. Can be sent to a task.
 
     ``declared``: the columns that files are said to have. ``schema``: those to give. ``where``: an expression over the
     columns of ``schema``; ``where_columns``: those that it uses. ``base``: the folder above the folders whose names
@@ -44,32 +44,32 @@ class FileReader:
     zone: str
     case_sensitive: bool
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
-        """The events of a part of a file. Raises BadFile, which names the file, TransformError and StorageError."""
+    def read(self, split: Split) -> Iterator[pa.RecordBatch]:
+        """The events of a split. Raises BadFile, which names the file, TransformError and StorageError."""
         try:
-            yield from self._read(part)
+            yield from self._read(split)
         except AionError as error:
             if isinstance(error, SchemaError):
-                raise BadFile(f"{part.path}: {error}") from error.__cause__
+                raise BadFile(f"{split.path}: {error}") from error.__cause__
             raise
         except FileNotFoundError as error:
-            raise StorageError(f"{part.path}: {error}{_of_version(part)}") from error
+            raise StorageError(f"{split.path}: {error}{_of_version(split)}") from error
         except PermissionError as error:
-            raise StorageError(f"{part.path}: {error}") from error
+            raise StorageError(f"{split.path}: {error}") from error
         except (OSError, pa.ArrowException, ValueError) as error:
-            _check_readable(part)
+            _check_readable(split)
             first, *_ = str(error).splitlines() or [type(error).__name__]
             is_of_file = isinstance(error, OSError) or self.where is None
-            if not is_of_file and replace(self, where=None).trouble(part) is None:
-                raise TransformError(f"{part.path}: where fails on an event: {first}") from error
-            raise BadFile(f"{part.path} cannot be read as {self.format.name}: {first}") from error
+            if not is_of_file and replace(self, where=None).trouble(split) is None:
+                raise TransformError(f"{split.path}: where fails on an event: {first}") from error
+            raise BadFile(f"{split.path} cannot be read as {self.format.name}: {first}") from error
 
-    def trouble(self, part: Part) -> str | None:
-        """Why a part of a file cannot be read; None if it can. Reads all of it. Raises StorageError."""
+    def trouble(self, split: Split) -> str | None:
+        """Why a split cannot be read; None if it can. Reads all of it. Raises StorageError."""
         why = None
         for _ in range(2):  # a connection that breaks for a moment looks like a damaged file
             try:
-                for _ in self.read(part):
+                for _ in self.read(split):
                     pass
             except BadFile as error:
                 why = str(error)
@@ -77,15 +77,15 @@ class FileReader:
                 return None
         return why
 
-    def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
-        filesystem, path = place_of(part.path)
+    def _read(self, split: Split) -> Iterator[pa.RecordBatch]:
+        filesystem, path = place_of(split.path)
         fragment = self.format.make().make_fragment(path, filesystem)
-        constants = self._constants(part, fragment.physical_schema.names)
+        constants = self._constants(split, fragment.physical_schema.names)
         conforming = Conforming(
             fragment.physical_schema, self.schema, constants=constants, case_sensitive=self.case_sensitive
         )
         pushed = self.where is not None and conforming.unchanged(self.where_columns) and not self._keeps_nan()
-        for raw in self._scanned(fragment, part, conforming.names, self.where if pushed else None):
+        for raw in self._scanned(fragment, split, conforming.names, self.where if pushed else None):
             for at in range(0, raw.num_rows, _BATCH_ROWS):
                 batch = conforming(raw.slice(at, _BATCH_ROWS))
                 if self.where is not None and not pushed:
@@ -109,12 +109,12 @@ class FileReader:
         except pa.ArrowException:
             return True
 
-    def _scanned(self, fragment: Any, part: Part, names: Sequence[str], where: Any) -> Iterator[pa.RecordBatch]:
+    def _scanned(self, fragment: Any, split: Split, names: Sequence[str], where: Any) -> Iterator[pa.RecordBatch]:
         found = fragment.physical_schema
         columns = list(names) or found.names[:1]
         rows = _BATCH_ROWS
         if self.format.is_split:
-            groups = part.units(row_group_middles(fragment.metadata))
+            groups = split.units(row_group_middles(fragment.metadata))
             if not groups:
                 return
             size = max(row_bytes(fragment.metadata, groups, columns), 1)
@@ -125,8 +125,8 @@ class FileReader:
         )
         yield from scanner.to_batches()
 
-    def _constants(self, part: Part, found: Sequence[str]) -> Mapping[str, pa.Scalar]:
-        values = folder_values(part.path, self.base) if part.values is None else json.loads(part.values)
+    def _constants(self, split: Split, found: Sequence[str]) -> Mapping[str, pa.Scalar]:
+        values = folder_values(split.path, self.base) if split.values is None else json.loads(split.values)
         if self.format.name == "iceberg":
             # A file mostly has the columns of its partition, and pyiceberg keeps values of double as float.
             values = {name: value for name, value in values.items() if name not in found}
@@ -136,7 +136,7 @@ class FileReader:
         for column in self.declared:
             name = column.name if self.case_sensitive else column.name.lower()
             if name in values:
-                if part.values is not None and pa.types.is_binary(column.type):
+                if split.values is not None and pa.types.is_binary(column.type):
                     raise SchemaError(f"the partition {column.name} is binary; leave the column out of the schema")
                 constants[column.name] = _typed(column, values[name], self.zone)
         return constants
@@ -159,20 +159,20 @@ def _typed(column: pa.Field, text: str | None, zone: str) -> pa.Scalar:
         ) from error
 
 
-def _of_version(part: Part) -> str:
-    if part.version is None:
+def _of_version(split: Split) -> str:
+    if split.version is None:
         return ""
     return (
-        f"; version {part.version} of the table has this file. If it was vacuumed before it was read, begin with a new "
-        "checkpoint, and keep files longer"
+        f"; version {split.version} of the table has this file. If it was vacuumed before it was read, begin with a "
+        "new checkpoint, and keep files longer"
     )
 
 
-def _check_readable(part: Part) -> None:
+def _check_readable(split: Split) -> None:
     """Raises StorageError if the bytes of a file cannot be read. Otherwise it is its content that is wrong."""
-    filesystem, path = place_of(part.path)
+    filesystem, path = place_of(split.path)
     # As it is: what cannot be decompressed is read, but wrong.
-    with storage_errors(part.path), filesystem.open_input_stream(path, compression=None) as stream:
+    with storage_errors(split.path), filesystem.open_input_stream(path, compression=None) as stream:
         while stream.read(1 << 22):
             pass
 

@@ -31,7 +31,7 @@ from aion.execute.panes.rows import Counted, Dropped, WindowColumns, pane_rows
 from aion.execute.panes.updates import Newest, with_seq
 from aion.execute.spill.grouping import Group, Piece, keys_of
 from aion.execute.spill.held_rows import HeldRows, stretches
-from aion.execute.spill.spilling import ROOM, Room, group_by_key, parts_by_key
+from aion.execute.spill.spilling import ROOM, Room, group_by_key, partitions_by_key
 from state_backends.files.bodies import give_back_pages
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.protocol import StoredBlock
@@ -145,8 +145,10 @@ def newest_panes(
     collected = _Collected(plan, execute.kind)
     with closing(decode_all(plan, blocks, pool, keys)) as decoded:
         pieces = (Piece(with_seq(d.batch, d.seq), True, False, d.mapped) for d in decoded)
-        with closing(parts_by_key(plan.key, pieces, room)) as parts:
-            for newest in (Newest.of(plan, execute, part.batches) for part in parts if part.batches):
+        with closing(partitions_by_key(plan.key, pieces, room)) as partitions:
+            for newest in (
+                Newest.of(plan, execute, partition.batches) for partition in partitions if partition.batches
+            ):
                 if plan.updates.layout is not None:
                     yield from newest.panes(plan, execute)
                 else:
@@ -159,7 +161,7 @@ def _apply_groups(
 ) -> Iterator[pa.RecordBatch]:
     window = Window(execute.window.start_us, execute.window.end_us, plan.names[execute.window.definition])
     for group in groups:
-        rows = _call(plan, group.key, window, group.parts) if group.events else []
+        rows = _call(plan, group.key, window, group.batches) if group.events else []
         shown = _Shown(group.key, execute.window, execute.closes_us, execute.pane, group.events, group.late_events)
         collected.add(shown, rows, again=group.seen)
         del group, rows  # otherwise they keep this key's events while the next key's are read

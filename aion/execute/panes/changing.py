@@ -20,12 +20,12 @@ import pyarrow.compute as pc
 from aion.aggregates.values import combined
 from aion.base.identity import Identities, identify
 from aion.core.life.actions import Forget, PaneKind, dropped_of
-from aion.core.paged_rows import ArrowPages, PagedRows, Pages, Part
+from aion.core.paged_rows import ArrowPages, Chunks, PagedRows, Pages
 from aion.core.query.columns import OLD, PANE_SEQ
 from aion.core.query.evolution import widens_or_is
 from aion.core.query.plan import Plan
 from aion.execute.panes.rows import ENTERED
-from aion.execute.spill.spilling import ROOM, HeldBatches, Room, parts_by_key
+from aion.execute.spill.spilling import ROOM, HeldBatches, Room, partitions_by_key
 from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
 
@@ -90,10 +90,10 @@ class Changes:
         for number in self._over:
             self._pages(number).drop()
         self._over = ()
-        with closing(parts_by_key(self._plan.key, self._panes.take(), self._room)) as parts:
-            for part in parts:
-                if part.batches:
-                    yield from self._changes(part.batches)
+        with closing(partitions_by_key(self._plan.key, self._panes.take(), self._room)) as partitions:
+            for partition in partitions:
+                if partition.batches:
+                    yield from self._changes(partition.batches)
         for order in forgotten:
             self._forget(order)
 
@@ -163,7 +163,7 @@ class Changes:
         counts = np.zeros(len(ids), np.int64)
         for kept in self._kept(bins, _in_pane(ids, np.zeros(len(ids), np.int64))):
             there = np.flatnonzero(kept.row >= 0)
-            known = combined(kept.part.rows.column(_COUNT)).fill_null(1).to_numpy()
+            known = combined(kept.read.rows.column(_COUNT)).fill_null(1).to_numpy()
             counts[kept.at[there]] = known[kept.row[there]]
         return counts
 
@@ -179,17 +179,17 @@ class Changes:
         none = np.empty(0, np.int64), self._page.empty_table(), self._page.empty_table()
         found: list[tuple[Ints, pa.Table, pa.Table]] = [none]
         for kept in self._kept(bins, ids, grow=True):
-            stored, stays = kept.part.rows, ~gone[kept.at]
+            stored, stays = kept.read.rows, ~gone[kept.at]
             old = stored.take(pa.array(np.where(kept.row < 0, 0, kept.row), mask=kept.row < 0))
             now = self._settled(old, new.take(pa.array(kept.at)))
             found.append((kept.at, old, now))
             others = np.ones(stored.num_rows, np.bool_)
             others[kept.row[kept.row >= 0]] = False
             everything = pa.concat_tables([stored.filter(pa.array(others)), now.filter(pa.array(stays))])
-            of_chunk = np.concatenate((kept.part.of_chunk[others], kept.pages.page_of[stays]))
-            changed = np.zeros(len(kept.part.pages), np.bool_)
+            of_chunk = np.concatenate((kept.read.of_chunk[others], kept.pages.page_of[stays]))
+            changed = np.zeros(len(kept.read.pages), np.bool_)
             changed[kept.pages.page_of[stays | (kept.row >= 0)]] = True
-            kept.of.write(kept.pages, kept.part, everything, of_chunk, changed)
+            kept.of.write(kept.pages, kept.read, everything, of_chunk, changed)
         order = pa.array(np.argsort(np.concatenate([at for at, _, _ in found])))
         olds, news = (pa.concat_tables([both[which] for both in found]).take(order) for which in (1, 2))
         return olds, news
@@ -200,9 +200,9 @@ class Changes:
             at = np.flatnonzero(bins[:, 0] == number)
             of = self._pages(number)
             pages = of.pages(bins[at, 1], ids[at, 0], grow=grow)
-            (part,) = of.parts(pages)  # identities differ, so a page has one chunk
-            part = part._replace(rows=part.rows.combine_chunks())
-            yield _Kept(at, of, pages, part, _found(Identities(ids[at]), _ids(part.rows)))
+            (read,) = of.chunks_of(pages)  # identities differ, so a page has one chunk
+            read = read._replace(rows=read.rows.combine_chunks())
+            yield _Kept(at, of, pages, read, _found(Identities(ids[at]), _ids(read.rows)))
 
     def _pages(self, definition: int) -> PagedRows:
         space = b"s" + definition.to_bytes(4, "big")
@@ -294,13 +294,13 @@ class _Rows(NamedTuple):
 class _Kept(NamedTuple):
     """What the map has of rows of one definition. ``at``: which rows. ``of``: all that it has of the definition.
 
-    ``pages``, ``part``: what was read. ``row``: for each row, which row of the part it is, or -1.
+    ``pages``, ``read``: what was read. ``row``: for each row, which row of these it is, or -1.
     """
 
     at: Ints
     of: PagedRows
     pages: Pages
-    part: Part
+    read: Chunks
     row: Ints
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from aion.aggregates.groups import Groups, Numbered, Part, number, pack
+from aion.aggregates.groups import Digit, Groups, Numbered, number, pack
 from aion.aggregates.partial import EVENTS, Partial
 from aion.aggregates.values import Ints, Mask, combined
 from aion.base.numbers import sums_by
@@ -194,7 +194,7 @@ class Loaded:
         return np.where(codes[at] == wanted, at, -1)
 
     def _grouped(self, window_of: Ints, key_ids: Ints, windows: int) -> tuple[Groups, Ints, Ints]:
-        groups, (windows_of, keys) = pack([Part(window_of, windows), Part(key_ids, self._key_count)])
+        groups, (windows_of, keys) = pack([Digit(window_of, windows), Digit(key_ids, self._key_count)])
         return groups, windows_of, keys
 
     def _rows_of(self, executes: Execute) -> tuple[Ints, Ints]:

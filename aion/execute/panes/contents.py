@@ -24,7 +24,7 @@ from aion.execute.panes.combining import Loaded, tagged
 from aion.execute.panes.keyed import KeyedExecutor
 from aion.execute.panes.rows import LEFT_OUT, TOO_LATE, Counted, Dropped, WindowColumns, pane_rows
 from aion.execute.spill.grouping import Piece
-from aion.execute.spill.spilling import ROOM, Room, drained, parts_by_key
+from aion.execute.spill.spilling import ROOM, Room, drained, partitions_by_key
 from state_backends.format.block import Block
 from state_backends.store.attempt import ShardAttempt
 from state_backends.store.codec_pool import CodecPool
@@ -255,8 +255,10 @@ class RowContents:
             if size > self._room.limit_bytes and names:
                 rows = (tagged(self._plan, d.batch, d.slice_us, d.seq) for d in chain(drained(held), decoded))
                 pieces = (Piece(batch, True, False) for batch in rows)
-                with closing(parts_by_key(names, pieces, self._room)) as parts:
-                    yield from (Loaded.of_tagged(self._plan, part.batches) for part in parts if part.batches)
+                with closing(partitions_by_key(names, pieces, self._room)) as partitions:
+                    yield from (
+                        Loaded.of_tagged(self._plan, partition.batches) for partition in partitions if partition.batches
+                    )
                 return
         yield Loaded.of_blocks(self._plan, [block[:3] for block in held])
 

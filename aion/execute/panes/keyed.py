@@ -24,7 +24,7 @@ from aion.execute.panes.keyed_panes import panes, placed, retractions
 from aion.execute.panes.rows import TOO_LATE, Counted, Dropped, WindowColumns, pane_rows
 from aion.execute.spill.grouping import Piece
 from aion.execute.spill.held_rows import HeldRows
-from aion.execute.spill.spilling import Room, parts_by_key
+from aion.execute.spill.spilling import Room, partitions_by_key
 from aion.execute.spill.waiting import SpilledRows, WaitingOrders
 from state_backends.format.block import Block
 from state_backends.store.protocol import Only, StoredBlock
@@ -145,11 +145,11 @@ class KeyedExecutor:
         names, split = self._plan.block_keys, orders.in_memory is None
         with fits, closing(decode_all(self._plan, blocks, self._codec, keys)) as decoded:
             pieces = (Piece(placed(d.batch, d.seq), True, False, d.mapped) for d in decoded)
-            with closing(parts_by_key(names, pieces, self._room, split=split)) as parts:
-                for part in parts:
-                    if part.batches and len(order := orders.of(part.files)):
+            with closing(partitions_by_key(names, pieces, self._room, split=split)) as partitions:
+                for partition in partitions:
+                    if partition.batches and len(order := orders.of(partition.files)):
                         yield from compute(
-                            self._plan, order, HeldRows(part.batches, part.forget), self._room.limit_bytes
+                            self._plan, order, HeldRows(partition.batches, partition.forget), self._room.limit_bytes
                         )
 
     def _keys_of(self, windows: Table) -> Keys:

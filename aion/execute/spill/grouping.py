@@ -41,13 +41,13 @@ class Piece(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The events of one key, in the order of arrival. Read ``parts`` once, before you take the next group.
+    """The events of one key, in the order of arrival. Read ``batches`` once, before you take the next group.
 
     ``seen``: whether some of them were there when the window was last executed.
     """
 
     key: Key
-    parts: Iterator[pa.RecordBatch]
+    batches: Iterator[pa.RecordBatch]
     events: int
     late_events: int
     seen: bool

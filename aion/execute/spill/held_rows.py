@@ -25,7 +25,9 @@ CHUNK_BYTES = threshold(8 << 20, 256)
 
 
 class HeldRows:
-    """The rows of batches of one schema, numbered from 0. ``forget``: see :class:`aion.execute.spill.spilling.Part`."""
+    """The rows of batches of one schema, numbered from 0. ``forget``: see
+    :class:`aion.execute.spill.spilling.Partition`.
+    """
 
     def __init__(self, batches: Sequence[pa.RecordBatch], forget: Callable[[], None] = lambda: None) -> None:
         self._batches = [batch for batch in batches if batch.num_rows]

@@ -54,7 +54,7 @@ class Room(NamedTuple):
 ROOM = Room()
 
 
-class Part(NamedTuple):
+class Partition(NamedTuple):
     """Batches that are computed together. ``forget``: call it now and then, between reads.
 
     It frees the memory of what has been read from a mapped file. That is read again if it is needed. ``files``: which
@@ -91,13 +91,13 @@ def group_by_key(
         if piece.mapped:
             read.whole(piece.batch)
     for group in group_in_memory(names, held):
-        yield group if read.fits else group._replace(parts=read.parts(group.parts))
+        yield group if read.fits else group._replace(batches=read.counted(group.batches))
 
 
 class _MappedReads:
     """Gives back the pages of mapped events, so that those that are in memory stay below a limit.
 
-    The events of a key are all over the window. So each part of them is counted with the pages that the system maps
+    The events of a key are all over the window. So each batch of them is counted with the pages that the system maps
     around each of its columns. A window within the limit is read without that.
     """
 
@@ -115,11 +115,11 @@ class _MappedReads:
         self._rows += batch.num_rows
         self._add(batch.nbytes)
 
-    def parts(self, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         row_bytes = self._all_bytes / max(self._rows, 1)
-        for part in parts:
-            self._add(round(part.num_rows * row_bytes) + (1 + part.num_columns) * PAGES_AROUND_BYTES)
-            yield part
+        for batch in batches:
+            self._add(round(batch.num_rows * row_bytes) + (1 + batch.num_columns) * PAGES_AROUND_BYTES)
+            yield batch
 
     def _add(self, size_bytes: int) -> None:
         self._in_memory_bytes += size_bytes
@@ -128,15 +128,16 @@ class _MappedReads:
             self._in_memory_bytes = size_bytes
 
 
-def parts_by_key(
+def partitions_by_key(
     names: Sequence[str], pieces: Iterator[Piece], room: Room = ROOM, *, split: bool = False
-) -> Generator[Part, None, None]:
-    """Splits pieces into parts. All rows of a key are in the same part, in their order. One part if all fit in memory.
+) -> Generator[Partition, None, None]:
+    """Splits pieces into partitions. All rows of a key are in the same one, in their order. If all fit in
+    memory, there is one.
 
     ``split``: they go through files even if they fit, because something that belongs to their keys does not.
 
-    Memory and files are as in :func:`group_by_key`. A single key is one part even if it is larger than the limit, and
-    without key columns everything is one part. The batches of a part that went through a file lie in that file, which
+    Memory and files are as in :func:`group_by_key`. A single key is one partition even if it is larger than the limit,
+    and without key columns everything is. The batches of a partition that went through a file lie in that file, which
     is mapped into memory.
     """
     held: list[Piece] = []
@@ -146,14 +147,14 @@ def parts_by_key(
         size += piece.memory_bytes
         if size > room.limit_bytes or split:
             del piece
-            yield from _split_parts(names, chain(drained(held), pieces), room)
+            yield from _split_partitions(names, chain(drained(held), pieces), room)
             return
-    yield Part([piece.batch for piece in drained(held)])
+    yield Partition([piece.batch for piece in drained(held)])
 
 
-def _split_parts(
+def _split_partitions(
     names: Sequence[str], pieces: Iterator[Piece], room: Room, before: tuple[int, ...] = ()
-) -> Generator[Part, None, None]:
+) -> Generator[Partition, None, None]:
     """``before``: the files that the pieces went through."""
     with ExitStack() as stack:
 
@@ -166,7 +167,7 @@ def _split_parts(
                 if file.size_bytes <= room.limit_bytes or file.key is not None or len(before) == MAX_SPLITS:
                     yield file.mapped()._replace(files=(*before, number))
                 else:
-                    yield from _split_parts(names, file.drain(), room, (*before, number))
+                    yield from _split_partitions(names, file.drain(), room, (*before, number))
 
 
 class HeldBatches:
@@ -255,7 +256,7 @@ def _fill(
         if largest is None:  # guess the largest key from the first piece: in its own file, it is not split again
             values, counts = np.unique(hashes, return_counts=True)
             largest = values[counts.argmax()]
-        for number, rows in _parts(piece.batch, hashes, largest):
+        for number, rows in _partitions(piece.batch, hashes, largest):
             if number not in files:
                 files[number] = new_file()
             files[number].add(piece._replace(batch=rows))
@@ -265,7 +266,7 @@ def _fill(
     return [(own if number == FILES else number, file) for number, file in files.items()]
 
 
-def _parts(batch: pa.RecordBatch, hashes: Hashes, largest: np.uint64) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _partitions(batch: pa.RecordBatch, hashes: Hashes, largest: np.uint64) -> Iterator[tuple[int, pa.RecordBatch]]:
     """For each file that gets rows of the batch: its number, and those rows in their order."""
     numbers = (hashes % np.uint64(FILES)).astype(np.uint8)
     numbers[hashes == largest] = FILES
@@ -337,14 +338,14 @@ class _File:
                 yield Piece(reader.read_next_batch(), changed, late)
         self.close()
 
-    def mapped(self) -> Part:
+    def mapped(self) -> Partition:
         """All batches, in the order in which they were added. They lie in the file, which lives as long as they do."""
         if self._writer is None:
-            return Part([])
+            return Partition([])
         self._writer.close()
         self._file.flush()
         content = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        return Part(list(pa.ipc.open_stream(pa.py_buffer(content))), lambda: content.madvise(mmap.MADV_DONTNEED))
+        return Partition(list(pa.ipc.open_stream(pa.py_buffer(content))), lambda: content.madvise(mmap.MADV_DONTNEED))
 
     def close(self) -> None:
         self._file.close()

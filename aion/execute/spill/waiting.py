@@ -155,7 +155,7 @@ class WaitingOrders:
         return tuple(sorted(self._slices.union(*(order.slices for order in self._orders))))
 
     def of(self, files: Sequence[int]) -> ExecuteKeyed:
-        """The windows whose rows are in a part. ``files``: see :class:`aion.execute.spill.spilling.Part`.
+        """The windows whose rows are in a partition. ``files``: see :class:`aion.execute.spill.spilling.Partition`.
 
         Without any file, all windows; that is only possible while they are in memory.
         """

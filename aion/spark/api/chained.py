@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from aion.base.time import format_duration
 from aion.config import Policy
 from aion.core.life.actions import PaneKind
-from aion.core.query.pane_parts import KIND, NAME, PanesSaid, is_key, metadata_of
+from aion.core.query.pane_columns import KIND, NAME, PanesSaid, is_key, metadata_of
 from aion.core.query.plan import Plan
 from aion.core.query.updates import DROPPED, ORDER, RETRACTED, of_updates
 from aion.errors import ConfigError, SchemaError
@@ -84,7 +84,7 @@ class Panes(Rows):
                     f"key: {name!r} is not part of the key of the windows before, so a later pane might have another "
                     f"value there than the one that it replaces; give {self.windows.name!r} this column as a key, too"
                 )
-        return of_updates(plan, self.schema, [self._results.parts.columns[part] for part in self.windows.identity])
+        return of_updates(plan, self.schema, [self._results.meaning.columns[part] for part in self.windows.identity])
 
     def policy(self, spec: Spec, policy: Policy) -> Policy:
         """Returns the policy with a fixed bound that is as long as these panes may still come."""
@@ -116,7 +116,7 @@ class Panes(Rows):
         return super()._column(name, plan)
 
     def _flag(self, plan: Plan) -> Column | None:
-        if KIND not in self._results.parts.columns:
+        if KIND not in self._results.meaning.columns:
             return None
         return F.when(self._results.is_kind(PaneKind.DROPPED), F.lit(DROPPED_BEFORE)).otherwise(0)
 

@@ -47,8 +47,8 @@ from aion.spark.tasks.file_child import (
     FileChild,
     FileRows,
     FileScan,
+    FileSplits,
     LinesOfText,
-    PartsOfFiles,
     Skipping,
     Transform,
 )
@@ -335,11 +335,11 @@ class Files:
             stream = hashlib.sha256(path.encode()).hexdigest()[:12]
             retained = int(self.session.conf.get("spark.sql.streaming.minBatchesToRetain"))
             skipping = Skipping(f"{operator}-{stream}", self._tasks, retained)
-        return FileScan(PartsOfFiles(reader, skipping), self._transform, schema)
+        return FileScan(FileSplits(reader, skipping), self._transform, schema)
 
     def _input(self, scan: FileScan) -> DataFrame:
         """Returns what the reader of ``scan`` gets."""
-        return self._lines(scan.reader.schema.names) if self._format.is_text else self._parts()
+        return self._lines(scan.reader.schema.names) if self._format.is_text else self._splits()
 
     def _lines(self, names: Sequence[str]) -> DataFrame:
         """Returns the events as Spark reads them, under names that pyspark need not quote."""
@@ -348,7 +348,7 @@ class Files:
         columns = [F.col(quoted(name)).alias(f"column{number}") for number, name in enumerate(names)]
         return reader.load(self._path).select(*columns)
 
-    def _parts(self) -> DataFrame:
+    def _splits(self) -> DataFrame:
         """Returns the parts of the files of a batch, spread over the tasks that read them.
 
         A large file has a part for each task. Which task gets the first is a matter of the file's name, so that small

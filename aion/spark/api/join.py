@@ -38,7 +38,7 @@ from aion.core.join.plan import (
 )
 from aion.core.life.actions import PaneKind
 from aion.core.query.columns import DROPPED_COLUMNS, OLD, PANE_SEQ, Columns, column_name, key_names, unique_names
-from aion.core.query.pane_parts import END, KIND, NAME, PART, SEQ, START, PanesSaid, is_key
+from aion.core.query.pane_columns import END, KIND, MEANING, NAME, SEQ, START, PanesSaid, is_key
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.execute.evolving import join_goes_on
 from aion.spark.api.group_by import stock_method
@@ -215,7 +215,7 @@ class _Input:
     def _side_of_results(
         self, results: Results, key: tuple[str, ...], time: str | None, asked: Any, bound_us: int | None
     ) -> Side:
-        said, parts = results.said, results.parts
+        said, parts = results.said, results.meaning
         if asked is not None:
             raise ConfigError(
                 f"id, unique: rows of the {self._which} side are results of {said.name!r}, which says what identifies "
@@ -369,7 +369,7 @@ def _described(result: DataFrame, plan: JoinPlan, name: str, kept_us: int) -> Da
     parts |= {column: f"dropped {column}" for column in ("side", *DROPPED_COLUMNS)}
     return result.select(
         *(
-            F.col(quoted(column)).alias(column, metadata={PART: json.dumps([parts[column], said])})
+            F.col(quoted(column)).alias(column, metadata={MEANING: json.dumps([parts[column], said])})
             if column in parts
             else F.col(quoted(column))
             for column in result.columns

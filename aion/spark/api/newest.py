@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from aion.core.life.actions import PaneKind
-from aion.core.query.pane_parts import KIND, SEQ, START, Parts
+from aion.core.query.pane_columns import KIND, SEQ, START, PaneColumns
 from aion.errors import ConfigError, SchemaError
 from aion.spark.session.types import quoted
 
@@ -37,20 +37,20 @@ def table(query: StreamingQuery) -> pd.DataFrame:
     the key, ``window_start``, ``window_end``, ``kind`` and ``pane_seq``.
     """
     rows = _written(query)
-    parts = Parts.of((field.name, field.metadata) for field in rows.schema)
-    if parts is None:
+    meaning = PaneColumns.of((field.name, field.metadata) for field in rows.schema)
+    if meaning is None:
         raise SchemaError("table: the query writes no columns of panes; give it the result of aion.windowed as it is")
-    if missing := parts.missing(SEQ, KIND):
+    if missing := meaning.missing(SEQ, KIND):
         raise SchemaError(f"table: the query does not write {' and '.join(missing)}; keep these columns in the select")
-    kind, seq = (F.col(quoted(parts.columns[part])) for part in (KIND, SEQ))
-    identity = [F.col(quoted(parts.columns[part])) for part in parts.said.identity]
+    kind, seq = (F.col(quoted(meaning.columns[part])) for part in (KIND, SEQ))
+    identity = [F.col(quoted(meaning.columns[part])) for part in meaning.said.identity]
     newest = (
         rows.where(kind != PaneKind.DROPPED.value)
         .withColumn("\0newest", F.max(seq).over(Over.partitionBy(*identity)))
         .where((seq == F.col("`\0newest`")) & (kind != PaneKind.RETRACTED.value))
     )
-    shown = [quoted(name) for name in rows.columns if name not in parts.besides]
-    order = [quoted(name) for name in (*parts.keys, parts.columns[START])]
+    shown = [quoted(name) for name in rows.columns if name not in meaning.besides]
+    order = [quoted(name) for name in (*meaning.keys, meaning.columns[START])]
     found: pd.DataFrame = newest.orderBy(*order).select(*shown).toPandas()
     return found
 

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from aion.core.life.actions import PaneKind
-from aion.core.query.pane_parts import END, KIND, SEQ, START, PanesSaid, Parts
+from aion.core.query.pane_columns import END, KIND, SEQ, START, PaneColumns, PanesSaid
 from aion.core.query.plan import FINAL
 from aion.errors import SchemaError, WatermarkError
 from aion.spark.api.watermarks import WATERMARK
@@ -39,24 +39,24 @@ class Results:
 
     def __init__(self, df: DataFrame, caller: str) -> None:
         self._df, self._caller = df, caller
-        parts = Parts.of((field.name, field.metadata) for field in df.schema)
+        meaning = PaneColumns.of((field.name, field.metadata) for field in df.schema)
         between = upstream.before_windows(df)
         if between is None:
             raise WatermarkError(
                 f"{caller}: panes of aion.windowed are put together with other rows, and Spark has no watermark for "
                 "both. Write the panes to a table with aion.sinks.upsert, and read them in another query"
             )
-        if parts is None:
+        if meaning is None:
             raise SchemaError(
                 f"{caller}: no column of the windows before is left; keep the key, window_start, window_end, "
                 "kind and pane_seq of the panes (an alias is fine)"
             )
-        self.parts = parts
+        self.meaning = meaning
         self._check(between)
 
     @property
     def said(self) -> PanesSaid:
-        return self.parts.said
+        return self.meaning.said
 
     @property
     def is_final(self) -> bool:
@@ -66,18 +66,18 @@ class Results:
     @property
     def meanings(self) -> dict[str, str]:
         """Which part of a pane a column is, by its name."""
-        return {column: part for part, column in self.parts.columns.items()}
+        return {column: part for part, column in self.meaning.columns.items()}
 
     def _check(self, between: Sequence[Node]) -> None:
         drops = any(map(upstream.leaves_out_dropped, between))
-        if KIND not in self.parts.columns and not (self.is_final and drops):
+        if KIND not in self.meaning.columns and not (self.is_final and drops):
             raise SchemaError(
                 f"{self._caller}: the column 'kind' of the windows before is missing. It says which results replace "
                 "others and which rows are dropped events; keep it in the select"
             )
         if self.is_final:
             return
-        if missing := self.parts.missing(SEQ):
+        if missing := self.meaning.missing(SEQ):
             raise SchemaError(
                 f"{self._caller}: {' and '.join(missing)} of the windows before is missing. A later pane replaces the "
                 "earlier one with the same key and window, so keep these columns in the select (an alias is fine); or "
@@ -118,9 +118,9 @@ class Results:
 
     @property
     def kind(self) -> Column:
-        if KIND not in self.parts.columns:
+        if KIND not in self.meaning.columns:
             return F.lit(PaneKind.FINAL.value)
-        return self._df[quoted(self.parts.columns[KIND])]
+        return self._df[quoted(self.meaning.columns[KIND])]
 
     def is_kind(self, kind: PaneKind) -> Column:
         return F.coalesce(self.kind == kind.value, F.lit(False))
@@ -128,9 +128,9 @@ class Results:
     @property
     def order(self) -> Column:
         """Later results have larger numbers. Dropped rows have none."""
-        if SEQ not in self.parts.columns:
+        if SEQ not in self.meaning.columns:
             return F.lit(0).cast("bigint")
-        return F.coalesce(self._df[quoted(self.parts.columns[SEQ])], F.lit(0))
+        return F.coalesce(self._df[quoted(self.meaning.columns[SEQ])], F.lit(0))
 
     @property
     def said_of_dropped(self) -> Column:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aion.config import policy_from_text
-from aion.core.query.pane_parts import END, KIND, NAME, PART, SEQ, START, is_key
+from aion.core.query.pane_columns import END, KIND, MEANING, NAME, SEQ, START, is_key
 from aion.core.query.plan import ALL, Plan
 from aion.core.windows import Aligned
 from aion.errors import ConfigError
@@ -125,8 +125,8 @@ def _is_of_windows(expression: Any, made: Mapping[int, Any]) -> bool:
     """Returns whether the value of an expression is the same for all panes of a window, or of one kind of panes."""
     for column in _items(expression.references().toSeq()):
         metadata = json.loads(column.metadata().json())
-        if PART in metadata:
-            part = json.loads(metadata[PART])[0]
+        if MEANING in metadata:
+            part = json.loads(metadata[MEANING])[0]
             is_same = part in _SAME or is_key(part)
         else:
             is_same = (number := column.exprId().id()) in made and _is_of_windows(made[number], made)

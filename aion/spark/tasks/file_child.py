@@ -1,4 +1,4 @@
-"""The child that reads files itself: it gets parts of files, and gives rows of blocks or of events.
+"""The child that reads files itself: it gets splits of files, and gives rows of blocks or of events.
 
 Lines of text, which only Spark reads as Spark does, come to it as rows. The rest is the same for both.
 
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from aion.core.ingest.conforming import Conforming
-from aion.core.ingest.file_parts import Part
+from aion.core.ingest.file_splits import Split
 from aion.errors import AionError, SchemaError, TransformError
 from aion.execute.files.reading import FileReader
 from aion.execute.files.skipped import Records
@@ -101,8 +101,8 @@ class LinesOfText:
 
 
 @dataclass(frozen=True)
-class PartsOfFiles:
-    """Events that pyarrow reads. What a task gets is the fields of :class:`Part`, and the number of the task.
+class FileSplits:
+    """Events that pyarrow reads. What a task gets is the fields of :class:`Split`, and the number of the task.
 
     ``skipping``: None if a bad file fails the query.
     """
@@ -116,42 +116,44 @@ class PartsOfFiles:
 
     def read(self, given: Iterator[pa.RecordBatch], counts: dict[str, int]) -> Iterator[tuple[str, pa.RecordBatch]]:
         rows = (row for batch in given for row in batch.to_pylist())
-        of_tasks = _each_once((row.pop("task"), Part(**row)) for row in rows)
-        found: Iterator[Part] = (part for _, part in of_tasks)
+        of_tasks = _each_once((row.pop("task"), Split(**row)) for row in rows)
+        found: Iterator[Split] = (split for _, split in of_tasks)
         if self.skipping is not None:
             found = self._usable(of_tasks, self.skipping, counts)
-        for part in found:
-            for events in self.reader.read(part):
-                yield part.path, events
+        for split in found:
+            for events in self.reader.read(split):
+                yield split.path, events
 
-    def _usable(self, parts: Iterator[tuple[int, Part]], skipping: Skipping, counts: dict[str, int]) -> Iterator[Part]:
+    def _usable(
+        self, splits: Iterator[tuple[int, Split]], skipping: Skipping, counts: dict[str, int]
+    ) -> Iterator[Split]:
         """Yields the files that are not skipped. No event may be used before all that is decided is recorded."""
-        of_tasks: dict[int, list[Part]] = {}
-        for task, part in parts:
-            of_tasks.setdefault(task, []).append(part)
+        of_tasks: dict[int, list[Split]] = {}
+        for task, split in splits:
+            of_tasks.setdefault(task, []).append(split)
         for task, some in of_tasks.items():
             records = skipping.records(task)
             if task == 0:
                 records.forget(skipping.retained)
             known = records.known()
-            new = {part.path: self.reader.trouble(part) for part in some if part.path not in known}
+            new = {split.path: self.reader.trouble(split) for split in some if split.path not in known}
             if new:
                 known = records.decide(new)
-            for part in some:
-                if (why := known[part.path]) is None:
-                    yield part
+            for split in some:
+                if (why := known[split.path]) is None:
+                    yield split
                 else:
                     counts["skipped_files"] += 1
                     log.warning("a file is skipped: %s", why)
 
 
-def _each_once(parts: Iterable[tuple[int, Part]]) -> Iterator[tuple[int, Part]]:
+def _each_once(splits: Iterable[tuple[int, Split]]) -> Iterator[tuple[int, Split]]:
     """Spark takes the name of a file for a glob. If it is one, such as ``[a].csv``, all files come several times."""
-    seen: set[Part] = set()
-    for task, part in parts:
-        if part not in seen:
-            seen.add(part)
-            yield task, part
+    seen: set[Split] = set()
+    for task, split in splits:
+        if split not in seen:
+            seen.add(split)
+            yield task, split
 
 
 @dataclass(frozen=True)
@@ -213,12 +215,12 @@ class FileChild:
         self._watermark = watermark
         self._columns = columns
 
-    def __call__(self, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, splits: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counts = dict.fromkeys(COUNTS, 0)
         latest: pa.Scalar = pa.scalar(None, self._scan.schema.field(self._watermark).type)
         names = self._work.plan.schema.names
         with self._work.begun() as (builder, sending):
-            for events in together(self._scan.events(parts, counts)):
+            for events in together(self._scan.events(splits, counts)):
                 # Before any block of these events leaves.
                 newest = pc.max(events.column(self._watermark))
                 latest = max((s for s in (latest, newest) if s.is_valid), key=_value, default=latest)
@@ -238,10 +240,10 @@ class FileRows:
     def __init__(self, scan: FileScan) -> None:
         self._scan = scan
 
-    def __call__(self, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, splits: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         begin_task()
         counts = dict.fromkeys(COUNTS, 0)
-        for events in self._scan.events(parts, counts):
+        for events in self._scan.events(splits, counts):
             yield extended(events, None)
         if any(counts.values()):
             empty = pa.RecordBatch.from_arrays(

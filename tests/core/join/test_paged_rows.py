@@ -34,5 +34,5 @@ def test_rows_stay_what_they_are_when_their_pages_are_divided(chunk_rows: int | 
             there = [value for batch in every for value in batch.column("hash").to_pylist()]
             assert sorted(there) == hashes[: at + 5]
         found = pages.pages(np.zeros(20, np.int64), np.array(hashes))
-        there = [value for part in pages.parts(found) for value in part.rows.column("hash").to_pylist()]
+        there = [value for read in pages.chunks_of(found) for value in read.rows.column("hash").to_pylist()]
         assert sorted(there) == hashes[: at + 5]

@@ -14,7 +14,7 @@ import aion
 from aion import aggregates as A
 from aion.core.compaction import BlockCompaction
 from aion.core.life.rules import Rules
-from aion.core.operator.operator import Part
+from aion.core.operator.operator import GridWindows
 from tests.examples import some
 
 BOUND_US = 1_000_000
@@ -187,7 +187,7 @@ def test_a_restart_changes_nothing() -> None:
                 snapshot = windows.operator.snapshot()
                 rules = windows.operator._rules
                 windows.operator.__init__(  # type: ignore[misc]
-                    [Part(windows.operator._segments[0].grid)],
+                    [GridWindows(windows.operator._segments[0].grid)],
                     Rules(rules.shared, {}, 1),
                     compaction=BlockCompaction(open_too=True, snapshot=snapshot["runs"]),
                     snapshot=snapshot,

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aion.core.ingest.conforming import Conforming, fits
-from aion.core.ingest.file_parts import Part, folder_values
+from aion.core.ingest.file_splits import Split, folder_values
 from aion.errors import BadFile, SchemaError, StorageError, TransformError
 from aion.execute.files.formats import Format, row_bytes, row_group_middles
 from aion.execute.files.places import place_of
@@ -49,8 +49,8 @@ def reader(name: str = "parquet", schema: pa.Schema = SCHEMA, **more: Any) -> Fi
     )  # fmt: skip
 
 
-def whole(path: Path) -> Part:
-    return Part(f"file:{path}", path.stat().st_size)
+def whole(path: Path) -> Split:
+    return Split(f"file:{path}", path.stat().st_size)
 
 
 def read(path: Path, name: str = "parquet", **more: Any) -> pa.Table:
@@ -99,9 +99,9 @@ def test_each_row_group_is_in_exactly_one_part(sizes: list[int], of: int) -> Non
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     middles = [end - size // 2 for end, size in zip(ends, sizes, strict=True)]
     length = ends[-1] + 3
-    parts = [Part("", length, number, of).units(middles) for number in range(of)]
+    parts = [Split("", length, number, of).units(middles) for number in range(of)]
     assert sorted(unit for part in parts for unit in part) == [*range(len(sizes))]
-    assert Part("", length).units(middles) == [*range(len(sizes))]
+    assert Split("", length).units(middles) == [*range(len(sizes))]
 
 
 def test_parts_of_a_file_hold_all_its_events_once(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_parts_of_a_file_hold_all_its_events_once(tmp_path: Path) -> None:
     pq.write_table(numbers, path, row_group_size=700)
     made = reader(schema=pa.schema([("n", pa.int64())]))
     size = path.stat().st_size
-    parts = [pa.Table.from_batches(made.read(Part(str(path), size, i, 4)), made.schema) for i in range(4)]
+    parts = [pa.Table.from_batches(made.read(Split(str(path), size, i, 4)), made.schema) for i in range(4)]
     assert pa.concat_tables(parts).column("n").to_pylist() == [*range(10_000)]
     assert all(1_500 < part.num_rows < 3_500 for part in parts)
     middles = row_group_middles(pq.read_metadata(path))
@@ -352,7 +352,7 @@ def test_a_bad_file_is_named(tmp_path: Path, name: str) -> None:
 
 def test_a_file_that_is_not_there_is_no_bad_file(tmp_path: Path) -> None:
     """Nor may it be skipped: it may be there again later."""
-    for missing in (Part(f"file:{tmp_path}/gone.parquet", 10), Part(f"{tmp_path}/gone.parquet", 10)):
+    for missing in (Split(f"file:{tmp_path}/gone.parquet", 10), Split(f"{tmp_path}/gone.parquet", 10)):
         with pytest.raises(StorageError, match=r"gone\.parquet"):
             reader().trouble(missing)
 
@@ -377,7 +377,7 @@ def test_what_goes_wrong_once_does_not_make_a_bad_file(tmp_path: Path) -> None:
     tries = []
 
     class Shaky(FileReader):
-        def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        def _read(self, part: Split) -> Iterator[pa.RecordBatch]:
             yield from super()._read(part)
             tries.append(part)
             if len(tries) == 1:
@@ -403,11 +403,11 @@ def test_files_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
         place = f"s3a://{bucket.bucket}/in/"
         schema = SCHEMA.append(pa.field("day", pa.int32()))
         made = reader(schema=schema, base=place)
-        got = pa.Table.from_batches(made.read(Part(f"{place}day=1/a b.parquet", len(data))), schema)
+        got = pa.Table.from_batches(made.read(Split(f"{place}day=1/a b.parquet", len(data))), schema)
         assert got.drop_columns(["day"]).equals(table()) and got.column("day").to_pylist() == [1] * 4
-        assert "bad.parquet cannot be read" in (made.trouble(Part(f"{place}bad.parquet", len(data) - 20)) or "")
+        assert "bad.parquet cannot be read" in (made.trouble(Split(f"{place}bad.parquet", len(data) - 20)) or "")
         with pytest.raises(StorageError, match=r"gone\.parquet"):
-            made.trouble(Part(f"{place}gone.parquet", 10))
+            made.trouble(Split(f"{place}gone.parquet", 10))
         check_records(f"s3a://{bucket.bucket}/checkpoint")
 
 

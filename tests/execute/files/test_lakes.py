@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aion.core.ingest.file_parts import Part
+from aion.core.ingest.file_splits import Split
 from aion.core.ingest.lake_versions import Added, delta_files, renamed_column
 from aion.errors import ConfigError, StorageError
 from aion.execute.files.formats import Format
@@ -77,7 +77,7 @@ def numbers(lake: Lake, stream: LakeStream, start: Offset, end: Offset) -> list[
     reader = FileReader(Format(lake.kind), schema, schema, None, (), None, "UTC", case_sensitive=False)
     found = []
     for version, file in stream.files(start, end):
-        for batch in reader.read(Part(file.path, file.length, version=version, values=file.values)):
+        for batch in reader.read(Split(file.path, file.length, version=version, values=file.values)):
             found += batch["n"].to_pylist()
             assert set(batch["day"].to_pylist()) <= {"d 0/é", "d 1/é"}
             assert batch["more"].null_count in (0, batch.num_rows)
@@ -327,7 +327,7 @@ def test_values_of_partitions(lake: Lake, type_: pa.DataType, value: object) -> 
         start: Offset = {}
         for _ in range(2):
             end = stream.advanced(start, None)
-            parts = [Part(file.path, file.length, values=file.values) for _, file in stream.files(start, end)]
+            parts = [Split(file.path, file.length, values=file.values) for _, file in stream.files(start, end)]
             found.append(
                 sorted((row["n"], row["day"]) for part in parts for b in reader.read(part) for row in b.to_pylist())
             )

@@ -71,7 +71,7 @@ def found(groups: Iterator[Group]) -> dict[str, tuple[list[dict[str, Any]], int,
     for group in groups:
         # Compare by repr: as for Arrow, NaN is one key, and 0.0 and -0.0 are two.
         assert repr(group.key) not in out
-        rows = [row for part in group.parts for row in part.select(["value", "text"]).to_pylist()]
+        rows = [row for part in group.batches for row in part.select(["value", "text"]).to_pylist()]
         out[repr(group.key)] = rows, group.events, group.late_events
     return out
 
@@ -254,7 +254,7 @@ def test_mapped_events_need_no_files_if_they_are_large(monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(spilling.tempfile, "TemporaryFile", never)
         groups = group_by_key(["k"], iter([Piece(batch, True, False, mapped=True)] * 50), Room(100_000))
-        found = {group.key: sum(part.num_rows for part in group.parts) for group in groups}
+        found = {group.key: sum(part.num_rows for part in group.batches) for group in groups}
         assert found == {(1,): 100, (2,): 50, (3,): 50}
         with pytest.raises(AssertionError, match="temporary"):
             list(group_by_key(["k"], iter([Piece(small, True, False, mapped=True)] * 9), Room(100_000)))

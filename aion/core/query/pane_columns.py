@@ -16,7 +16,7 @@ from aion.core.query.columns import DROPPED_COLUMNS, OLD, PANE_SEQ
 from aion.core.query.plan import Plan
 from aion.core.windows import Aligned, Session
 
-PART = "aion.pane"
+MEANING = "aion.pane"
 """In the metadata of a column: which part of a pane it is, and what holds for all panes of the result, as JSON."""
 START, END, KIND, NAME, SEQ = "window_start", "window_end", "kind", "window", PANE_SEQ
 _KEY, _DROPPED, _OLD = "key ", "dropped ", "old "
@@ -46,23 +46,23 @@ def metadata_of(plan: Plan, name: str, kept_us: int) -> dict[str, dict[str, str]
     parts |= {column: f"{_DROPPED}{column}" for column in DROPPED_COLUMNS}
     if plan.changes:
         parts |= {OLD + column: f"{_OLD}{column}" for column in plan.outputs.names}
-    return {column: {PART: json.dumps([part, said])} for column, part in parts.items()}
+    return {column: {MEANING: json.dumps([part, said])} for column, part in parts.items()}
 
 
-class Parts(NamedTuple):
+class PaneColumns(NamedTuple):
     """The parts of panes that some columns are. ``columns``: the name of a column, by its part."""
 
     said: PanesSaid
     columns: Mapping[str, str]
 
     @classmethod
-    def of(cls, fields: Iterable[tuple[str, Mapping[str, Any]]]) -> Parts | None:
+    def of(cls, fields: Iterable[tuple[str, Mapping[str, Any]]]) -> PaneColumns | None:
         """Finds them in names of columns with their metadata. Returns None if no column is a part of a pane."""
         said: PanesSaid | None = None
         columns: dict[str, str] = {}
         for name, metadata in fields:
-            if PART in metadata:
-                part, values = json.loads(metadata[PART])
+            if MEANING in metadata:
+                part, values = json.loads(metadata[MEANING])
                 columns.setdefault(part, name)
                 said = PanesSaid(*values)
         return None if said is None else cls(said, columns)

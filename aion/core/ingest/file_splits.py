@@ -9,7 +9,7 @@ from urllib.parse import unquote
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
-class Part(NamedTuple):
+class Split(NamedTuple):
     """One of ``of`` equal stretches of a file of ``length`` bytes, counted from 0.
 
     ``version``: that of the table which names the file, and ``values``: those of its partition, as a JSON object of
