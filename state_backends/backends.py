@@ -20,7 +20,7 @@ from state_backends.store.io import BlockFiles, Io
 from state_backends.store.io_thread import IoThread
 from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.keyed.store import KeyedStore
-from state_backends.store.m_bucket import MemoryBudget, Stretches
+from state_backends.store.m_bucket import MemoryBudget, PeriodicWindows
 from state_backends.store.options import StoreOptions
 from state_backends.store.p_bucket import PBucket, cache_bytes
 from state_backends.store.tiered import TieredStore
@@ -185,7 +185,7 @@ class StoreConfig:
     def _options(self, budget: MemoryBudget) -> StoreOptions:
         return StoreOptions(
             bucket_limit_bytes=min(self.bucket_limit_bytes, budget.limit_bytes),
-            windows=[Stretches(*window) for window in self.windows],
+            windows=[PeriodicWindows(*window) for window in self.windows],
             keep_fraction=self.keep_fraction,
             prestages=self.prestages,
             blocking=self.blocking,

@@ -251,7 +251,7 @@ def _of_keys(reading: _Reading, part: Plan) -> Iterator[pa.RecordBatch]:
 
 
 def _shown(reading: _Reading, part: Plan, order: ExecuteKeyed, bound_us: int) -> Iterator[pa.RecordBatch]:
-    segments = _Segments.of(reading, part, *order.stretch_us)
+    segments = _Segments.of(reading, part, *order.interval_us)
     for panes in _keyed_panes(reading, part, replace(order, slices=segments.names)):
         start_us, end_us = (_micros(panes.column(f"window_{edge}")) for edge in ("start", "end"))
         is_open = panes.column("closes_at").is_null().to_numpy(zero_copy_only=False)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from state_backends.format.block import Block, BodyAt
 
 
-class Stretches(NamedTuple):
+class PeriodicWindows(NamedTuple):
     """Windows ``[start, start + size)`` that start at ``offset + k * slide``, in µs."""
 
     size_us: int
@@ -171,7 +171,7 @@ class MBuckets:
         """Returns bytes that a slice has in memory."""
         return self._slices.get(slice_us, 0)
 
-    def heaviest(self, slice_us: int, windows: Sequence[Stretches], enough: int) -> int:
+    def heaviest(self, slice_us: int, windows: Sequence[PeriodicWindows], enough: int) -> int:
         """Returns bytes of the largest m-bucket that includes this slice. A window's m-bucket is all slices that it
         spans.
 

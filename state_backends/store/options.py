@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from state_backends.store.m_bucket import MemoryBudget, Stretches
+from state_backends.store.m_bucket import MemoryBudget, PeriodicWindows
 from state_backends.store.merge_choice import DEFAULTS, Limits
 
 MIB = 1 << 20
@@ -25,7 +25,7 @@ class StoreOptions:
     """
 
     bucket_limit_bytes: int = 0
-    windows: Sequence[Stretches] = ()
+    windows: Sequence[PeriodicWindows] = ()
     keep_fraction: float = 0.0
     prestages: bool = True
     blocking: bool = True

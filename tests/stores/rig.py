@@ -19,7 +19,7 @@ from state_backends.files.names import SstFile
 from state_backends.format.block import Block, BlockKind, BodyAt, Compacted
 from state_backends.store.body_files import BodyFiles
 from state_backends.store.io_thread import IoThread, Priority, Steps
-from state_backends.store.m_bucket import MemoryBudget, Stretches
+from state_backends.store.m_bucket import MemoryBudget, PeriodicWindows
 from state_backends.store.merge_choice import DEFAULTS, Limits
 from state_backends.store.options import StoreOptions
 from state_backends.store.p_bucket import PBucket
@@ -87,7 +87,7 @@ class Rig:
         bucket_limit: int = 1 << 30,
         keep: float = 0.0,
         limits: Limits = DEFAULTS,
-        windows: Sequence[Stretches] = (),
+        windows: Sequence[PeriodicWindows] = (),
         blocking: bool = True,
         is_local: bool = True,
     ) -> None:

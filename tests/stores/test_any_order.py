@@ -26,7 +26,7 @@ from state_backends.backends import STORES
 from state_backends.files.names import SstFile
 from state_backends.format.block import Compacted
 from state_backends.store import body_files
-from state_backends.store.m_bucket import Stretches
+from state_backends.store.m_bucket import PeriodicWindows
 from state_backends.store.pressure import PressureManager
 from state_backends.store.protocol import Only
 from tests.stores.rig import EAGER, KIB, Rig
@@ -73,7 +73,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(
         keep=st.sampled_from([0.0, 0.3, 1.0]),
         bucket_limit=st.sampled_from([KIB, 4 * KIB, BUDGET]),
-        windows=st.sampled_from([(), (Stretches(2000, 1000, 0),)]),
+        windows=st.sampled_from([(), (PeriodicWindows(2000, 1000, 0),)]),
         blocking=st.booleans(),
         is_local=st.booleans(),
         thresholds=st.lists(st.floats(0, 1), min_size=3, max_size=3, unique=True),

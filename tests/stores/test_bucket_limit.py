@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from aion.core.periodic import Periodic, Sliding, Tumbling
 from aion.core.slicing.grid import SliceGrid
-from state_backends.store.m_bucket import MBuckets, MemoryBudget, Stretches
+from state_backends.store.m_bucket import MBuckets, MemoryBudget, PeriodicWindows
 from tests.stores.rig import KIB, Rig, make_block
 
 MINUTE = 60_000_000
 LIMIT = 10 * KIB
 
 
-def stretches(*windows: Periodic) -> list[Stretches]:
-    return [Stretches(w.size_us, w.slide_us, w.offset_us) for w in windows]
+def stretches(*windows: Periodic) -> list[PeriodicWindows]:
+    return [PeriodicWindows(w.size_us, w.slide_us, w.offset_us) for w in windows]
 
 
 @pytest.mark.parametrize(

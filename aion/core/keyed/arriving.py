@@ -22,7 +22,7 @@ from aion.core.keyed.table import Ints, Table, hashes_of
 from aion.core.keyed.waiting import RowsInMemory, WaitingRows
 from aion.core.lateness.observe import observe_late
 from aion.core.life.arrival import Arrival
-from aion.core.life.definition import Claim, Stretches, Turn
+from aion.core.life.definition import Claim, Intervals, Turn
 from aion.core.life.rules import OfDefinition
 
 _NOTHING = np.empty(0, np.int64)
@@ -101,14 +101,14 @@ class ArrivingWindows(WindowsInMemory):
             late_us = None if now_us is None else now_us - ends[own]
             yield EmitDroppedRows(block, self.definition, lost["row"][own], starts[own], ends[own], late_us, reason)
 
-    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> Stretches:
+    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> Intervals:
         """Adds the rows that were taken to those of the batch."""
         if claim.rows is not None and claim.rows.any():
             seen, blocks = claim.taken
             seq_of = np.full(max(seqs) + 1, -1, np.int64)
             seq_of[[*seqs]] = [*seqs.values()]
             self.add(seen.take(claim.rows), seq_of[blocks[claim.rows]])
-        return Stretches.of()
+        return Intervals.of()
 
     def accepted(self, new: Table) -> Flags:
         """A mask of the rows of an arrival that do not come too late."""

@@ -92,8 +92,8 @@ class ExecuteKeyed:
         return replace(self, windows=self.windows.take(which), members=members)
 
     @property
-    def stretch_us(self) -> tuple[int, int]:
-        """The stretch that holds all rows, ``[start, end)``."""
+    def interval_us(self) -> tuple[int, int]:
+        """The interval that holds all rows, ``[start, end)``."""
         return int(self.windows["start"].min()), int(self.windows["last"].max()) + 1
 
 

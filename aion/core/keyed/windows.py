@@ -34,7 +34,7 @@ from aion.core.keyed.page_store import (
 from aion.core.keyed.summary import LISTED, summary
 from aion.core.keyed.table import Ints, Table, stacked
 from aion.core.life.actions import Forget, PaneKind
-from aion.core.life.definition import ALL_ROWS, Distinguished, Stretches, Turn
+from aion.core.life.definition import ALL_ROWS, Distinguished, Intervals, Turn
 from aion.core.life.late_work import LateWork
 from aion.core.life.lifecycle import Counters, StalenessKept
 from aion.core.life.rules import OfDefinition
@@ -355,17 +355,17 @@ class KeyedWindows(ArrivingWindows):
         """Open windows of keys end some time: which first, only pages know that are not in memory."""
         return np.where(ends_us > self.active_from_us(turn.at_us), NEVER - 1, NEVER)
 
-    def left(self) -> Stretches:
+    def left(self) -> Intervals:
         left, self._left = self._left, None
-        return Stretches.of() if left is None else Stretches.of((left[0], left[1] + 1))
+        return Intervals.of() if left is None else Intervals.of((left[0], left[1] + 1))
 
-    def freed(self) -> Stretches:
+    def freed(self) -> Intervals:
         """A watermark may remove rows anywhere."""
         frees, self._frees = self._frees, False
-        return Stretches.of((-NEVER, NEVER)) if frees else Stretches.of()
+        return Intervals.of((-NEVER, NEVER)) if frees else Intervals.of()
 
-    def removed(self) -> Stretches:
-        return Stretches(*self._gone)
+    def removed(self) -> Intervals:
+        return Intervals(*self._gone)
 
     def distinguished(self, start_us: int, end_us: int, turn: Turn) -> Distinguished:
         """They tell rows apart, not blocks."""
@@ -389,10 +389,10 @@ class KeyedWindows(ArrivingWindows):
         firsts = self.index["first"][now.windows.begins[open_]]
         return int(min(firsts.min(initial=NEVER), self.kept.rest.first_open_us, now_us - self.reach_us))
 
-    def due(self, turn: Turn, watermark_us: int) -> list[Stretches]:
+    def due(self, turn: Turn, watermark_us: int) -> list[Intervals]:
         """One stretch that spans the events of all windows that run then."""
         firsts, lasts = self._due_by(turn.at_us, watermark_us)
-        return [Stretches.of((int(firsts.min()), int(lasts.max()) + 1))] if len(firsts) else []
+        return [Intervals.of((int(firsts.min()), int(lasts.max()) + 1))] if len(firsts) else []
 
     def leave(self, turn: Turn, watermark_us: int) -> None:
         """Blocks of windows of keys are awaited by nobody."""

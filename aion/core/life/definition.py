@@ -22,7 +22,7 @@ Orders: TypeAlias = Iterable[Any]
 """Actions, and orders for windows of keys. They may be decided as they are asked for: ask for all."""
 
 ALL_ROWS = 1 << 61
-"""So many rows of a stretch of time are needed, if it is not known how many."""
+"""So many rows of a interval of time are needed, if it is not known how many."""
 
 
 class Turn(NamedTuple):
@@ -40,15 +40,15 @@ class Turn(NamedTuple):
     before_us: int | None = None
 
 
-class Stretches(NamedTuple):
-    """Stretches of time ``[start, end)``, as columns, in µs."""
+class Intervals(NamedTuple):
+    """Intervals of event time ``[start, end)``, as columns, in µs."""
 
     starts_us: Ints
     ends_us: Ints
 
     @classmethod
-    def of(cls, *stretches: tuple[int, int]) -> Stretches:
-        return cls(*np.array(stretches, np.int64).reshape(-1, 2).T)
+    def of(cls, *intervals: tuple[int, int]) -> Intervals:
+        return cls(*np.array(intervals, np.int64).reshape(-1, 2).T)
 
 
 class Claim(NamedTuple):
@@ -97,10 +97,10 @@ class DefinedWindows(Protocol):
     def arrive(self, arrival: Arrival, rows: Any, turn: Turn) -> Claim:
         """Decides about an arrival. ``rows``: the rows of single events, None if there are none."""
 
-    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> Stretches:
+    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> Intervals:
         """Takes what was claimed. ``seqs``: the number of each block of the arrival that is kept.
 
-        Returns the stretches of windows whose execution these events announce, so that they can be staged.
+        Returns the intervals of windows whose execution these events announce, so that they can be staged.
         """
 
     def join(self, turn: Turn) -> int:
@@ -114,8 +114,8 @@ class DefinedWindows(Protocol):
 
     # -- what is due --------------------------------------------------------------------------------------
 
-    def due(self, turn: Turn, watermark_us: int) -> list[Stretches]:
-        """The stretches that are read if the watermark gets there and nothing arrives, in the order of executions."""
+    def due(self, turn: Turn, watermark_us: int) -> list[Intervals]:
+        """The intervals that are read if the watermark gets there and nothing arrives, in the order of executions."""
 
     def leave(self, turn: Turn, watermark_us: int) -> None:
         """What is :meth:`due` then is being staged. Anything else is far from memory from now on."""
@@ -130,21 +130,21 @@ class DefinedWindows(Protocol):
     # -- which segments -----------------------------------------------------------------------------------
 
     def needed_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
-        """How many rows of each stretch are needed, at most. 0: none is, and none ever will be."""
+        """How many rows of each interval are needed, at most. 0: none is, and none ever will be."""
 
     def are_open(self, starts_us: Ints, ends_us: Ints, turn: Turn) -> Flags:
-        """A mask of the stretches that windows may need that have not ended."""
+        """A mask of the intervals that windows may need that have not ended."""
 
     def first_ends(self, starts_us: Ints, ends_us: Ints, turn: Turn) -> Ints:
-        """The first end of an open window in each stretch. NEVER: there is none."""
+        """The first end of an open window in each interval. NEVER: there is none."""
 
-    def left(self) -> Stretches:
-        """The stretches that open windows have left since the last call."""
+    def left(self) -> Intervals:
+        """The intervals that open windows have left since the last call."""
 
-    def freed(self) -> Stretches:
-        """The stretches that windows which are gone have left since the last call."""
+    def freed(self) -> Intervals:
+        """The intervals that windows which are gone have left since the last call."""
 
-    def removed(self) -> Stretches:
+    def removed(self) -> Intervals:
         """The rows that the last watermark removed: their first and last events."""
 
     def distinguished(self, start_us: int, end_us: int, turn: Turn) -> Distinguished:

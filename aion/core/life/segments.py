@@ -8,7 +8,7 @@ import numpy as np
 
 from aion.base.numbers import MOST, NEVER
 from aion.core.compaction import BlockCompaction
-from aion.core.life.definition import ALL_ROWS, Claim, DefinedWindows, Flags, Ints, Stretches, Turn
+from aion.core.life.definition import ALL_ROWS, Claim, DefinedWindows, Flags, Intervals, Ints, Turn
 from aion.core.slicing.grid import LiveSegments, SliceGrid
 
 
@@ -43,18 +43,18 @@ class Segments:
         self.live.add(name - self.name_offset_us)
         return name - self.name_offset_us
 
-    def within(self, stretches: Stretches) -> tuple[int, ...]:
-        """The segments that overlap any of these stretches, in order."""
-        found = self.live.within_any(*stretches)
+    def within(self, intervals: Intervals) -> tuple[int, ...]:
+        """The segments that overlap any of these intervals, in order."""
+        found = self.live.within_any(*intervals)
         return tuple(start_us + self.name_offset_us for start_us in found) if self.name_offset_us else found
 
-    def sizes(self, stretches: Stretches) -> Ints:
-        """The encoded bytes that compaction has left in the segments that lie in each stretch."""
+    def sizes(self, intervals: Intervals) -> Ints:
+        """The encoded bytes that compaction has left in the segments that lie in each interval."""
         assert self.compaction is not None
         starts = np.sort(np.array(list(self.live), np.int64))
         upto = np.concatenate(([0.0], np.cumsum(np.array(self.compaction.sizes(starts.tolist()), np.float64))))
-        first = np.searchsorted(self.grid.ends(starts), stretches.starts_us, side="right")
-        last = np.searchsorted(starts, stretches.ends_us)
+        first = np.searchsorted(self.grid.ends(starts), intervals.starts_us, side="right")
+        last = np.searchsorted(starts, intervals.ends_us)
         return np.asarray(np.minimum(upto[np.maximum(last, first)] - upto[first], float(MOST // 2)), np.int64)
 
     # -- what open windows need ---------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Segments:
         for definition in self.definitions:
             firsts_us, lasts_us = definition.removed()
             if len(firsts_us):
-                gone = self.within(Stretches.of((int(firsts_us.min()), int(lasts_us.max()) + 1)))
+                gone = self.within(Intervals.of((int(firsts_us.min()), int(lasts_us.max()) + 1)))
                 rows = overlapping(firsts_us, lasts_us, *self._bounds(gone))
                 for name, wasted in zip(gone, rows.tolist(), strict=True):
                     if wasted:
@@ -156,6 +156,6 @@ class Segments:
 
 
 def overlapping(firsts_us: Ints, lasts_us: Ints, starts_us: Ints, ends_us: Ints) -> Ints:
-    """How many of the intervals ``[first, last]``, ends included, overlap each stretch ``[start, end)``."""
+    """How many of the intervals ``[first, last]``, ends included, overlap each of those ``[start, end)``."""
     begun = np.searchsorted(np.sort(firsts_us), ends_us)
     return np.asarray(begun - np.searchsorted(np.sort(lasts_us), starts_us))

@@ -122,7 +122,7 @@ class WindowTable:
         return [WindowRef(*ref) for ref in zip(*(self[name][rows].tolist() for name in _KEY), strict=True)]
 
     def needed(self, starts_us: Ints, ends_us: Ints, first: int = 0) -> Flags:
-        """A mask of the stretches ``[start, end)`` that overlap any window from row ``first`` on."""
+        """A mask of the intervals ``[start, end)`` that overlap any window from row ``first`` on."""
         ends, starts = self["end_us"][first:], self["start_us"][first:]
         if not len(ends):
             return np.zeros(len(starts_us), np.bool_)
@@ -131,7 +131,7 @@ class WindowTable:
         return needed
 
     def first_ends(self, starts_us: Ints, ends_us: Ints, first: int = 0) -> Ints:
-        """For each stretch: the first end of the windows from row ``first`` on that overlap it. NEVER: none does."""
+        """For each interval: the first end of the windows from row ``first`` on that overlap it. NEVER: none does."""
         starts, ends = self["start_us"][first:], self["end_us"][first:]
         found = np.full(len(starts_us), NEVER)
         for place, (start_us, end_us) in enumerate(zip(starts_us.tolist(), ends_us.tolist(), strict=True)):

@@ -43,7 +43,7 @@ from aion.core.life.actions import (
     WatermarkAdvanced,
 )
 from aion.core.life.arrival import Arrival, LateCounts, untimed
-from aion.core.life.definition import Claim, DefinedWindows, Stretches, Turn
+from aion.core.life.definition import Claim, DefinedWindows, Intervals, Turn
 from aion.core.life.late_work import LateWork
 from aion.core.life.lifecycle import Counters, Watermark
 from aion.core.life.rules import Rules
@@ -182,8 +182,8 @@ class Operator:
         turn = self._turn()
         slices: dict[int, None] = {}
         for definition in self._definitions:
-            for stretches in definition.due(turn, watermark_us):
-                slices |= dict.fromkeys(self._segments_of[definition].within(stretches))
+            for intervals in definition.due(turn, watermark_us):
+                slices |= dict.fromkeys(self._segments_of[definition].within(intervals))
         return tuple(slices)
 
     def active_slices(self) -> tuple[int, ...]:
@@ -342,7 +342,7 @@ class Operator:
 
     def _placed(self, order: ExecuteKeyed) -> ExecuteKeyed:
         segments = self._segments_of[self._keyed_of[order.definition]]
-        return replace(order, slices=segments.within(Stretches.of(order.stretch_us)))
+        return replace(order, slices=segments.within(Intervals.of(order.interval_us)))
 
     def _released(self, *, moved: bool) -> tuple[list[int], list[int]]:
         """The segments that open windows have left, and those that nobody needs any more. ``moved``: the watermark."""

@@ -15,7 +15,7 @@ from aion.base.numbers import NEVER
 from aion.core.lateness.observe import observe_late
 from aion.core.life.actions import EmitDropped, Execute, FillGaps, Forget, ForgetFilled, KeepFilled, PaneKind
 from aion.core.life.arrival import Arrival
-from aion.core.life.definition import ALL_ROWS, Claim, Distinguished, Stretches, Turn
+from aion.core.life.definition import ALL_ROWS, Claim, Distinguished, Intervals, Turn
 from aion.core.life.late_work import LEAST_AWAITED_BYTES
 from aion.core.life.lifecycle import Counters
 from aion.core.life.rules import Rules
@@ -61,8 +61,8 @@ class TimeWindows:
         # If blocks are compacted, the blocks of a few keys can be found.
         self._seeks = segments.compaction is not None
         self._counters = Counters()
-        self._left: list[Stretches] = []
-        self._freed: list[Stretches] = []
+        self._left: list[Intervals] = []
+        self._freed: list[Intervals] = []
 
     def count_in(self, counters: Counters) -> None:
         self._counters = counters
@@ -185,7 +185,7 @@ class TimeWindows:
             definition = np.full(len(ends_us), number)
             self._add_empty(definition, starts_us, ends_us, self.table.find(definition, ends_us) < 0, NEVER)
 
-    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> Stretches:
+    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> Intervals:
         rows, events, size_bytes = claim.taken
         if seqs:
             windows, now = self.table, turn.at_us
@@ -195,19 +195,19 @@ class TimeWindows:
                 observe_late(self._bound, windows["end_us"][rows[late]], events[late], now)
         return self._announced(rows[self.table["pending"][rows] == events], rows, turn)
 
-    def _announced(self, first: Ints, rows: Ints, turn: Turn) -> Stretches:
+    def _announced(self, first: Ints, rows: Ints, turn: Turn) -> Intervals:
         """The late windows to stage: their first event since an execution announces the next one.
 
         ``first``: the rows of windows that got such an event now. ``rows``: of all windows that got events now.
         """
         if not self._rules.shared.stages_late or turn.at_us is None or self._rules.final_only:
-            return self._stretches(_NOTHING)
+            return self._intervals(_NOTHING)
         rows = rows if self._rules.shared.stages_due else first
         rows = rows[(rows < self._late(turn.at_us)) & (self.table["pending"][rows] > 0)]
         if self._rules.shared.stages_due and len(rows):
             due = self._rules.due(self.table, rows, turn.at_us, turn.step_us)
             rows = rows[due | ~self._are_read_whole(rows)]
-        return self._stretches(rows)
+        return self._intervals(rows)
 
     def join(self, turn: Turn) -> int:
         """They took all events when these arrived."""
@@ -227,7 +227,7 @@ class TimeWindows:
         windows["late_from_seq"][first:late] = turn.next_seq
         came = rows[windows["events"][rows] > 0]
         self._bound.observe_all_on_time(windows["end_us"][came], windows["events"][came])
-        self._left.append(self._stretches(rows))
+        self._left.append(self._intervals(rows))
         return gaps if self._rules.final_only else [*gaps, self._execute(rows, PaneKind.ON_TIME, turn)]
 
     def close(self, turn: Turn) -> list[Any]:
@@ -268,7 +268,7 @@ class TimeWindows:
             orders.append(self._execute(rows, kind, turn))
             if kind is not PaneKind.EARLY:
                 # Blocks that were staged for a late execution leave memory after it (paper 3.2).
-                self._left.append(self._stretches(rows))
+                self._left.append(self._intervals(rows))
         if PaneKind.FINAL in runs:
             orders += self._purge(np.isin(np.arange(len(windows)), runs[PaneKind.FINAL]))
         return orders
@@ -281,12 +281,12 @@ class TimeWindows:
         rows = far[(owed > 0) & (owed <= patience) & ~windows.over(far, now_us)]
         if not len(rows):
             return _NOTHING
-        sizes = self._segments.sizes(self._stretches(rows)) if self._seeks else windows["size_bytes"][rows]
+        sizes = self._segments.sizes(self._intervals(rows)) if self._seeks else windows["size_bytes"][rows]
         return np.asarray(rows[sizes >= LEAST_AWAITED_BYTES])
 
     def _execute(self, rows: Ints, kind: PaneKind, turn: Turn) -> Execute:
         assert turn.at_us is not None, "nothing runs without a watermark"
-        slices = self._segments.within(self._stretches(rows[self.table["events"][rows] > 0]))
+        slices = self._segments.within(self._intervals(rows[self.table["events"][rows] > 0]))
         order = self.table.execution(rows, kind, slices, turn.at_us)
         # A window that only runs once does not become stale.
         shown = PaneKind.ON_TIME if self._rules.final_only else kind
@@ -296,7 +296,7 @@ class TimeWindows:
         return order
 
     def _purge(self, rows: Flags) -> list[Forget]:
-        self._freed.append(self._stretches(np.flatnonzero(rows)))
+        self._freed.append(self._intervals(np.flatnonzero(rows)))
         gone = self.table.drop(rows)
         if not self._rules.final_only:
             gone.count_in(self._counters.staleness, self._rules.staleness_bound)
@@ -308,12 +308,12 @@ class TimeWindows:
 
     # -- what is due --------------------------------------------------------------------------------------
 
-    def due(self, turn: Turn, watermark_us: int) -> list[Stretches]:
+    def due(self, turn: Turn, watermark_us: int) -> list[Intervals]:
         """Windows that run on time come first, then early ones, then final ones, then late ones and those that wait.
 
         If blocks are compacted, windows that read only a few keys are left out (:meth:`_are_read_whole`).
         """
-        return [self._stretches(rows) for rows in self._planned(turn, watermark_us)]
+        return [self._intervals(rows) for rows in self._planned(turn, watermark_us)]
 
     def leave(self, turn: Turn, watermark_us: int) -> None:
         self.table.leave(self._late(turn.at_us), np.concatenate(self._planned(turn, watermark_us)))
@@ -386,17 +386,17 @@ class TimeWindows:
     def first_ends(self, starts_us: Ints, ends_us: Ints, turn: Turn) -> Ints:
         return self.table.first_ends(starts_us, ends_us, self._late(turn.at_us))
 
-    def left(self) -> Stretches:
+    def left(self) -> Intervals:
         left, self._left = self._left, []
         return _joined(left)
 
-    def freed(self) -> Stretches:
+    def freed(self) -> Intervals:
         freed, self._freed = self._freed, []
         return _joined(freed)
 
-    def removed(self) -> Stretches:
+    def removed(self) -> Intervals:
         """They need all rows of a segment, or none."""
-        return self._stretches(_NOTHING)
+        return self._intervals(_NOTHING)
 
     def distinguished(self, start_us: int, end_us: int, turn: Turn) -> Distinguished:
         """A block must not mix arrivals that a window distinguishes.
@@ -407,8 +407,8 @@ class TimeWindows:
         ended = bool((rows < self._late(turn.at_us)).all())
         return Distinguished(self.table.cuts(rows, turn.at_us), ended, False if len(rows) else None)
 
-    def _stretches(self, rows: Ints) -> Stretches:
-        return Stretches(self.table["start_us"][rows], self.table["end_us"][rows])
+    def _intervals(self, rows: Ints) -> Intervals:
+        return Intervals(self.table["start_us"][rows], self.table["end_us"][rows])
 
     # -- snapshot -----------------------------------------------------------------------------------------
 
@@ -427,13 +427,13 @@ class TimeWindows:
     def validate(self, at_us: int | None, next_seq: int) -> None:
         """Raises AssertionError that says which window breaks what."""
         check(
-            self.table, at_us, next_seq, lambda rows: self._segments.within(self._stretches(rows)), self._filled.for_us
+            self.table, at_us, next_seq, lambda rows: self._segments.within(self._intervals(rows)), self._filled.for_us
         )
 
 
-def _joined(stretches: Iterable[Stretches]) -> Stretches:
-    starts_us, ends_us = zip(*stretches, strict=True) if (stretches := [*stretches]) else ((_NOTHING,), (_NOTHING,))
-    return Stretches(np.concatenate(starts_us), np.concatenate(ends_us))
+def _joined(intervals: Iterable[Intervals]) -> Intervals:
+    starts_us, ends_us = zip(*intervals, strict=True) if (intervals := [*intervals]) else ((_NOTHING,), (_NOTHING,))
+    return Intervals(np.concatenate(starts_us), np.concatenate(ends_us))
 
 
 def check(
