@@ -147,7 +147,7 @@ class LocalOperator:
         try:
             if self._windows is None:
                 return self._nothing()
-            return self._batch(self._windows, None, None, last=True)
+            return self._batch(self._windows, None, None, ends_run=True)
         finally:
             self._let_go()
 
@@ -211,12 +211,12 @@ class LocalOperator:
         return self._spec.unbound_result().empty_table()
 
     def _batch(
-        self, windows: Windows, table: pa.Table | None, watermark_us: int | None, *, last: bool = False
+        self, windows: Windows, table: pa.Table | None, watermark_us: int | None, *, ends_run: bool = False
     ) -> pa.Table:
         """The watermark first, then the events, and late executions at the end: like a micro-batch of Spark."""
         self._attempt.begin(windows.operator.next_seq)
         try:
-            rows = self._carry_out(windows, table, watermark_us, last=last)
+            rows = self._carry_out(windows, table, watermark_us, ends_run=ends_run)
             windows.executor.save()  # no version is made, so no snapshot is needed
             self._values.settle()
         finally:
@@ -230,12 +230,12 @@ class LocalOperator:
         return self._answer(windows, rows)
 
     def _carry_out(
-        self, windows: Windows, table: pa.Table | None, watermark_us: int | None, *, last: bool
+        self, windows: Windows, table: pa.Table | None, watermark_us: int | None, *, ends_run: bool
     ) -> list[pa.RecordBatch]:
         rows: list[pa.RecordBatch] = []
         if self._recorder is not None:
             self._recorder.called()
-            if last:
+            if ends_run:
                 self._recorder.ended()
         if watermark_us is not None:
             rows += windows.advance(watermark_us)
@@ -244,7 +244,7 @@ class LocalOperator:
             for batch in table.to_batches():
                 rows += windows.arrive([b.block for b in builder.add(windows.fresh(batch))])
             rows += windows.arrive([b.block for b in builder.finish()])
-        rows += windows.end_batch(last=last, follows=True)  # what waits runs in close() at the latest
+        rows += windows.end_batch(ends_run=ends_run, batch_follows=True)  # what waits runs in close() at the latest
         return rows
 
     def _answer(self, windows: Windows, rows: Iterable[pa.RecordBatch]) -> pa.Table:

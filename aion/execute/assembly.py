@@ -19,7 +19,7 @@ from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.completeness import Completeness
 from aion.core.life.late_work import LateWork
-from aion.core.life.rules import Own, Rules, Shared
+from aion.core.life.rules import Overrides, Rules, Shared
 from aion.core.operator.operator import SNAPSHOT_VERSION, GridWindows, Operator
 from aion.core.operator.overview import trigger_from_json
 from aion.core.periodic import Periodic
@@ -180,7 +180,9 @@ def longest_bound_us(plan: Plan, policy: Policy) -> int:
     return max(max(lateness.initial_bound_us, learnt_us) if bound is None else bound for bound in own)
 
 
-def _own_rules(plan: Plan, policy: Policy, forecast: Forecast, snapshot: Mapping[str, Any] | None) -> dict[int, Own]:
+def _own_rules(
+    plan: Plan, policy: Policy, forecast: Forecast, snapshot: Mapping[str, Any] | None
+) -> dict[int, Overrides]:
     """What definitions decide for themselves. One that finishes keeps what it decided, as the snapshot has it."""
     evolution = None if plan.history is None or snapshot is None else plan.history.evolution
     finishing = set() if evolution is None else evolution.finishing
@@ -190,13 +192,13 @@ def _own_rules(plan: Plan, policy: Policy, forecast: Forecast, snapshot: Mapping
         if number in finishing:
             assert snapshot is not None and evolution is not None
             if evolution.windows[number].over:
-                own[number] = Own()
+                own[number] = Overrides()
                 continue
             own[number] = _kept_rules(snapshot, str(number), forecast)
             continue
         timing = window.timing
         early_us = policy.trigger.early_us if timing.early_us is None else timing.early_us
-        own[number] = Own(
+        own[number] = Overrides(
             None if isinstance(window, PerRecord) else early_us,
             None if timing.bound_us is None else max(timing.bound_us, panes_kept_us(plan, snapshot)),
             trigger_of(triggers[name], forecast) if name in triggers else None,
@@ -206,11 +208,11 @@ def _own_rules(plan: Plan, policy: Policy, forecast: Forecast, snapshot: Mapping
     return own
 
 
-def _kept_rules(snapshot: Mapping[str, Any], number: str, forecast: Forecast) -> Own:
+def _kept_rules(snapshot: Mapping[str, Any], number: str, forecast: Forecast) -> Overrides:
     trigger = snapshot["triggers"].get(number)
     made = None if trigger is None else trigger_from_json(trigger, forecast)
     bound = trigger["bound"] if trigger is not None and trigger["kind"] == "staleness" else None
-    return Own(snapshot["early_every_us"].get(number), snapshot["own_bounds_us"].get(number), made, bound)
+    return Overrides(snapshot["early_every_us"].get(number), snapshot["own_bounds_us"].get(number), made, bound)
 
 
 _KEYS_OF_KIND = {

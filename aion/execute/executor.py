@@ -129,12 +129,12 @@ class Executor:
         yield from self._carry_out(self.operator.actions(arrived), blocks)
         self._dealt()
 
-    def end_batch(self, *, last: bool = False, follows: bool = False) -> Iterator[pa.RecordBatch]:
-        """The late executions that the trigger asks for. With ``last``, all windows with pending events.
+    def end_batch(self, *, ends_run: bool = False, batch_follows: bool = False) -> Iterator[pa.RecordBatch]:
+        """The late executions that the trigger asks for. With ``ends_run``, all windows with pending events.
 
-        ``follows``: see :class:`aion.core.life.actions.BatchEnded`.
+        ``batch_follows``: see :class:`aion.core.life.actions.BatchEnded`.
         """
-        yield from self._carry_out(self.operator.actions(BatchEnded(last, follows)), ())
+        yield from self._carry_out(self.operator.actions(BatchEnded(ends_run, batch_follows)), ())
 
     def save(self) -> None:
         """At the end of a batch: writes what the operator keeps in the attempt's map."""

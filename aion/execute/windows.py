@@ -98,14 +98,16 @@ class Windows:
         self._latest_us = max([*times, self._latest_us] if self._latest_us is not None else times, default=None)
         yield from self._taken(self.executor.arrive(rows))
 
-    def end_batch(self, *, last: bool = False, follows: bool | None = None) -> Iterator[pa.RecordBatch]:
-        """With ``last``, late windows are executed even if their triggers would wait.
+    def end_batch(self, *, ends_run: bool = False, batch_follows: bool | None = None) -> Iterator[pa.RecordBatch]:
+        """With ``ends_run``, late windows are executed even if their triggers would wait.
 
-        ``follows`` says whether another batch comes even if no event does. If it is None, another one comes exactly if
-        the events of this one move the watermark.
+        ``batch_follows`` says whether another batch comes even if no event does. If it is None, another one comes
+        exactly if the events of this one move the watermark.
         """
-        follows = self._moves_watermark if follows is None else follows
-        yield from self._taken(self.executor.end_batch(last=last, follows=follows and self._predicts))
+        batch_follows = self._moves_watermark if batch_follows is None else batch_follows
+        yield from self._taken(
+            self.executor.end_batch(ends_run=ends_run, batch_follows=batch_follows and self._predicts)
+        )
         forgotten, self.executor.forgotten = self.executor.forgotten, []
         if self._changes is not None:
             yield from self._changes.end_batch(forgotten)

@@ -70,13 +70,13 @@ def read(
         operator = operator_in(folder, query, name)
         if operator.kind == "stateful":
             raise ConfigError(f"{operator.place!r} is a stateful processor; use aion.read_state or aion inspect --key")
-        shape = Shape(operator, aggregates, key, window)
-        versions = _held(stack, folder, operator, batch, shape.shards(operator))
-        batches = _Batches(stack.pop_all(), (b for version in versions for b in shape.rows(version)))
-    return pa.RecordBatchReader.from_batches(shape.schema, batches)
+        request = StateRequest(operator, aggregates, key, window)
+        versions = _held(stack, folder, operator, batch, request.shards(operator))
+        batches = _Batches(stack.pop_all(), (b for version in versions for b in request.rows(version)))
+    return pa.RecordBatchReader.from_batches(request.schema, batches)
 
 
-class Shape:
+class StateRequest:
     """What is asked of an operator, and how its rows look. ``schema``: of the answer."""
 
     def __init__(

@@ -248,7 +248,7 @@ class StateClient:
         state_dir: str,
         store: StoreConfig,
         others: bool = False,
-        moved: bool = False,
+        disk_times: bool = False,
         committed: int = -1,
         asked: bool = False,
     ) -> RemoteAttempt:
@@ -257,8 +257,8 @@ class StateClient:
 
         ``place``: Spark's stage and the partition in it, where the task is, or None if the attempt only reads.
         ``next_start``: see OpenRequest. ``others``: whether the answer contains what the operator's other shards have
-        learnt. ``moved``: whether it contains how long the disk took to stage and to write. ``committed``, ``asked``:
-        see OpenRequest.
+        learnt. ``disk_times``: whether it contains how long the disk took to stage and to write. ``committed``,
+        ``asked``: see OpenRequest.
         """
         opening = {
             "identity": asdict(identity),
@@ -271,7 +271,7 @@ class StateClient:
             "state_dir": state_dir,
             "store": store.to_json(),
             "others": others,
-            "moved": moved,
+            "disk_times": disk_times,
             "committed": committed,
             "asked": asked,
         }

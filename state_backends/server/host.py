@@ -142,8 +142,8 @@ class Host:
         if answer["rebuilt"] and snapshot is not None:
             with self._lock:
                 self._committed.restored(key[:2])
-        if request.moved:
-            answer["moved"] = times.take()
+        if request.disk_times:
+            answer["disk_times"] = times.take()
         return {**answer, "others": _summary(self._others(key, identity))} if request.others else answer
 
     def learnt(self, request: LearntRequest) -> dict[str, Any]:

@@ -145,12 +145,12 @@ class RemoteAttempt:
         return found["shards"], found["learnt_bound"]
 
     @property
-    def moved(self) -> tuple[Sequence[tuple[int, float, float]], Sequence[tuple[int, float]]]:
+    def disk_times(self) -> tuple[Sequence[tuple[int, float, float]], Sequence[tuple[int, float]]]:
         """How long the disk took since an attempt last asked for it. Empty if this attempt did not ask.
 
         (bytes, seconds, seconds of waiting) of each prestage, and (bytes, seconds) of each file.
         """
-        found = self._answer.get("moved", {"staged": [], "written": []})
+        found = self._answer.get("disk_times", {"staged": [], "written": []})
         return found["staged"], found["written"]
 
     def mapped(self, block: Block) -> Block:

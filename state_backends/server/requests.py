@@ -142,10 +142,10 @@ class OpenRequest(ServerRequest):
     one: under another name, and with the same ``makes``. ``place``: the number of Spark's stage, and of the partition
     in it, where the task is; it is None for an attempt that only reads. ``next_start``: the seconds between the times
     at which the query's trigger starts batches, and those until the next such time; it is None where batches start as
-    soon as rows come. ``others``: whether the answer contains what the operator's other shards have learnt. ``moved``:
-    whether it contains how long the disk took to stage and to write, since a client last asked for that. ``committed``:
-    the last batch that Spark has committed, if a shard that had versions by then must have a token. -1: nothing is
-    known of that, or this attempt brings the first version. ``asked``: see
+    soon as rows come. ``others``: whether the answer contains what the operator's other shards have learnt.
+    ``disk_times``: whether it contains how long the disk took to stage and to write, since a client last asked for
+    that. ``committed``: the last batch that Spark has committed, if a shard that had versions by then must have a
+    token. -1: nothing is known of that, or this attempt brings the first version. ``asked``: see
     :func:`state_backends.versions.opening.check_begins`.
     """
 
@@ -160,7 +160,7 @@ class OpenRequest(ServerRequest):
     state_dir: Annotated[str, Field(max_length=3000), AfterValidator(_state_dir)]
     store: StoreConfig
     others: bool
-    moved: bool = False
+    disk_times: bool = False
     committed: int = -1
     asked: bool = False
 

@@ -45,7 +45,7 @@ _turns: WeakKeyDictionary[Location, threading.Lock] = WeakKeyDictionary()
 log = logging.getLogger(__name__)
 
 
-class Elsewhere(NamedTuple):
+class OtherLineage(NamedTuple):
     """The storage of a version that another lineage made.
 
     ``beside`` gives the storages of the operator's other shards: another lineage's of each shard, and this one's.
@@ -58,13 +58,13 @@ class Elsewhere(NamedTuple):
 
 
 class Home(NamedTuple):
-    """The storage of a shard's versions. ``elsewhere`` finds a version that another lineage made.
+    """The storage of a shard's versions. ``other_lineage`` finds a version that another lineage made.
 
     ``shards`` gives the storages of all shards of the operator that have state, of all lineages.
     """
 
     storage: Storage
-    elsewhere: Callable[[str], Elsewhere | None]
+    other_lineage: Callable[[str], OtherLineage | None]
     shards: Callable[[], Iterator[Storage]]
 
 
@@ -91,7 +91,7 @@ def home_of(location: Location, identity: Identity, cache: Path, requests: Reque
         return location.storage(names, cache, digest_of(identity.checkpoint), requests)
 
     def home(*own: str) -> Home:
-        def elsewhere(token: str) -> Elsewhere | None:
+        def other_lineage(token: str) -> OtherLineage | None:
             def others() -> Iterator[tuple[str, ...]]:
                 return _lineages(storage(shard), skip="".join(own))
 
@@ -103,9 +103,9 @@ def home_of(location: Location, identity: Identity, cache: Path, requests: Reque
                         yield storage(*lineage, name), storage(*own, name)
 
             found = _first_with(token, (storage(*lineage, shard) for lineage in others()))
-            return None if found is None else Elsewhere(found, beside, _turns.setdefault(location, threading.Lock()))
+            return None if found is None else OtherLineage(found, beside, _turns.setdefault(location, threading.Lock()))
 
-        return Home(storage(*own, shard), elsewhere, lambda: _shards(storage))
+        return Home(storage(*own, shard), other_lineage, lambda: _shards(storage))
 
     base, later = home(), home(folder_of(identity.checkpoint))
     found = _operator(base.storage, identity)
@@ -206,7 +206,7 @@ def read_version(storage: Storage, token: str) -> Manifest:
     return manifest
 
 
-def take_version(found: Elsewhere, token: str, ours: Storage, identity: Identity, batch: int) -> Manifest:
+def take_version(found: OtherLineage, token: str, ours: Storage, identity: Identity, batch: int) -> Manifest:
     """Takes a version of another lineage, and before that the operator's other shards.
 
     These are taken as of the batches before ``batch``, the one at work. The checkpoint names a version of each shard,

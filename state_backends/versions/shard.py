@@ -369,7 +369,7 @@ class Shard:
         try:
             manifest = read_version(self.storage, token)
         except FileNotFoundError:
-            if (other := self._place.elsewhere(token)) is None:
+            if (other := self._place.other_lineage(token)) is None:
                 moved = self._home is not None
                 raise not_found(self.storage, token, identity, self._keep, has_lineages=moved) from None
             manifest = take_version(other, token, self.storage, identity, batch_of(attempt))

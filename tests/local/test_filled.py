@@ -166,7 +166,7 @@ def batch(operator: aion.LocalOperator, events: list[Any], watermark: int | None
     builder = make_builder(windows.plan, operator.policy, operator._codec, ShardOfKeys([0]))
     blocks = [b.block for rows in table_of(events).to_batches() for b in builder.add(rows)]
     rows = [*windows.arrive([*blocks, *(b.block for b in builder.finish())])]
-    rows += [*windows.advance(watermark), *windows.end_batch(follows=True)]
+    rows += [*windows.advance(watermark), *windows.end_batch(batch_follows=True)]
     windows.executor.save()
     operator._values.settle()
     attempt.end()

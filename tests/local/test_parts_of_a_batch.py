@@ -38,12 +38,12 @@ class InParts(aion.LocalOperator):
     """Each record batch of a table becomes blocks by itself, as in a child of Spark, and they arrive by themselves."""
 
     def _carry_out(
-        self, executor: Executor, table: pa.Table | None, watermark_us: int | None, *, last: bool
+        self, executor: Executor, table: pa.Table | None, watermark_us: int | None, *, ends_run: bool
     ) -> list[pa.RecordBatch]:
         rows = [] if watermark_us is None else [*executor.advance(watermark_us)]
         for blocks in self._arrivals([] if table is None else [self._blocks(executor, b) for b in table.to_batches()]):
             rows += executor.arrive(blocks)
-        return [*rows, *executor.end_batch(last=last)]
+        return [*rows, *executor.end_batch(ends_run=ends_run)]
 
     def _blocks(self, executor: Executor, batch: pa.RecordBatch) -> list[Block]:
         builder = make_builder(executor.plan, self.policy, self._codec, ShardOfKeys([0]))

@@ -145,7 +145,7 @@ class RunningWindows(Running):
             own = events.filter(pa.array(shard_of == n))
             panes += windows.arrive([b.block for b in builder.add(own)] if own.num_rows else [])
             panes += windows.arrive([b.block for b in builder.finish()])
-            panes += windows.end_batch(follows=True)
+            panes += windows.end_batch(batch_follows=True)
             self.commit(n, token, windows.save().snapshot)
         if complete:
             self.complete()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aion.tools.tune.disk import Moved, SimulatedDisk
+from aion.tools.tune.disk import SimulatedDisk, Transfer
 from state_backends.store.io import SWITCH_SECONDS, Io, Pending, Priority, Steps
 from state_backends.store.io_thread import IoThread
 from tests.io_thread.rig import Gate
@@ -109,9 +109,9 @@ def test_time_goes_by_as_steps_say_and_nobody_waits_for_what_is_not_his() -> Non
 
     def long() -> Steps[str]:
         disk.spend(0.5)
-        yield Moved(10, 1.0)
+        yield Transfer(10, 1.0)
         seen.append(disk.now())
-        yield Moved(0, 2.0, goes_on=True)
+        yield Transfer(0, 2.0, goes_on=True)
         seen.append(disk.now())
         return "done"
 
@@ -130,7 +130,7 @@ def test_who_fills_the_queue_waits_for_room() -> None:
     disk = SimulatedDisk(capacity=2)
 
     def step() -> Steps[None]:
-        yield Moved(1, 1.0)
+        yield Transfer(1, 1.0)
 
     for _ in range(2):
         disk.wait_for_room()
@@ -145,7 +145,7 @@ def test_a_rate_limit_slows_writes_down_and_never_reads() -> None:
     disk = SimulatedDisk(10)
 
     def step() -> Steps[None]:
-        yield Moved(20, 0.5)
+        yield Transfer(20, 0.5)
 
     first, second = (disk.submit(Priority.DESTAGE, step()) for _ in range(2))
     disk.wait([first])
@@ -158,7 +158,7 @@ def test_a_rate_limit_slows_writes_down_and_never_reads() -> None:
 
 def fetches(number: int, took_s: float) -> Steps[None]:
     for _ in range(number):
-        yield Moved(1, took_s)
+        yield Transfer(1, took_s)
 
 
 @pytest.mark.parametrize(("priority", "fetched"), [(Priority.PRESTAGE, True), (Priority.DESTAGE, False)])

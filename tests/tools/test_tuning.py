@@ -24,7 +24,7 @@ from aion.core.periodic import Periodic
 from aion.errors import ConfigError, FormatError
 from aion.execute.record.recorder import Recorder
 from aion.execute.record.trace import FORMAT, METADATA, SCHEMA, Definition, Trace, fitted, read_trace
-from aion.tools.tune.disk import Machine, Moved, SimulatedDisk
+from aion.tools.tune.disk import Machine, SimulatedDisk, Transfer
 from aion.tools.tune.simulator import as_recorded, simulate
 from state_backends.store.io import Priority, Steps
 from tests.examples import some
@@ -154,7 +154,7 @@ def test_a_trace_says_what_came_and_when(tmp_path: Path) -> None:
     assert trace.bytes > sum(events["pad"].nbytes for _, events in stream)
     # Each call is a batch: events, then a watermark.
     assert [b.watermark_us for b in trace.batches] == [None, *(w for w, _ in stream for _ in range(2))]
-    assert trace.batches[-1].last and not any(b.last for b in trace.batches[:-1])
+    assert trace.batches[-1].ends_run and not any(b.ends_run for b in trace.batches[:-1])
     starts = [b.at_us for b in trace.batches]
     assert starts == sorted(starts)
     late_us, events = trace.lateness_us()
@@ -354,7 +354,7 @@ def test_less_memory_and_a_slower_disk_cost_what_they_should(tmp_path: Path) -> 
 def work(over: list[str], name: str, *steps: tuple[float, int]) -> Steps[None]:
     """Seconds and bytes of each."""
     for seconds, size in steps:
-        yield Moved(size, seconds)
+        yield Transfer(size, seconds)
     over.append(name)
 
 

@@ -134,11 +134,11 @@ class KeyedWindows(ArrivingWindows):
         yield from self._retract_closed()
         yield from self._let_go(closed)
 
-    def end_batch(self, turn: Turn, *, last: bool = False, follows: bool = False) -> Orders:
+    def end_batch(self, turn: Turn, *, ends_run: bool = False, batch_follows: bool = False) -> Orders:
         """Orders the late executions that the trigger asks for, and early ones, as far as ``late_work`` allows.
 
         Before that, orders final executions of windows whose last events arrived after they had been closed.
-        ``last``: orders all late ones, because the input ends here. With ``on_arrival``, orders the windows that no
+        ``ends_run``: orders all late ones, because the input ends here. With ``on_arrival``, orders the windows that no
         pane has shown since their newest event. Those that ended before their first pane do not wait for the trigger,
         either.
         """
@@ -154,7 +154,7 @@ class KeyedWindows(ArrivingWindows):
             for _ in self._due(left):
                 yield from self._arrived(now_us)
         if now_us is not None:
-            yield from self._late(now_us, turn.step_us, turn.late_work, last=last)
+            yield from self._late(now_us, turn.step_us, turn.late_work, ends_run=ends_run)
 
     def _close_arrived(self, now_us: int, pages: Ints, late_work: LateWork) -> Orders:
         """Orders final executions of the windows in memory, and in these pages, that were closed when they arrived.
@@ -181,19 +181,19 @@ class KeyedWindows(ArrivingWindows):
         # The numbers of windows stay the same: an execution changes what was yielded, but no event.
         yield from self._execute(first, PaneKind.LATE)
 
-    def _late(self, now_us: int, step_us: int, late_work: LateWork, *, last: bool) -> Orders:
+    def _late(self, now_us: int, step_us: int, late_work: LateWork, *, ends_run: bool) -> Orders:
         cells, events = self._waiting(now_us)
         rows = self._cells.rows(cells)
         self._cells.table["pending"][rows] = np.maximum(self._cells.table["pending"][rows], 1)
         due = np.ones(len(rows), np.bool_)
-        if not last:
+        if not ends_run:
             due = self._rules.trigger.due(self._cells.table.late(rows, now_us, step_us)) | (
                 self._cells.table["owed"][rows] > 0
             )
         self._cells.table.owe(rows[due])
         waited = self._cells.table["owed"][rows[due]]
         runs = np.zeros(len(rows), np.bool_)
-        at_once = last or late_work.is_idle
+        at_once = ends_run or late_work.is_idle
         runs[due] = late_work.take(events[due], waited, all_=at_once)
         self._cells.table["owed"][rows[due & ~runs]] += 1
         self._cells.table.executed(rows[runs], now_us, 0)

@@ -75,13 +75,13 @@ class WatermarkAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class BatchEnded:
-    """A batch ended. ``last``: the input ends here, so late windows do not wait for their trigger.
+    """A batch ended. ``ends_run``: the input ends here, so late windows do not wait for their trigger.
 
-    ``follows``: another batch comes even if no event does, so late windows may wait for it.
+    ``batch_follows``: another batch comes even if no event does, so late windows may wait for it.
     """
 
-    last: bool = False
-    follows: bool = False
+    ends_run: bool = False
+    batch_follows: bool = False
 
 
 Event = Arrived | WatermarkAdvanced | BatchEnded | CompactionDone

@@ -109,8 +109,8 @@ class DefinedWindows(Protocol):
     def advance(self, turn: Turn) -> Orders:
         """The watermark has moved. Returns what runs on time, and what cannot wait."""
 
-    def end_batch(self, turn: Turn, *, last: bool, follows: bool) -> Orders:
-        """Returns the executions that wait for the end of the batch. ``last``, ``follows``: see BatchEnded."""
+    def end_batch(self, turn: Turn, *, ends_run: bool, batch_follows: bool) -> Orders:
+        """Returns the executions that wait for the end of the batch. Its arguments: see BatchEnded."""
 
     # -- what is due --------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-class Own(NamedTuple):
+class Overrides(NamedTuple):
     """What a definition decides for itself. The policy decides what is None, but without ``early_us`` nothing runs
     early.
 
@@ -142,15 +142,15 @@ class Shared(NamedTuple):
 class Rules:
     """The rules of all definitions of one shard. ``definitions``: how many there are.
 
-    ``own``: of the definitions that decide for themselves, by their numbers. ``final_only``: windows run only once,
-    when their bound has passed (``emit="final"``). ``early``: the watermarks of the last early executions, by number.
-    ``lengthens``: if new windows have a longer bound after a restart, those that live get it, too.
+    ``overrides``: of the definitions that decide for themselves, by their numbers. ``final_only``: windows run only
+    once, when their bound has passed (``emit="final"``). ``early``: the watermarks of the last early executions, by
+    number. ``lengthens``: if new windows have a longer bound after a restart, those that live get it, too.
     """
 
     def __init__(
         self,
         shared: Shared,
-        own: Mapping[int, Own],
+        overrides: Mapping[int, Overrides],
         definitions: int,
         *,
         final_only: bool = False,
@@ -160,20 +160,22 @@ class Rules:
         self.shared = shared
         self.final_only = final_only
         self.lengthens = lengthens
-        self._own = own
+        self._overrides = overrides
         self._fixed_us = np.full(definitions, -1, np.int64)
         self._patience = np.full(definitions, shared.patience, np.int64)
-        for number, rules in own.items():
+        for number, rules in overrides.items():
             if rules.patience is not None:
                 self._patience[number] = rules.patience
             if rules.bound_us is not None:
                 self._fixed_us[number] = rules.bound_us
         self._has_fixed = bool((self._fixed_us >= 0).any())
-        self._with_triggers = {number: rules.trigger for number, rules in own.items() if rules.trigger is not None}
+        self._with_triggers = {
+            number: rules.trigger for number, rules in overrides.items() if rules.trigger is not None
+        }
         last = early or {}
         self._clocks = {
             number: EarlyClock(rules.early_us, last.get(number))
-            for number, rules in own.items()
+            for number, rules in overrides.items()
             if rules.early_us is not None and not final_only
         }
 
@@ -193,7 +195,7 @@ class Rules:
         """The bound of the definition's trigger, or None if it has none, or windows run only once."""
         if self.final_only:
             return None
-        own = self._own.get(definition)
+        own = self._overrides.get(definition)
         return self.shared.staleness_bound if own is None or own.trigger is None else own.staleness_bound
 
     # -- of many windows ----------------------------------------------------------------------------------
@@ -283,10 +285,10 @@ class Rules:
             "trigger": self.shared.trigger.to_json(),
             "triggers": {str(number): trigger.to_json() for number, trigger in self._with_triggers.items()},
             "own_bounds_us": {
-                str(number): rules.bound_us for number, rules in self._own.items() if rules.bound_us is not None
+                str(number): rules.bound_us for number, rules in self._overrides.items() if rules.bound_us is not None
             },
             "early_every_us": {
-                str(number): rules.early_us for number, rules in self._own.items() if rules.early_us is not None
+                str(number): rules.early_us for number, rules in self._overrides.items() if rules.early_us is not None
             },
             "early": {
                 str(number): clock.last_us

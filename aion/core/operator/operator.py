@@ -132,8 +132,8 @@ class Operator:
                 yield from self._arrived(blocks, rows, slices)
             case WatermarkAdvanced(to_us):
                 yield from self._advanced(to_us)
-            case BatchEnded(last, follows):
-                yield from self._batch_ended(last, follows)
+            case BatchEnded(ends_run, batch_follows):
+                yield from self._batch_ended(ends_run, batch_follows)
             case CompactionDone(compaction):
                 assert self._compaction is not None
                 self._compaction.compacted(event)
@@ -311,20 +311,20 @@ class Operator:
         for of_keys in self.keyed:
             yield from self._counted(of_keys.advance(turn))
         at_once += self._timed.close(turn)
-        left, free = self._released(moved=True)
+        left, free = self._released(watermark_moved=True)
         compactions = self._compactions([*left, *self._segments[0].swept()])
         # Releases come last: to compact blocks is cheaper while they are in memory.
         yield from (*self._counted(at_once), *compactions, *_releases(left, free))
 
-    def _batch_ended(self, last: bool, follows: bool) -> Iterator[Action | Order]:
+    def _batch_ended(self, ends_run: bool, batch_follows: bool) -> Iterator[Action | Order]:
         self._all_arrived()
         turn = self._turn()
-        at_once = self._timed.end_batch(turn, last=last, follows=follows)
+        at_once = self._timed.end_batch(turn, ends_run=ends_run, batch_follows=batch_follows)
         for windows in self.keyed:
-            yield from self._counted(windows.end_batch(turn, last=last))
+            yield from self._counted(windows.end_batch(turn, ends_run=ends_run))
         self._rules.end_batch()
         self._late_work.end_batch()
-        left, free = self._released(moved=False)
+        left, free = self._released(watermark_moved=False)
         touched = self._compaction.touched() if self._compaction is not None else []
         yield from (*self._counted(at_once), *self._compactions(touched), *_releases(left, free))
 
@@ -344,11 +344,11 @@ class Operator:
         segments = self._segments_of[self._keyed_of[order.definition]]
         return replace(order, slices=segments.within(Intervals.of(order.interval_us)))
 
-    def _released(self, *, moved: bool) -> tuple[list[int], list[int]]:
-        """The segments that open windows have left, and those that nobody needs any more. ``moved``: the watermark."""
+    def _released(self, *, watermark_moved: bool) -> tuple[list[int], list[int]]:
+        """The segments that open windows have left, and those that nobody needs any more."""
         turn = self._turn()
         left = [name for segments in self._segments for name in segments.left(turn)]
-        free = [n for segments in self._segments for n in segments.free(all_=moved and segments.grid.has_changed)]
+        free = [n for each in self._segments for n in each.free(all_=watermark_moved and each.grid.has_changed)]
         return left, free
 
     def _compactions(self, names: Iterable[int]) -> list[Action]:

@@ -251,19 +251,19 @@ class TimeWindows:
         forgotten = self._filled.close(closed_us) if self._filled else {}
         return [*orders, *(ForgetFilled(number, int(closed_us[number]), all_) for number, all_ in forgotten.items())]
 
-    def end_batch(self, turn: Turn, *, last: bool, follows: bool) -> list[Any]:
+    def end_batch(self, turn: Turn, *, ends_run: bool, batch_follows: bool) -> list[Any]:
         windows, now = self.table, turn.at_us
         if now is None:
             return []
         orders: list[Any] = self._filled_gaps(turn)
         late, waiting = self._late(now), self._waiting(now)
-        due = np.ones(len(waiting), np.bool_) if last else self._rules.due(windows, waiting, now, turn.step_us)
+        due = np.ones(len(waiting), np.bool_) if ends_run else self._rules.due(windows, waiting, now, turn.step_us)
         due |= windows["owed"][waiting] > 0
         windows.look(waiting[~due], now)
         windows.owe(waiting[due])
         windows.owe(self._rules.early(windows, late))
-        patient = self._patient(now) if follows else _NOTHING
-        runs = turn.late_work.runs(windows, late, now, all_=last, patient=patient)
+        patient = self._patient(now) if batch_follows else _NOTHING
+        runs = turn.late_work.runs(windows, late, now, all_=ends_run, patient=patient)
         for kind, rows in runs.items():
             orders.append(self._execute(rows, kind, turn))
             if kind is not PaneKind.EARLY:

@@ -184,7 +184,7 @@ class Batch:
     blocks: Sequence[BlockFact]
     rows: Int64s
     slices: Sequence[Sequence[tuple[int, int]]] = ()
-    last: bool = False
+    ends_run: bool = False
     handed: Sequence[Handed] = ()
 
     def facts(self, start: int, count: int) -> SliceFacts | None:
@@ -332,7 +332,7 @@ def _batch(table: pa.Table) -> Batch:
             list(zip(slices or (), events or (), strict=True))
             for slices, events in zip(*(arrivals[name].to_pylist() for name in ("slices", "events_of")), strict=True)
         ],
-        last="last" in kinds,
+        ends_run="last" in kinds,
         handed=_handed(arrivals),
     )
 

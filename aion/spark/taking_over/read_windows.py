@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from aion.aggregates.functions import Aggregate
 from aion.errors import MissingState
 from aion.state.filters import Instant, Key
-from aion.state.reading import Shape
+from aion.state.reading import StateRequest
 from aion.state.versions import Operator
 from state_backends.files.location import locate, scratch
 from state_backends.server.reading import held
@@ -35,11 +35,11 @@ def read_windows(
     ``tier`` is what the state server knows on the host where the task runs.
     """
     reader = _Reader(place, operator, aggregates, key, window)
-    shape = reader.shape()
-    wanted = shape.numbers(operator)
+    request = reader.request()
+    wanted = request.numbers(operator)
     rows = [(shard, token) for shard, token in sorted(tokens.items()) if wanted is None or shard in wanted]
     shards = spark.createDataFrame(rows, "shard int, token string").repartition(max(1, len(rows)), "shard")
-    return shards.mapInArrow(reader, from_arrow_schema(shape.schema))
+    return shards.mapInArrow(reader, from_arrow_schema(request.schema))
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,16 @@ class _Reader:
     key: Key | Sequence[Key] | None
     window: tuple[Instant, Instant] | None
 
-    def shape(self) -> Shape:
-        return Shape(self.operator, self.aggregates, self.key, self.window)
+    def request(self) -> StateRequest:
+        return StateRequest(self.operator, self.aggregates, self.key, self.window)
 
     def __call__(self, shards: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        shape = self.shape()
+        request = self.request()
         for some in shards:
             for row in some.to_pylist():
-                yield from self._rows(shape, **row)
+                yield from self._rows(request, **row)
 
-    def _rows(self, shape: Shape, shard: int, token: str) -> Iterator[pa.RecordBatch]:
+    def _rows(self, request: StateRequest, shard: int, token: str) -> Iterator[pa.RecordBatch]:
         query, name = self.operator.query, self.operator.place
         with closing(locate(self.place)) as location:
             names = folders_with(location, query, name, shard, token, scratch())
@@ -72,4 +72,4 @@ class _Reader:
                 )
             manifest = read_version(location.storage(names, location.live, "read"), token)
             with held(location, names, manifest) as version:
-                yield from shape.rows(version)
+                yield from request.rows(version)

@@ -56,8 +56,8 @@ class CountingWindows(Windows):
         self._ends = ends
         self._before = self._counts()
 
-    def end_batch(self, *, last: bool = False, follows: bool | None = None) -> Iterator[pa.RecordBatch]:
-        yield from super().end_batch(last=last or self._ends, follows=follows)
+    def end_batch(self, *, ends_run: bool = False, batch_follows: bool | None = None) -> Iterator[pa.RecordBatch]:
+        yield from super().end_batch(ends_run=ends_run or self._ends, batch_follows=batch_follows)
         before, self._before = self._before, self._counts()
         grown = {name: n - before[name] for name, n in self._before.items() if n > before[name]}
         if grown:
@@ -83,7 +83,7 @@ class WindowsTenants(Tenants):
         self.definition = plan.definition
         self.store = {"windows": plan.windows.values(), "blocking": plan.blocking}
         together = policy.lateness.per == "query" and self._shards > 1
-        self.asks = {"others": together, "moved": config.trace_folder is not None}
+        self.asks = {"others": together, "disk_times": config.trace_folder is not None}
         self.rows_first = config.rows_first
         record_rules(plan, config.name)
         self._codec = CodecPool(policy.io.codec_threads)
@@ -113,7 +113,7 @@ class WindowsTenants(Tenants):
             recorder = Recorder(Path(config.trace_folder), Definition.of(plan, commits=True), batch.shard)
             recorder.begin(batch.number, windows.operator.watermark.at_us)
             windows.record(recorder)
-            staged, written = attempt.moved
+            staged, written = attempt.disk_times
             for size_bytes, seconds, waited_s in staged:
                 recorder.staged(size_bytes, seconds, waited_s)
             for size_bytes, seconds in written:

@@ -41,7 +41,7 @@ class Machine:
                 raise ValueError(f"{name}: {value!r} is not a number {'above 0' if speed else 'of 0 or more'}")
 
 
-class Moved(int):
+class Transfer(int):
     """The bytes that a step moved, and the seconds that the step takes. Steps yield it.
 
     ``goes_on``: the next step belongs to this one. Not even an urgent request comes in between.
@@ -50,7 +50,7 @@ class Moved(int):
     seconds: float
     goes_on: bool
 
-    def __new__(cls, size_bytes: int, seconds: float, *, goes_on: bool = False) -> Moved:
+    def __new__(cls, size_bytes: int, seconds: float, *, goes_on: bool = False) -> Transfer:
         made = super().__new__(cls, size_bytes)
         made.seconds, made.goes_on = seconds, goes_on
         return made
@@ -111,8 +111,9 @@ class SimulatedIo(Generic[T]):
 class SimulatedDisk:
     """A :class:`state_backends.store.io.Io` in the place of an I/O thread. Steps run when time goes by.
 
-    Time goes by in :meth:`pass_to` and while somebody waits. A step says how long it takes: it yields :class:`Moved` or
-    calls :meth:`spend`. ``rate_limit``: bytes per second of writes and maintenance. Urgent requests are never slowed.
+    Time goes by in :meth:`pass_to` and while somebody waits. A step says how long it takes: it yields :class:`Transfer`
+    or calls :meth:`spend`. ``rate_limit``: bytes per second of writes and maintenance. Urgent requests are never
+    slowed.
     """
 
     def __init__(self, rate_limit: int | None = None, *, capacity: int = 4096) -> None:
@@ -170,7 +171,7 @@ class SimulatedDisk:
             self.waited_s += self.now_s - begin_s
 
     def spend(self, seconds: float) -> None:
-        """A running step calls this: it takes this much longer than its :class:`Moved` says."""
+        """A running step calls this: it takes this much longer than its :class:`Transfer` says."""
         self._spent_s += seconds
 
     def busy(self) -> bool:
@@ -243,14 +244,14 @@ class SimulatedDisk:
                 request.end(None, error)
             return
         self.bytes[request.priority] += moved
-        self._free_s = self._begin_s + self._spent_s + (moved.seconds if isinstance(moved, Moved) else 0.0)
+        self._free_s = self._begin_s + self._spent_s + (moved.seconds if isinstance(moved, Transfer) else 0.0)
         self._queue.moved(request, moved, self._begin_s)
 
     def _end(self, request: SimulatedIo[Any], moved: int) -> None:
         self.now_s = max(self.now_s, self._free_s)
         if request.over():
             self._leave(request)
-        elif isinstance(moved, Moved) and moved.goes_on:
+        elif isinstance(moved, Transfer) and moved.goes_on:
             self._begin_s, self._moved = self._free_s, None
         else:
             self._chosen = None

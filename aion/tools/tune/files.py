@@ -12,7 +12,7 @@ from itertools import cycle
 from typing import TypeVar
 
 from aion.errors import CorruptBlock
-from aion.tools.tune.disk import Machine, Moved, SimulatedDisk, SimulatedIo
+from aion.tools.tune.disk import Machine, SimulatedDisk, SimulatedIo, Transfer
 from state_backends.files.names import SstFile
 from state_backends.format.block import Block, BlockKind, Codec, Compacted, Compression, Header
 from state_backends.store.body_files import NoBodies
@@ -44,7 +44,7 @@ class SimulatedFiles:
         # Joining blocks in memory takes no time. Syncing and ingesting the file do, and come at the end.
         size_bytes = sum(block.size_bytes for _, block in blocks)
         with self._new_file(dict(blocks), "") as out:
-            yield Moved(size_bytes, size_bytes / self._machine.write_bytes_per_s)
+            yield Transfer(size_bytes, size_bytes / self._machine.write_bytes_per_s)
             yield from out.seal()
         return out.file
 
@@ -62,7 +62,7 @@ class SimulatedFiles:
         found = [held[seq] for _, seq in blocks if seq in held]
         for number, block in enumerate(found):  # neighbours are read with the first
             seek_s = 0.0 if number else self._machine.read_block_s
-            yield Moved(block.size_bytes, seek_s + block.size_bytes / self._machine.read_bytes_per_s)
+            yield Transfer(block.size_bytes, seek_s + block.size_bytes / self._machine.read_bytes_per_s)
         return found
 
     def adopt(self, files: Sequence[SstFile]) -> Steps[list[list[Indexed]]]:
@@ -130,7 +130,7 @@ class _NewFile:
     def seal(self) -> Steps[None]:
         self.sync()
         yield 0
-        yield Moved(0, self._machine.write_file_s, goes_on=True)
+        yield Transfer(0, self._machine.write_file_s, goes_on=True)
 
 
 class ShardDisk:
@@ -169,8 +169,8 @@ def _slower(steps: Steps[T], times: float, extra_s: float) -> Generator[int, Non
             except StopIteration as stop:
                 result: T = stop.value
                 return result
-            seconds = moved.seconds if isinstance(moved, Moved) else 0.0
-            yield Moved(moved, times * (seconds + extra_s))
+            seconds = moved.seconds if isinstance(moved, Transfer) else 0.0
+            yield Transfer(moved, times * (seconds + extra_s))
             extra_s = 0.0
     finally:
         steps.close()

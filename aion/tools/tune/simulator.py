@@ -248,7 +248,7 @@ class _Shard:
                 ]
             )
             start = end
-        yield from self._windows.end_batch(last=batch.last, follows=not batch.last)
+        yield from self._windows.end_batch(ends_run=batch.ends_run, batch_follows=not batch.ends_run)
 
     def _end_batch(self) -> None:
         """Does what follows a batch on Spark, and a call of LocalOperator."""

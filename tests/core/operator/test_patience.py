@@ -33,13 +33,18 @@ def made(patience: int, snapshot: Any = None, bound: int = 100, trigger: Trigger
 
 
 def run(
-    operator: Operator, watermark: int, slices: list[tuple[int, int]], *, follows: bool = True, last: bool = False
+    operator: Operator,
+    watermark: int,
+    slices: list[tuple[int, int]],
+    *,
+    batch_follows: bool = True,
+    ends_run: bool = False,
 ) -> list[tuple[PaneKind, int, int]]:
     """One batch of events ``(slice, bytes)``. Returns the panes: kind, end and events."""
     actions = operator.handle(WatermarkAdvanced(watermark))
     if slices:
         actions += operator.handle(Arrived([BlockFact(at, 1, size) for at, size in slices]))
-    actions += operator.handle(BatchEnded(last, follows))
+    actions += operator.handle(BatchEnded(ends_run, batch_follows))
     operator.validate()
     operator.plan(watermark + 10)
     orders = [action for action in actions if isinstance(action, Execute)]
@@ -68,7 +73,7 @@ def test_what_waits_is_staged_in_the_gap() -> None:
     operator = late_window(1)
     operator.handle(WatermarkAdvanced(12))
     operator.handle(Arrived([BlockFact(0, 1, 1)]))
-    operator.handle(BatchEnded(follows=True))
+    operator.handle(BatchEnded(batch_follows=True))
     prestage = operator.plan(13)
     assert prestage is not None and 0 in prestage.slices
 
@@ -82,8 +87,8 @@ def test_windows_on_time_never_wait() -> None:
 @pytest.mark.parametrize(
     ("why", "kwargs"),
     [
-        ("no batch is sure to come", {"follows": False}),
-        ("the run ends", {"last": True}),
+        ("no batch is sure to come", {"batch_follows": False}),
+        ("the run ends", {"ends_run": True}),
     ],
 )
 def test_nothing_waits_for_a_batch_that_may_not_come(why: str, kwargs: dict[str, bool]) -> None:
@@ -122,16 +127,19 @@ def test_any_stream_waits_for_a_bounded_time_and_loses_nothing(moves: list[Any],
     """Each late event is in a pane within ``patience`` batches with data; a restart at any moment changes nothing."""
     operator, watermark = made(patience, bound=bound), 0
     waited: dict[int, int] = {}
-    for step, events, follows in moves:
+    for step, events, batch_follows in moves:
         watermark += step
         slices = [((watermark + 5 - 10 * back) // 10 * 10, size) for back, size in events]
         before = operator.snapshot()
-        panes = run(operator, watermark, slices, follows=follows)
+        panes = run(operator, watermark, slices, batch_follows=batch_follows)
         again = made(patience, before, bound)
-        assert run(again, watermark, slices, follows=follows) == panes and again.snapshot() == operator.snapshot()
+        assert (
+            run(again, watermark, slices, batch_follows=batch_follows) == panes
+            and again.snapshot() == operator.snapshot()
+        )
         table = operator.windows
         pending = {int(end) for end in table["end_us"][table["pending"] > 0] if end <= watermark}
-        assert not pending or (follows and slices), "nothing waits for a batch that may not come"
+        assert not pending or (batch_follows and slices), "nothing waits for a batch that may not come"
         waited = {end: waited.get(end, 0) + 1 for end in pending}
         assert all(batches <= patience for batches in waited.values())
         assert [kind for kind, *_ in panes if kind is PaneKind.ON_TIME] == [

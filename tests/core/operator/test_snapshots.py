@@ -173,7 +173,7 @@ def test_a_backlog_that_comes_late_can_be_committed(events: int, late_us: int, t
         life.arrive([(-DAY, events)])
         life.tell(WatermarkAdvanced(late_us + part))
         life.arrive([(-DAY, events)])
-        life.tell(BatchEnded(last=part == 3))
+        life.tell(BatchEnded(ends_run=part == 3))
         life.commit()
     windows = life.restarted.windows
     assert windows["events"].tolist() == [min(9 * events, MOST)]
