@@ -149,18 +149,18 @@ def sentences(found: Change) -> list[str]:
     if gone := [name for name in found.removed if name not in changed]:
         ends = "and what they have goes now" if found.drops else "and those that have begun finish"
         said.append(f"no windows of {_listed(gone)} begin any more, {ends}")
-    if found.gone_columns:
-        said.append(f"columns {_listed(found.gone_columns)} are gone")
+    if found.removed_columns:
+        said.append(f"columns {_listed(found.removed_columns)} are gone")
     return said or ["what is kept is read as it is asked for now"]
 
 
 def _said_of_join(found: JoinChange) -> list[str]:
     said = []
-    for side, added, gone, wider in zip(SIDES, found.added, found.gone, found.wider, strict=True):
+    for side, added, removed, wider in zip(SIDES, found.added, found.removed, found.wider, strict=True):
         if added:
             said.append(f"columns {_listed(added)} of the {side} side begin, and are null in rows that came before")
-        if gone:
-            said.append(f"columns {_listed(gone)} of the {side} side are gone")
+        if removed:
+            said.append(f"columns {_listed(removed)} of the {side} side are gone")
         if wider:
             said.append(f"columns {_listed(wider)} of the {side} side have a wider type")
     return said or ["what is kept is read as it is asked for now"]

@@ -140,13 +140,13 @@ def checked(change: Change, rules: Sequence[Rule], on_bad_value: str) -> tuple[C
     def mended(table: pa.Table, identity: Sequence[str]) -> _Mended:
         return _mended(table, identity, rules, on_bad_value, done)
 
-    rows, gone = mended(change.rows, change.identity), mended(change.gone, change.identity)
+    rows, gone = mended(change.rows, change.identity), mended(change.removed, change.identity)
     dropped = None if change.dropped is None else mended(change.dropped, ())
     if not done:
         return change, done
     if dropped is not None:
         change = replace(change, dropped=dropped.table.filter(pa.array(dropped.kept)))
-    change = replace(change, rows=rows.table, gone=gone.table.filter(pa.array(gone.kept)))
+    change = replace(change, rows=rows.table, removed=gone.table.filter(pa.array(gone.kept)))
     return change.without(rows.kept, rows.found), done
 
 

@@ -192,7 +192,7 @@ class Staging(Database):
         """Makes a table of rows, named ``STAGED``, as long as the context is open."""
 
     def replace(self, table: TableName, change: Change) -> None:
-        for rows in (change.rows, change.gone):
+        for rows in (change.rows, change.removed):
             if rows.num_rows:
                 with self.staged(rows):
                     for same in self.same(rows.select(list(change.identity)), "old", "new"):

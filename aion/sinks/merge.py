@@ -224,7 +224,7 @@ def _beyond(lake: Lake, history: History, goal: Goal) -> Mark | None:
 
 def _put(lake: Lake, change: Change, columns: pa.Schema, count: int, mark: Mark, before: Mark | None) -> None:
     """Applies a change to a table that has ``count`` rows, in one commit with the mark. ``before``: that of now."""
-    change = replace(change, rows=as_columns(change.rows, columns), gone=as_columns(change.gone, columns))
+    change = replace(change, rows=as_columns(change.rows, columns), removed=as_columns(change.removed, columns))
     places = Places.of(change)
     old = as_columns(lake.read(places), columns)
     without = lake.computed - set(change.rows.column_names)

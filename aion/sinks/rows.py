@@ -112,7 +112,7 @@ class Panes(NamedTuple):
 class Change:
     """What a batch does to a table.
 
-    ``rows``: the rows to write. ``gone``: the ``identity`` columns of the rows to delete. Rows of the table that are
+    ``rows``: the rows to write. ``removed``: the ``identity`` columns of the rows to delete. Rows of the table that are
     equal to one of either in the ``identity`` columns are replaced or deleted. Nulls are equal to each other.
     ``kind``: the column with the kind of a pane. ``start``: the one with the beginning of the window. ``single``:
     whether ``rows`` has one row of each identity. ``dropped``: events that were left out, if they are written anywhere.
@@ -120,7 +120,7 @@ class Change:
 
     identity: tuple[str, ...]
     rows: pa.Table
-    gone: pa.Table
+    removed: pa.Table
     kind: str = KIND
     start: str = START
     single: bool = True
@@ -135,12 +135,12 @@ class Change:
     @property
     def places(self) -> pa.Table:
         """The identity of each row that is written or deleted."""
-        return pa.concat_tables([self.rows.select(list(self.identity)), self.gone])
+        return pa.concat_tables([self.rows.select(list(self.identity)), self.removed])
 
     @property
     def digest(self) -> str:
         """Tells changes apart. The order of rows does not matter."""
-        tables = [table for table in (self.rows, self.gone, self.dropped) if table is not None]
+        tables = [table for table in (self.rows, self.removed, self.dropped) if table is not None]
         if not any(table.num_rows for table in tables):
             return NOTHING
         parts = list[str | bytes](self.identity)
@@ -164,7 +164,7 @@ class Change:
         return replace(
             self,
             rows=self.rows.filter(pa.array(kept)),
-            gone=pa.concat_tables([self.gone, places.filter(pa.array(gone))]),
+            removed=pa.concat_tables([self.removed, places.filter(pa.array(gone))]),
         )
 
     def merged(self, old: pa.Table) -> pa.Table:

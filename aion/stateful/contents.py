@@ -4,8 +4,8 @@ Small contents are part of the key's record. A list or map that takes more than 
 about this size, which are read when they are needed and written when they change. So a key may have more state than
 fits in memory.
 
-Times are in ms. ``expires`` of an element is 0 if the variable has no TTL. An element has expired at ``now`` if
-``0 < expires <= now``, as in Spark.
+Times are in ms. ``expires`` of an element is 0 if the variable has no TTL. An element has expired at ``now_ms`` if
+``0 < expires <= now_ms``, as in Spark.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Content(Protocol):
     def encode(self, pages: Pages) -> bytes | None:
         """Returns what the record keeps, or None if it keeps nothing. Writes the pages that changed."""
 
-    def expire(self, now: int, pages: Pages) -> int:
+    def expire(self, now_ms: int, pages: Pages) -> int:
         """Removes what has expired. Returns when the next element expires; 0: none does."""
 
 
@@ -71,8 +71,8 @@ class ValueContent:
         if stored is not None:
             self.expires, self.value = unpack(stored)
 
-    def get(self, now: int) -> Plain | None:
-        return None if 0 < self.expires <= now else self.value
+    def get(self, now_ms: int) -> Plain | None:
+        return None if 0 < self.expires <= now_ms else self.value
 
     def set(self, value: Plain | None, expires: int) -> None:
         self.value, self.expires = value, expires
@@ -81,8 +81,8 @@ class ValueContent:
     def encode(self, pages: Pages) -> bytes | None:
         return None if self.value is None else pack([self.expires, self.value])
 
-    def expire(self, now: int, pages: Pages) -> int:
-        if 0 < self.expires <= now:
+    def expire(self, now_ms: int, pages: Pages) -> int:
+        if 0 < self.expires <= now_ms:
             self.set(None, 0)
         return self.expires
 
@@ -99,14 +99,14 @@ class ListContent:
             self._pages, self._tail = unpack(stored)
             self._written = self._pages
 
-    def exists(self, now: int, pages: Pages) -> bool:
-        return next(self.get(now, pages), None) is not None
+    def exists(self, now_ms: int, pages: Pages) -> bool:
+        return next(self.get(now_ms, pages), None) is not None
 
-    def get(self, now: int, pages: Pages) -> Iterator[Plain]:
+    def get(self, now_ms: int, pages: Pages) -> Iterator[Plain]:
         """Returns the values that have not expired, lazily, as they are when the first is taken."""
         if not self._pages:
-            return iter([element[1] for element in self._tail if not 0 < element[0] <= now])
-        return (element[1] for element in self.elements(pages) if not 0 < element[0] <= now)
+            return iter([element[1] for element in self._tail if not 0 < element[0] <= now_ms])
+        return (element[1] for element in self.elements(pages) if not 0 < element[0] <= now_ms)
 
     def elements(self, pages: Pages) -> Iterator[Element]:
         """Yields all elements, lazily, as they are when the first is taken."""
@@ -160,13 +160,13 @@ class ListContent:
         self._written = max(self._written, self._pages)
         self._tail = self._tail[full:]
 
-    def expire(self, now: int, pages: Pages) -> int:
+    def expire(self, now_ms: int, pages: Pages) -> int:
         # Elements expire in the order in which they were appended, but the clock of Spark's driver may go back.
         alive: list[Any] = []
         for begin in range(0, self._pages, _AT_ONCE):
             for page in pages.read(range(begin, min(begin + _AT_ONCE, self._pages))):
-                alive += [element for element in page if not 0 < element[0] <= now]
-        alive += [element for element in self._tail if not 0 < element[0] <= now]
+                alive += [element for element in page if not 0 < element[0] <= now_ms]
+        alive += [element for element in self._tail if not 0 < element[0] <= now_ms]
         self._pages, self._tail = 0, alive
         self.changed = True
         return min((element[0] for element in alive if element[0]), default=0)
@@ -192,13 +192,13 @@ class MapContent:
         """Whether the entries are in pages."""
         return self._bits >= 0
 
-    def exists(self, now: int, pages: Pages) -> bool:
+    def exists(self, now_ms: int, pages: Pages) -> bool:
         found = (entry for page in self._all(self._loaded, pages) for entry in page.values())
-        return any(not 0 < entry[1] <= now for entry in found)
+        return any(not 0 < entry[1] <= now_ms for entry in found)
 
-    def get(self, key: bytes, now: int, pages: Pages) -> Plain | None:
+    def get(self, key: bytes, now_ms: int, pages: Pages) -> Plain | None:
         found = self._page(self._number(key), pages).get(key)
-        if found is None or 0 < found[1] <= now:
+        if found is None or 0 < found[1] <= now_ms:
             return None
         value: Plain = found[2]
         return value
@@ -216,9 +216,9 @@ class MapContent:
             self._count -= 1
             self._touch(number)
 
-    def items(self, now: int, pages: Pages) -> Iterator[tuple[bytes, Plain]]:
+    def items(self, now_ms: int, pages: Pages) -> Iterator[tuple[bytes, Plain]]:
         """Returns the entries that have not expired, lazily, as they are when the first is taken."""
-        return ((entry[0], entry[2]) for entry in self.entries(pages) if not 0 < entry[1] <= now)
+        return ((entry[0], entry[2]) for entry in self.entries(pages) if not 0 < entry[1] <= now_ms)
 
     def entries(self, pages: Pages) -> Iterator[Entry]:
         """Yields all entries, lazily, as they are when the first is taken. Pages that were not in memory do not stay
@@ -263,11 +263,11 @@ class MapContent:
             pages.write(number, None)
         self._written = first
 
-    def expire(self, now: int, pages: Pages) -> int:
+    def expire(self, now_ms: int, pages: Pages) -> int:
         earliest = 0
         for number in range(max(1, self._stored_pages())):
             page = self._page(number, pages)
-            dead = [key for key, entry in page.items() if 0 < entry[1] <= now]
+            dead = [key for key, entry in page.items() if 0 < entry[1] <= now_ms]
             for key in dead:
                 del page[key]
             self._count -= len(dead)

@@ -28,12 +28,12 @@ _BESIDE = "start it as another query with a checkpoint of its own, and let this 
 class JoinChange(NamedTuple):
     """What a start changes. ``past``: what the definition has been before, as it is stored from now on.
 
-    ``added``, ``gone``, ``wider``: for each side, the columns that come, that go, and that get a wider type.
+    ``added``, ``removed``, ``wider``: for each side, the columns that come, that go, and that get a wider type.
     """
 
     past: dict[str, Any]
     added: Sequence[list[str]]
-    gone: Sequence[list[str]]
+    removed: Sequence[list[str]]
     wider: Sequence[list[str]]
 
 

@@ -53,7 +53,7 @@ class Change(NamedTuple):
     added: tuple[str, ...]
     removed: tuple[str, ...]
     columns: tuple[str, ...]
-    gone_columns: tuple[str, ...]
+    removed_columns: tuple[str, ...]
     drops: bool
 
 
@@ -134,7 +134,7 @@ def change(
     for then in _stored_columns(found):
         then.widths()  # raises ForeignState if it is unclear which columns belong to which partial
     first, follows = _needed(before, (*before.follows, digest(found)), oldest)
-    steps = (*before.steps, Step(_edges(before), _stored_columns(found)))[first - before.gone :]
+    steps = (*before.steps, Step(_edges(before), _stored_columns(found)))[first - before.forgotten :]
     gone = {name for name, _ in found.get(WORDS, {}).get("aggregates", [])}
     gone -= {name for name, _ in now[WORDS]["aggregates"]}
     kept = {**found, BEFORE: {"batch": None, "definition": None}} if EVOLUTION in found else found
@@ -148,13 +148,13 @@ def _needed(before: Evolution, follows: Sequence[str], oldest: Sequence[Version]
     known = list(dict.fromkeys(follows))
     digests = {digest(version.definition) for version in oldest or ()}
     if not oldest or not digests <= set(known):
-        return before.gone, tuple(known)
+        return before.forgotten, tuple(known)
     first = before.changes
     for version in oldest:
         kept = version.snapshot.get(EVOLUTION, {"steps": 0, "layouts": []})
         # A later version may have blocks that are as they were before any of the steps that this one does not know.
         first = min(first, kept["steps"], *(layout.step for layout in layouts_of(kept)))
-    return max(first, before.gone), tuple(known[min(map(known.index, digests)) :])
+    return max(first, before.forgotten), tuple(known[min(map(known.index, digests)) :])
 
 
 def _known_over(before: Evolution, oldest: Sequence[Version] | None) -> set[int]:

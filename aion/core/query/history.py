@@ -97,10 +97,10 @@ class Evolution:
     """What a definition has become over all starts. JSON values.
 
     ``windows``: by number. ``since``: for partials that blocks have not had from the beginning, from when on windows
-    have them; a pair each. ``steps``: the oldest first, without the first ``gone`` ones, which no version that is kept
-    needs. ``keys``: the types that the key has had at first, by which its
-    hashes in blocks are made. ``follows``: the digests of the definitions before that kept versions have. ``batch``:
-    the last batch before the newest change, and ``before``: the definition of then, without what was before it.
+    have them; a pair each. ``steps``: the oldest first, without the first ``forgotten`` ones, which no version that is
+    kept needs. ``keys``: the types that the key has had at first, by which its hashes in blocks are made. ``follows``:
+    the digests of the definitions before that kept versions have. ``batch``: the last batch before the newest change,
+    and ``before``: the definition of then, without what was before it.
     """
 
     windows: tuple[Kept, ...]
@@ -110,22 +110,22 @@ class Evolution:
     follows: tuple[str, ...] = ()
     batch: int | None = None
     before: dict[str, Any] | None = None
-    gone: int = 0
+    forgotten: int = 0
 
     @property
     def changes(self) -> int:
         """How often the definition has changed. The steps have the numbers below."""
-        return self.gone + len(self.steps)
+        return self.forgotten + len(self.steps)
 
     def step(self, number: int) -> Step:
         """Returns a step. Raises ForeignState if it is gone: no version that was kept needed it."""
-        if number < self.gone:
+        if number < self.forgotten:
             raise ForeignState(
-                f"a version is from before change {number + 1} of the definition, and only changes from "
-                f"{self.gone + 1} on are known: it is older than all that were kept when the query was changed last. "
-                "Start the query with a new checkpoint, or from a version that is not as old"
+                f"a version is from before change {number + 1} of the definition, and only changes from {self.forgotten + 1} "
+                "on are known: it is older than all that were kept when the query was changed last. Start the query "
+                "with a new checkpoint, or from a version that is not as old"
             )
-        return self.steps[number - self.gone]
+        return self.steps[number - self.forgotten]
 
     @property
     def finishing(self) -> set[int]:
@@ -138,7 +138,7 @@ class Evolution:
             "since": [list(pair) for pair in self.since],
             "keys": list(self.keys),
             "steps": [[step.windows, [list(each) for each in step.columns]] for step in self.steps],
-            **({"gone": self.gone} if self.gone else {}),
+            **({"gone": self.forgotten} if self.forgotten else {}),
         }
 
     @property

@@ -300,7 +300,7 @@ def test_what_cannot_go_on_is_refused_with_the_reason(was: JoinPlan, now: JoinPl
 def test_a_change_says_what_it_does() -> None:
     changed = change_of(stored(join_of(MORE)), join_of(with_type(LEFTS, "v", pa.int64()), RIGHTS.remove(3)), 3)
     assert changed is not None
-    assert (changed.added, changed.gone, changed.wider) == ([[], []], [["x"], ["w"]], [[], []])
+    assert (changed.added, changed.removed, changed.wider) == ([[], []], [["x"], ["w"]], [[], []])
     changed = change_of(stored(join_of(MORE)), join_of(with_type(MORE, "x", pa.int64())), 3)
     assert changed is not None and changed.wider == [["x"], []]
 
