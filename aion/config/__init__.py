@@ -18,10 +18,11 @@ from aion.config.layers import (
     presets,
     resolve,
 )
-from aion.config.limits import bucket_limit_bytes, budget_bytes
 from aion.config.model import (
     KeyPath,
     Policy,
+    bucket_limit_bytes,
+    budget_bytes,
     policy_to_json,
     setting_text,
 )

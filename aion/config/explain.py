@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aion.base.time import EACH_BATCH_US, format_duration, format_instant
-from aion.config.limits import bucket_limit_bytes, budget_bytes
-from aion.config.model import Policy
+from aion.config.model import Policy, bucket_limit_bytes, budget_bytes
 from aion.config.values import Multiple, Share, about_bytes, format_bytes
 
 # The window in the description: one minute of an arbitrary day.

@@ -29,6 +29,7 @@ from aion.config.sections import (
     TracePolicy,
     TriggerPolicy,
 )
+from aion.config.values import Share
 
 KeyPath = tuple[str, ...]
 
@@ -78,3 +79,16 @@ def leaves(model: type[BaseModel] = Policy, path: KeyPath = ()) -> Iterator[tupl
             yield from leaves(field.annotation, inner)
         else:
             yield inner, field
+
+
+def budget_bytes(policy: Policy, limit_bytes: int) -> int:
+    """Returns the memory budget on a host whose processes may use ``limit_bytes`` (see
+    state_backends.server.machine).
+    """
+    budget = policy.memory.budget
+    return budget.of(limit_bytes) if isinstance(budget, Share) else budget
+
+
+def bucket_limit_bytes(policy: Policy, limit_bytes: int) -> int:
+    """Returns the limit of one m-bucket on such a host: the policy's value, but at most the budget."""
+    return min(policy.memory.bucket_limit_bytes, budget_bytes(policy, limit_bytes))

@@ -128,7 +128,7 @@ class MemoryPolicy(Section):
 
     @property
     def budget_bytes(self) -> int:
-        """The budget in bytes. Raises ConfigError if it is a share: see :func:`aion.config.limits.budget_bytes`."""
+        """The budget in bytes. Raises ConfigError if it is a share: see :func:`aion.config.model.budget_bytes`."""
         if isinstance(self.budget, Share):
             raise ConfigError(f"memory.budget: {self.budget} is a share; its bytes are known on the host only")
         return self.budget

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from aion.base.numbers import NEVER
 from aion.core.ingest.key_ranges import Keys, row_hashes
-from aion.core.keyed.assigner_of import assigner_of
+from aion.core.keyed.cut_sessions import assigner_of
 from aion.core.keyed.in_memory import WindowsInMemory
 from aion.core.keyed.orders import ExecuteKeyed
 from aion.core.keyed.page_store import PAGES_AT_ONCE, place_of

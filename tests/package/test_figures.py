@@ -6,7 +6,7 @@ from tests.package import figures
 
 
 def test_few_modules_are_used_by_one_other() -> None:
-    assert len(figures.used_once()) <= 92
+    assert len(figures.used_once()) <= 91
 
 
 def test_an_event_touches_few_files() -> None:
@@ -20,7 +20,7 @@ def test_a_late_pane_of_a_session_touches_few_files() -> None:
 
 
 def test_the_product_has_few_lines() -> None:
-    assert figures.lines() <= 71_560
+    assert figures.lines() <= 71_570
 
 
 def test_a_function_that_runs_is_seen() -> None:

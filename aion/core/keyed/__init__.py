@@ -2,7 +2,7 @@
 
 They follow from the events of a key. A few integers are kept for each session or event.
 
-    assigners        which windows there are; assigner_of chooses the assigner, and cut_sessions has the longest one
+    assigners        which windows there are; cut_sessions has the longest of them, and chooses one
     windows          when they run, are retracted and removed
     arriving         which rows are taken, and how they join
     in_memory        the windows of the pages that a batch touches

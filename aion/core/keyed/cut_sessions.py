@@ -14,12 +14,24 @@ from typing import NamedTuple
 import numpy as np
 
 from aion.core import gaps
-from aion.core.keyed.assigners import LEAST_CELL_US, Added, ByEvent, Flags, Windows, largest
+from aion.core.keyed.assigners import (
+    LEAST_CELL_US,
+    Added,
+    Assigner,
+    ByEvent,
+    Counts,
+    Flags,
+    Punctuations,
+    Records,
+    Sessions,
+    Windows,
+    largest,
+)
 from aion.core.keyed.table import Ints, Places, Table, codes_of, stacked
 from aion.core.slicing.grid import LEAST_KEYED_US
 from aion.core.slicing.sessions import running_max
 from aion.core.slicing.tree import ranges
-from aion.core.windows import Session
+from aion.core.windows import Count, Definition, PerRecord, Punctuated, Session
 
 
 class Cuts(NamedTuple):
@@ -193,3 +205,20 @@ class CutSessions(ByEvent):
         if self._most_us is None:
             return np.zeros(len(windows.begins), np.bool_)
         return np.asarray(windows.ends_us - windows.starts_us == self._most_us)
+
+
+def assigner_of(window: Definition, *, shows_open: bool = False) -> Assigner:
+    """The assigner of a definition. ``shows_open``: windows that are not complete yet run, too, as early ones.
+
+    Without it, windows of a number of events only exist once they are complete.
+    """
+    match window:
+        case Session():
+            return CutSessions(window) if window.by_event else Sessions(window.gap_us)
+        case Count():
+            return Counts(window, shows_open=shows_open)
+        case PerRecord():
+            return Records(window.size_us)
+        case Punctuated():
+            return Punctuations(shows_open=shows_open)
+    raise AssertionError(f"{window} is the same for all keys")

@@ -121,9 +121,9 @@ class Evolution:
         """Returns a step. Raises ForeignState if it is gone: no version that was kept needed it."""
         if number < self.forgotten:
             raise ForeignState(
-                f"a version is from before change {number + 1} of the definition, and only changes from {self.forgotten + 1} "
-                "on are known: it is older than all that were kept when the query was changed last. Start the query "
-                "with a new checkpoint, or from a version that is not as old"
+                f"a version is from before change {number + 1} of the definition, and only changes from "
+                f"{self.forgotten + 1} on are known: it is older than all that were kept when the query was changed "
+                "last. Start the query with a new checkpoint, or from a version that is not as old"
             )
         return self.steps[number - self.forgotten]
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aion
-from aion.core.keyed.assigner_of import assigner_of
+from aion.core.keyed.cut_sessions import assigner_of
 from aion.core.keyed.page_store import ROWS
 from aion.core.keyed.table import Table, hashes_of
 from aion.core.keyed.windows import KeyedWindows
