@@ -15,7 +15,7 @@ import aion
 from aion import aggregates as A
 from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, load_policy
-from aion.core.life.rules import Rules, Shared
+from aion.core.life.rules import PolicyRules, Rules
 from aion.core.operator.operator import GridWindows, Operator
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_operator, make_trigger
@@ -233,7 +233,7 @@ def check_compacted(
 
 
 def uncompacted(plan: Plan, policy: Policy) -> Executor:
-    shared = Shared(make_bound(plan, policy, None), make_trigger(policy))
+    shared = PolicyRules(make_bound(plan, policy, None), make_trigger(policy))
     parts = [GridWindows(plan.grid, make_operator(plan, policy, None).keyed)]
     operator = Operator(parts, Rules(shared, {}, len(plan.windows)))
     return Executor(plan, operator, AsTheyCame(), RowContents(plan, CodecPool(0)))

@@ -24,7 +24,7 @@ from aion.core.life.actions import (
     WatermarkAdvanced,
     WindowRef,
 )
-from aion.core.life.rules import Rules, Shared
+from aion.core.life.rules import PolicyRules, Rules
 from aion.core.operator.operator import GridWindows, Operator
 from aion.core.periodic import Periodic, Tumbling
 from aion.core.query.plan import Plan
@@ -64,8 +64,8 @@ def operator_of(grid: SliceGrid, bound: NewBounds, trigger: Trigger | None = Non
 
     ``more``: the other fields of :class:`Shared`, and the other arguments of :class:`Operator`.
     """
-    own = {name: more.pop(name) for name in Shared._fields if name in more}
-    shared = Shared(bound, trigger or EveryBatchTrigger(), **own)
+    own = {name: more.pop(name) for name in PolicyRules._fields if name in more}
+    shared = PolicyRules(bound, trigger or EveryBatchTrigger(), **own)
     return Operator([GridWindows(grid)], Rules(shared, {}, max(grid.aligned, default=0) + 1), **more)
 
 

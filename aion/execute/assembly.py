@@ -19,7 +19,7 @@ from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.completeness import Completeness
 from aion.core.life.late_work import LateWork
-from aion.core.life.rules import Overrides, Rules, Shared
+from aion.core.life.rules import Overrides, PolicyRules, Rules
 from aion.core.operator.operator import SNAPSHOT_VERSION, GridWindows, Operator
 from aion.core.operator.overview import trigger_from_json
 from aion.core.periodic import Periodic
@@ -54,7 +54,7 @@ def make_operator(
         _check_version(snapshot["version"])
     bound = make_bound(plan, policy, snapshot) if bound is None else bound
     own = _own_rules(plan, policy, Expected(bound), snapshot)
-    shared = Shared(
+    shared = PolicyRules(
         bound,
         make_trigger(policy, Expected(bound)),
         _staleness_bound(policy.trigger),

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from aion.aggregates.values import combined
 from aion.errors import ConfigError, SinkError
-from aion.sinks.rows import Change, Mask
+from aion.sinks.rows import Mask, TableChange
 
 t = pa.types
 ERROR, REPLACE, DROP = "error", "replace", "drop"
@@ -130,7 +130,7 @@ def check_choice(on_bad_value: str) -> None:
         raise ConfigError(f"on_bad_value: {on_bad_value!r} is none of 'error', 'replace' and 'drop'")
 
 
-def checked(change: Change, rules: Sequence[Rule], on_bad_value: str) -> tuple[Change, list[str]]:
+def checked(change: TableChange, rules: Sequence[Rule], on_bad_value: str) -> tuple[TableChange, list[str]]:
     """Returns a change without the values that break a rule, and what was done, in words.
 
     Where a row is left out, the rows of its key and window in the table go. Raises SinkError with ``"error"``.

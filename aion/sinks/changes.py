@@ -14,7 +14,7 @@ import pyarrow as pa
 from aion.errors import SchemaError
 from aion.sinks.database import Database, TableName, add_column, create, identifier, identifiers
 from aion.sinks.names import check_names
-from aion.sinks.rows import Change
+from aion.sinks.rows import TableChange
 
 SEQ, BATCH, CHANGE, OLD = "seq", "batch", "change", "old_"
 _OWN = {SEQ: pa.int64(), BATCH: pa.int64(), CHANGE: pa.string()}
@@ -22,7 +22,7 @@ DELETE, INSERT = "delete", "insert"
 
 
 def changes_before(
-    database: Database, table: TableName, change: Change, changes: TableName, batch: int, *, add: bool = False
+    database: Database, table: TableName, change: TableChange, changes: TableName, batch: int, *, add: bool = False
 ) -> int:
     """Begins to record what a batch changes: what is in a table before it is. Returns the number of the record.
 
@@ -35,7 +35,7 @@ def changes_before(
     return record_before(database, table, changes, change, values, batch)
 
 
-def changes_after(database: Database, table: TableName, change: Change, changes: TableName, seq: int) -> None:
+def changes_after(database: Database, table: TableName, change: TableChange, changes: TableName, seq: int) -> None:
     """Ends it when the table has been changed, with a row for each row that was replaced, added or deleted.
 
     If a pane may have several rows, nothing says which row of the next pane replaces which. So those that were there
@@ -53,12 +53,12 @@ def changes_after(database: Database, table: TableName, change: Change, changes:
     database.query(f"UPDATE {changes} SET {identifier(CHANGE)} = {what} WHERE {of_batch}")
 
 
-def _values(change: Change) -> list[str]:
+def _values(change: TableChange) -> list[str]:
     return [name for name in change.rows.column_names if name not in change.identity]
 
 
 def record_before(
-    database: Database, table: TableName, record: TableName, change: Change, values: Sequence[str], batch: int
+    database: Database, table: TableName, record: TableName, change: TableChange, values: Sequence[str], batch: int
 ) -> int:
     """Adds the places of a batch to a record, and what a table has there now. Returns the number of the record.
 
@@ -71,7 +71,7 @@ def record_before(
     for name, number in {SEQ: seq, BATCH: batch}.items():
         rows = rows.append_column(name, pa.array([number] * rows.num_rows, _OWN[name]))
     identity = (SEQ, *change.identity)
-    database.replace(record, Change(identity, rows, rows.select(list(identity)).slice(0, 0)))
+    database.replace(record, TableChange(identity, rows, rows.select(list(identity)).slice(0, 0)))
     _record(database, table, record, seq, change, {OLD + name: name for name in values}, DELETE)
     return seq
 
@@ -79,7 +79,7 @@ def record_before(
 def prepare_record(
     database: Database,
     record: TableName,
-    change: Change,
+    change: TableChange,
     columns: Sequence[tuple[str, str]],
     argument: str,
     *,
@@ -114,7 +114,7 @@ def _record(
     table: TableName,
     record: TableName,
     seq: int,
-    change: Change,
+    change: TableChange,
     columns: Mapping[str, str],
     what: str,
 ) -> None:

@@ -15,7 +15,7 @@ from aion.sinks.addresses import Address
 from aion.sinks.bad_values import JSON, Rule
 from aion.sinks.marks import Content, History, Mark
 from aion.sinks.names import check_names
-from aion.sinks.rows import Change, null_patterns
+from aion.sinks.rows import TableChange, null_patterns
 
 WAIT_S = 60.0
 """How long a batch waits for others who use the database."""
@@ -173,7 +173,7 @@ class Database(ABC):
         ]
 
     @abstractmethod
-    def replace(self, table: TableName, change: Change) -> None:
+    def replace(self, table: TableName, change: TableChange) -> None:
         """Deletes the rows of a table that a batch replaces or retracts, and inserts the rows of the batch."""
 
     @abstractmethod
@@ -191,7 +191,7 @@ class Staging(Database):
     def staged(self, rows: pa.Table) -> AbstractContextManager[None]:
         """Makes a table of rows, named ``STAGED``, as long as the context is open."""
 
-    def replace(self, table: TableName, change: Change) -> None:
+    def replace(self, table: TableName, change: TableChange) -> None:
         for rows in (change.rows, change.removed):
             if rows.num_rows:
                 with self.staged(rows):
@@ -214,7 +214,7 @@ class Staging(Database):
         self.query(f"INSERT INTO {table} ({identifiers(schema.names)}) SELECT {', '.join(values)} FROM {STAGED}")
 
 
-def prepare(database: Database, table: TableName, change: Change, *, add: bool = False) -> Content:
+def prepare(database: Database, table: TableName, change: TableChange, *, add: bool = False) -> Content:
     """Makes the table if it is missing, and with ``add``, its columns. Returns what was there.
 
     Raises SchemaError if there is one that cannot hold the rows.

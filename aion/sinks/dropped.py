@@ -8,21 +8,21 @@ from __future__ import annotations
 import pyarrow as pa
 
 from aion.sinks.marks import Mark
-from aion.sinks.rows import Change
+from aion.sinks.rows import TableChange
 
 IGNORE = "ignore"
 """For ``dropped=``: nobody wants to know of them."""
 QUERY, BATCH = "aion_query", "aion_batch"
 
 
-def dropped_rows(rows: pa.Table, mark: Mark) -> Change:
+def dropped_rows(rows: pa.Table, mark: Mark) -> TableChange:
     """Returns what a batch does to the table of dropped rows."""
     place = {QUERY: mark.history.query, BATCH: mark.batch}
     fields = [pa.field(QUERY, pa.string()), pa.field(BATCH, pa.int64())]
     gone = pa.Table.from_pylist([] if rows.num_rows else [place], pa.schema(fields))
     for number, field in enumerate(fields):
         rows = rows.add_column(number, field, pa.array([place[field.name]] * rows.num_rows, field.type))
-    return Change((QUERY, BATCH), rows, gone, start=BATCH, single=False)
+    return TableChange((QUERY, BATCH), rows, gone, start=BATCH, single=False)
 
 
 def left_out(table: str, rows: int, mark: Mark) -> str:

@@ -13,7 +13,7 @@ from aion.errors import SchemaError, SinkError
 from aion.sinks.bad_values import Rule
 from aion.sinks.marks import History, Mark
 from aion.sinks.names import check_names
-from aion.sinks.rows import Change
+from aion.sinks.rows import TableChange
 from aion.sinks.versions import Base, Commit
 from state_backends.thresholds import threshold
 
@@ -29,7 +29,7 @@ class Places(NamedTuple):
     between: bool
 
     @classmethod
-    def of(cls, change: Change) -> Places:
+    def of(cls, change: TableChange) -> Places:
         """Returns where a change changes rows, or little more: mostly a few windows."""
         values = pc.unique(change.places[change.start]).sort()
         if len(values) <= MOST_PLACES:

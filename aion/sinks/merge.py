@@ -19,7 +19,7 @@ from aion.sinks.bad_values import ERROR, check_choice
 from aion.sinks.dropped import BATCH, QUERY, dropped_rows
 from aion.sinks.lake import Conflict, Lake, Places, as_columns, columns_for
 from aion.sinks.marks import Content, Goal, History, Mark, is_beyond, must_go_back, seen_again, written
-from aion.sinks.rows import Change, Panes
+from aion.sinks.rows import Panes, TableChange
 from aion.sinks.sink import Sink, check_where, names
 from aion.sinks.versions import Base, base_of, gone, last_of
 
@@ -169,7 +169,7 @@ class Merge(Sink):
             text = f"table {self.table!r}: {type(error).__name__}: {error}"
         raise SinkError(hidden(text, self.secrets))
 
-    def apply(self, change: Change, mark: Mark) -> None:
+    def apply(self, change: TableChange, mark: Mark) -> None:
         """Reads and merges once more if somebody else, who compacts the table for example, commits in between."""
         while not self._repeated(lambda: self._apply_to(change, mark)):
             pass
@@ -182,7 +182,7 @@ class Merge(Sink):
                 conflict = error
         raise conflict
 
-    def _apply_to(self, change: Change, mark: Mark) -> bool:
+    def _apply_to(self, change: TableChange, mark: Mark) -> bool:
         """Returns False if the table went back first. Then the batch is still to be written."""
         with self._opened(self.address) as lake:
             columns = columns_for(self.table, lake, change.rows.schema)
@@ -205,7 +205,7 @@ class Merge(Sink):
             _put(lake, change, columns, count, mark, before)
         return True
 
-    def _write_dropped(self, address: Address, change: Change, mark: Mark) -> None:
+    def _write_dropped(self, address: Address, change: TableChange, mark: Mark) -> None:
         with self._opened(address) as lake:
             columns = columns_for(str(address), lake, change.rows.schema)
             before = lake.mark(mark)
@@ -222,7 +222,7 @@ def _beyond(lake: Lake, history: History, goal: Goal) -> Mark | None:
     return found if is_beyond(found, history, goal) else None
 
 
-def _put(lake: Lake, change: Change, columns: pa.Schema, count: int, mark: Mark, before: Mark | None) -> None:
+def _put(lake: Lake, change: TableChange, columns: pa.Schema, count: int, mark: Mark, before: Mark | None) -> None:
     """Applies a change to a table that has ``count`` rows, in one commit with the mark. ``before``: that of now."""
     change = replace(change, rows=as_columns(change.rows, columns), removed=as_columns(change.removed, columns))
     places = Places.of(change)

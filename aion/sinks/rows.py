@@ -89,7 +89,7 @@ class Panes(NamedTuple):
             identity, written, found[KIND], found[SEQ], found[START], single, _of_dropped(written, dropped)
         )  # fmt: skip
 
-    def change(self, panes: pa.Table) -> Change:
+    def change(self, panes: pa.Table) -> TableChange:
         """Returns what a batch of panes does to a table, and the dropped rows, which do nothing to it.
 
         Of each key and window, the rows of the pane with the largest number count, wherever they are in the batch.
@@ -101,7 +101,7 @@ class Panes(NamedTuple):
         rows = current.select(list(self.written))
         gone = _where(last, retracted).select(list(self.identity))
         dropped = panes.filter(pc.equal(panes[self.kind], PaneKind.DROPPED.value)).select(list(self.dropped))
-        change = Change(self.identity, rows, gone, self.kind, self.start, self.single, dropped)
+        change = TableChange(self.identity, rows, gone, self.kind, self.start, self.single, dropped)
         if KEPT not in current.column_names:
             return change
         kept = combined(current[KEPT]).to_numpy(zero_copy_only=False)
@@ -109,7 +109,7 @@ class Panes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Change:
+class TableChange:
     """What a batch does to a table.
 
     ``rows``: the rows to write. ``removed``: the ``identity`` columns of the rows to delete. Rows of the table that are
@@ -151,7 +151,7 @@ class Change:
                 parts.append(np.sort(hashes).tobytes())
         return digest_of(*parts)
 
-    def without(self, kept: Mask, found: Mask) -> Change:
+    def without(self, kept: Mask, found: Mask) -> TableChange:
         """Returns the change with some rows only. ``kept``: which. ``found``: those whose old rows the table may have.
 
         These go, unless other rows replace them.

@@ -18,7 +18,7 @@ from aion.sinks.bad_values import Rule, checked
 from aion.sinks.dropped import IGNORE, left_out
 from aion.sinks.marks import Content, Goal, History, Mark, begins_late, is_new
 from aion.sinks.notes import note
-from aion.sinks.rows import Change, Panes
+from aion.sinks.rows import Panes, TableChange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -76,7 +76,7 @@ class Sink(ABC):
         panes = Panes.of([(field.name, metadata_of_field(field)) for field in rows.schema], self.key)
         self._apply(panes.change(rows), mark)
 
-    def _apply(self, change: Change, mark: Mark) -> None:
+    def _apply(self, change: TableChange, mark: Mark) -> None:
         dropped = change.dropped
         if self.dropped is None or self.dropped.shown == IGNORE:
             change = replace(change, dropped=None)
@@ -86,7 +86,7 @@ class Sink(ABC):
             _warned.add(whose)
             _log.warning(left_out(self.table, dropped.num_rows, mark))
 
-    def checked(self, change: Change, mark: Mark, rules: Sequence[Rule]) -> tuple[Change, Mark]:
+    def checked(self, change: TableChange, mark: Mark, rules: Sequence[Rule]) -> tuple[TableChange, Mark]:
         """Returns what is written of a batch, and a mark that says so. Raises SinkError for a value that breaks a rule,
         unless the user says what happens to it."""
         change, done = checked(change, rules, self.on_bad_value)
@@ -112,7 +112,7 @@ class Sink(ABC):
         """Whether a column can hold lists, maps and structs. If not, they are written as JSON."""
 
     @abstractmethod
-    def apply(self, change: Change, mark: Mark) -> None:
+    def apply(self, change: TableChange, mark: Mark) -> None:
         """Changes the table, in one transaction, unless the mark says that it has the batch.
 
         If the query was set back, and the table has batches after that, it goes back first.

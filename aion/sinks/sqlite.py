@@ -14,7 +14,7 @@ import pyarrow.types as t
 from aion.sinks.addresses import Address
 from aion.sinks.bad_values import UTF8, YEARS_1_TO_9999
 from aion.sinks.database import WAIT_S, Database, TableName, file_of, identifier, identifiers
-from aion.sinks.rows import Change
+from aion.sinks.rows import TableChange
 
 
 class Sqlite(Database):
@@ -58,7 +58,7 @@ class Sqlite(Database):
         name, kind = table.beside(f"{table.table}_window"), "UNIQUE INDEX" if unique else "INDEX"
         self.query(f"CREATE {kind} {name} ON {identifier(table.table)} ({identifiers(columns)})")
 
-    def replace(self, table: TableName, change: Change) -> None:
+    def replace(self, table: TableName, change: TableChange) -> None:
         found = " AND ".join(f"{identifier(name)} IS ?" for name in change.identity)
         self.driver.executemany(f"DELETE FROM {table} WHERE {found}", python_rows(change.places))
         names, rows = identifiers(change.rows.column_names), python_rows(change.rows)

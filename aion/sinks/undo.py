@@ -24,7 +24,7 @@ from aion.sinks.database import Database, TableName, identifier, identifiers
 from aion.sinks.dropped import BATCH as DROPPED_BATCH
 from aion.sinks.dropped import QUERY as DROPPED_QUERY
 from aion.sinks.marks import Content, Goal, Mark, follows
-from aion.sinks.rows import Change
+from aion.sinks.rows import TableChange
 
 ENTRIES = "aion_undo"
 """The table with a row for each batch that can be taken back. It is in the same schema as the marks."""
@@ -70,8 +70,8 @@ class _Entry:
 
 
 def record(
-    database: Database, table: TableName, change: Change, batches: int | None, before: Mark | None, content: Content,
-    now: Mark,
+    database: Database, table: TableName, change: TableChange, batches: int | None, before: Mark | None,
+    content: Content, now: Mark,
 ) -> None:  # fmt: skip
     """Records what a batch will replace. To be called before it is written. ``batches``: how many can be taken back.
 
@@ -106,7 +106,7 @@ def record(
         )  # fmt: skip
 
 
-def _values(database: Database, table: TableName, change: Change) -> list[str]:
+def _values(database: Database, table: TableName, change: TableChange) -> list[str]:
     """The columns that are recorded: all that can be written again, also those that this batch does not write."""
     identity = change.identity if database.case else [name.lower() for name in change.identity]
     return [name for name in database.insertable(table) if (name if database.case else name.lower()) not in identity]

@@ -17,7 +17,7 @@ from aion.sinks.database import Database, TableName, content_of, file_of, found_
 from aion.sinks.dropped import IGNORE, dropped_rows
 from aion.sinks.marks import Content, Goal, History, Mark, is_beyond, must_go_back, seen_again, written
 from aion.sinks.names import check_names
-from aion.sinks.rows import Change
+from aion.sinks.rows import TableChange
 from aion.sinks.sink import Sink, check_where, names
 from aion.sinks.undo import ENTRIES, SUFFIX, batches_of, prune, record, record_beside, taken_back, why_not
 from aion.sinks.uris import kind_of
@@ -126,7 +126,7 @@ class Upsert(Sink):
             changes=self.changes, connect=self.address.without_password,
         )  # fmt: skip
 
-    def apply(self, change: Change, mark: Mark) -> None:
+    def apply(self, change: TableChange, mark: Mark) -> None:
         table = TableName.of(self.table)
         with kind_of(self.address).open(self.address) as database:
             before, stays = locked_mark(database, table), None
@@ -152,7 +152,7 @@ class Upsert(Sink):
             filled = content_of(database, table) is Content.ROWS
             set_mark(database, table, written(mark, before, filled))
 
-    def _replace(self, database: Database, table: TableName, change: Change, batch: int) -> tuple[str, int] | None:
+    def _replace(self, database: Database, table: TableName, change: TableChange, batch: int) -> tuple[str, int] | None:
         """Returns the table of changes, and the number that the batch has there."""
         if self.changes is None:
             database.replace(table, change)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from aion.base.identity import identify
 from aion.core.join.plan import SIDES, JoinPlan
-from aion.core.join.rows import GONE, MATCHED, Rows, SideRows
+from aion.core.join.rows import GONE, MATCHED, JoinRows, SideRows
 from aion.execute.joining import BOUNDS, SECRET
 from aion.state.columns import conformed
 from aion.state.filters import Asked
@@ -36,7 +36,7 @@ def join_rows(plan: JoinPlan, reader: VersionReader, asked: Asked, schema: pa.Sc
         first_us = max(before_us, asked.start_us)
         first, last = (int(us) // stored.bin_us for us in (first_us, asked.end_us))
         for batch in stored.pages.all(first, last, hashes):
-            rows = Rows.stored(pa.Table.from_batches([batch]))
+            rows = JoinRows.stored(pa.Table.from_batches([batch]))
             wanted = (rows.time >= first_us) & (rows.time < asked.end_us) & ~rows.has(GONE)
             keys = [rows.table.column(name).combine_chunks().cast(schema.field(name).type) for name in plan.key]
             wanted &= asked.among(keys, len(rows))

@@ -16,7 +16,7 @@ from aion.errors import ConfigError, MissingState
 from aion.state.columns import of_join, of_windows
 from aion.state.filters import Asked, Instant, Key
 from aion.state.joins import join_rows
-from aion.state.versions import Operator, manifest_of, operator_in, versions_at
+from aion.state.versions import StoredOperator, manifest_of, operator_in, versions_at
 from aion.state.windows import window_rows
 from aion.zones import zone_rules
 from state_backends.server.reading import HeldVersion, VersionReader, held
@@ -81,7 +81,7 @@ class StateRequest:
 
     def __init__(
         self,
-        operator: Operator,
+        operator: StoredOperator,
         aggregates: Mapping[str, Aggregate] | None,
         key: Key | Sequence[Key] | None,
         window: tuple[Instant, Instant] | None,
@@ -96,11 +96,11 @@ class StateRequest:
             self.schema, keys = of_windows(plan), [plan.schema.field(name) for name in plan.key]
         self._asked = Asked.of(keys, key, window)
 
-    def numbers(self, operator: Operator) -> set[int] | None:
+    def numbers(self, operator: StoredOperator) -> set[int] | None:
         """Returns the numbers of the shards in which the keys may be, or None if they may be in any."""
         return self._asked.shards(operator.found["ids"], operator.found["key_types"])
 
-    def shards(self, operator: Operator) -> list[str]:
+    def shards(self, operator: StoredOperator) -> list[str]:
         """Returns the folders of the shards in which the keys may be."""
         numbers = self.numbers(operator)
         if numbers is None:
@@ -123,7 +123,7 @@ class StateRequest:
 
 
 def _held(
-    stack: ExitStack, folder: StateFolder, operator: Operator, batch: int | None, shards: Sequence[str]
+    stack: ExitStack, folder: StateFolder, operator: StoredOperator, batch: int | None, shards: Sequence[str]
 ) -> list[HeldVersion]:
     """Returns the versions of the shards, which stay as long as the stack is open.
 

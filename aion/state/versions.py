@@ -22,7 +22,7 @@ from state_backends.versions.retention import batch_of
 
 
 @dataclass(frozen=True)
-class Operator:
+class StoredOperator:
     """An operator in a state folder. ``place``: its name, and for a later lineage ``operator/lineage``.
 
     ``found``: what ``operator.json`` says. ``shards``: the names of the folders of its shards.
@@ -43,7 +43,7 @@ class Operator:
         return (self.query, *self.place.split("/"), shard)
 
 
-def operator_in(folder: StateFolder, query: str | None, name: str | None) -> Operator:
+def operator_in(folder: StateFolder, query: str | None, name: str | None) -> StoredOperator:
     """Returns the operator that is meant. Raises ConfigError, which lists them, if that is none or not one alone."""
     shards: dict[tuple[str, str], list[str]] = {}
     for its_query, place, shard in folder.shards():
@@ -58,10 +58,12 @@ def operator_in(folder: StateFolder, query: str | None, name: str | None) -> Ope
         what = "several operators" if matching else "no such operator"
         raise ConfigError(f"{folder.state_dir}: it has {what}; choose one by query= and name=:\n{listed}")
     (found,) = matching
-    return Operator(*found, folder.operator(*found), sorted(shards[found]))
+    return StoredOperator(*found, folder.operator(*found), sorted(shards[found]))
 
 
-def versions_at(folder: StateFolder, operator: Operator, batch: int | None, shards: Iterable[str]) -> dict[str, str]:
+def versions_at(
+    folder: StateFolder, operator: StoredOperator, batch: int | None, shards: Iterable[str]
+) -> dict[str, str]:
     """Returns the token of each of these shards that has state after ``batch``. If that is None, after the last
     complete batch.
 
@@ -98,7 +100,7 @@ def versions_at(folder: StateFolder, operator: Operator, batch: int | None, shar
     }
 
 
-def manifest_of(folder: StateFolder, operator: Operator, shard: str, token: str) -> Manifest:
+def manifest_of(folder: StateFolder, operator: StoredOperator, shard: str, token: str) -> Manifest:
     """Reads a version. Raises MissingState if it has been deleted."""
     storage = folder.location.storage(operator.names(shard), folder.location.live, "read")
     try:
@@ -142,7 +144,7 @@ def _begins(storage: Storage, tokens: list[str]) -> bool:
         return False
 
 
-def _last_complete(folder: StateFolder, operator: Operator) -> int | None:
+def _last_complete(folder: StateFolder, operator: StoredOperator) -> int | None:
     """Returns the last complete batch of the query, -1 if there is none, or None if its checkpoint cannot be read."""
     checkpoint = folder.checkpoint(operator.query, operator.place)
     if not checkpoint:

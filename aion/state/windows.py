@@ -33,7 +33,7 @@ from aion.execute.panes.applying import Seen, decode_all
 from aion.execute.panes.combining import windows_at_once
 from aion.execute.panes.contents import RowContents
 from aion.execute.panes.keyed import KeyedExecutor
-from aion.execute.panes.rows import Counted, WindowColumns, pane_rows
+from aion.execute.panes.rows import RowFacts, WindowColumns, pane_rows
 from aion.execute.spill.spilling import Room
 from aion.state.columns import conformed, of_windows, shown_of
 from aion.state.filters import Asked
@@ -183,7 +183,7 @@ def _panes(reading: _Reading, order: Execute) -> Iterator[pa.RecordBatch]:
         plan,
         [counted.column(name).combine_chunks() for name in plan.key],
         WindowColumns.of_execution(order).take(np.zeros(n, np.int64)),
-        Counted(PaneKind.ON_TIME, counted.column("\0events_sum"), counted.column("\0late_sum")),
+        RowFacts(PaneKind.ON_TIME, counted.column("\0events_sum"), counted.column("\0late_sum")),
     )
 
 
@@ -271,7 +271,7 @@ def _keyed_panes(reading: _Reading, part: Plan, order: ExecuteKeyed) -> Iterator
             part,
             windows.keys,
             WindowColumns(np.full(n, order.definition), windows["start"], windows["end"], windows["closes"]),
-            Counted(PaneKind.ON_TIME, windows["events"], windows["late_events"]),
+            RowFacts(PaneKind.ON_TIME, windows["events"], windows["late_events"]),
         )
         return
     executor = KeyedExecutor(

@@ -28,7 +28,7 @@ _MOST_BITS = 24
 _MOST_PAGES = 1 << 32
 
 
-class Pages(Protocol):
+class ValuePages(Protocol):
     """The pages of one variable of one key."""
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
@@ -43,10 +43,10 @@ class Content(Protocol):
 
     changed: bool
 
-    def encode(self, pages: Pages) -> bytes | None:
+    def encode(self, pages: ValuePages) -> bytes | None:
         """Returns what the record keeps, or None if it keeps nothing. Writes the pages that changed."""
 
-    def expire(self, now_ms: int, pages: Pages) -> int:
+    def expire(self, now_ms: int, pages: ValuePages) -> int:
         """Removes what has expired. Returns when the next element expires; 0: none does."""
 
 
@@ -78,10 +78,10 @@ class ValueContent:
         self.value, self.expires = value, expires
         self.changed = True
 
-    def encode(self, pages: Pages) -> bytes | None:
+    def encode(self, pages: ValuePages) -> bytes | None:
         return None if self.value is None else pack([self.expires, self.value])
 
-    def expire(self, now_ms: int, pages: Pages) -> int:
+    def expire(self, now_ms: int, pages: ValuePages) -> int:
         if 0 < self.expires <= now_ms:
             self.set(None, 0)
         return self.expires
@@ -99,16 +99,16 @@ class ListContent:
             self._pages, self._tail = unpack(stored)
             self._written = self._pages
 
-    def exists(self, now_ms: int, pages: Pages) -> bool:
+    def exists(self, now_ms: int, pages: ValuePages) -> bool:
         return next(self.get(now_ms, pages), None) is not None
 
-    def get(self, now_ms: int, pages: Pages) -> Iterator[Plain]:
+    def get(self, now_ms: int, pages: ValuePages) -> Iterator[Plain]:
         """Returns the values that have not expired, lazily, as they are when the first is taken."""
         if not self._pages:
             return iter([element[1] for element in self._tail if not 0 < element[0] <= now_ms])
         return (element[1] for element in self.elements(pages) if not 0 < element[0] <= now_ms)
 
-    def elements(self, pages: Pages) -> Iterator[Element]:
+    def elements(self, pages: ValuePages) -> Iterator[Element]:
         """Yields all elements, lazily, as they are when the first is taken."""
         tail, count = list(self._tail), self._pages
         for begin in range(0, count, _AT_ONCE):
@@ -116,7 +116,7 @@ class ListContent:
                 yield from page
         yield from tail
 
-    def count(self, pages: Pages) -> tuple[int, bool]:
+    def count(self, pages: ValuePages) -> tuple[int, bool]:
         """Returns how many elements there are, and whether that is exact. Else each page counts as the first one
         does.
         """
@@ -141,7 +141,7 @@ class ListContent:
         self._pages, self._tail = 0, []
         self.changed = True
 
-    def encode(self, pages: Pages) -> bytes | None:
+    def encode(self, pages: ValuePages) -> bytes | None:
         data = pack([self._pages, self._tail])
         if len(data) > PAGE_BYTES:
             self._fill_pages(pages, max(1, len(self._tail) * PAGE_BYTES // len(data)))
@@ -151,7 +151,7 @@ class ListContent:
         self._written = self._pages
         return data if self._pages or self._tail else None
 
-    def _fill_pages(self, pages: Pages, many: int) -> None:
+    def _fill_pages(self, pages: ValuePages, many: int) -> None:
         """Moves as many elements as fill pages of ``many`` elements from the tail to pages."""
         full = len(self._tail) // many * many
         for begin in range(0, full, many):
@@ -160,7 +160,7 @@ class ListContent:
         self._written = max(self._written, self._pages)
         self._tail = self._tail[full:]
 
-    def expire(self, now_ms: int, pages: Pages) -> int:
+    def expire(self, now_ms: int, pages: ValuePages) -> int:
         # Elements expire in the order in which they were appended, but the clock of Spark's driver may go back.
         alive: list[Any] = []
         for begin in range(0, self._pages, _AT_ONCE):
@@ -192,35 +192,35 @@ class MapContent:
         """Whether the entries are in pages."""
         return self._bits >= 0
 
-    def exists(self, now_ms: int, pages: Pages) -> bool:
+    def exists(self, now_ms: int, pages: ValuePages) -> bool:
         found = (entry for page in self._all(self._loaded, pages) for entry in page.values())
         return any(not 0 < entry[1] <= now_ms for entry in found)
 
-    def get(self, key: bytes, now_ms: int, pages: Pages) -> Plain | None:
+    def get(self, key: bytes, now_ms: int, pages: ValuePages) -> Plain | None:
         found = self._page(self._number(key), pages).get(key)
         if found is None or 0 < found[1] <= now_ms:
             return None
         value: Plain = found[2]
         return value
 
-    def set(self, key: bytes, value: Plain, expires: int, pages: Pages) -> None:
+    def set(self, key: bytes, value: Plain, expires: int, pages: ValuePages) -> None:
         number = self._number(key)
         page = self._page(number, pages)
         self._count += key not in page
         page[key] = (key, expires, value)
         self._touch(number)
 
-    def remove(self, key: bytes, pages: Pages) -> None:
+    def remove(self, key: bytes, pages: ValuePages) -> None:
         number = self._number(key)
         if self._page(number, pages).pop(key, None) is not None:
             self._count -= 1
             self._touch(number)
 
-    def items(self, now_ms: int, pages: Pages) -> Iterator[tuple[bytes, Plain]]:
+    def items(self, now_ms: int, pages: ValuePages) -> Iterator[tuple[bytes, Plain]]:
         """Returns the entries that have not expired, lazily, as they are when the first is taken."""
         return ((entry[0], entry[2]) for entry in self.entries(pages) if not 0 < entry[1] <= now_ms)
 
-    def entries(self, pages: Pages) -> Iterator[Entry]:
+    def entries(self, pages: ValuePages) -> Iterator[Entry]:
         """Yields all entries, lazily, as they are when the first is taken. Pages that were not in memory do not stay
         there.
         """
@@ -237,7 +237,7 @@ class MapContent:
         self._bits, self._count, self._loaded, self._dirty = -1, 0, {0: {}}, set()
         self.changed = True
 
-    def encode(self, pages: Pages) -> bytes | None:
+    def encode(self, pages: ValuePages) -> bytes | None:
         if not self._count:
             self.clear()
         elif self._bits < 0:
@@ -258,12 +258,12 @@ class MapContent:
         self._delete_from(self._stored_pages(), pages)
         return pack([self._bits, self._count, None]) if self._count else None
 
-    def _delete_from(self, first: int, pages: Pages) -> None:
+    def _delete_from(self, first: int, pages: ValuePages) -> None:
         for number in range(first, self._written):
             pages.write(number, None)
         self._written = first
 
-    def expire(self, now_ms: int, pages: Pages) -> int:
+    def expire(self, now_ms: int, pages: ValuePages) -> int:
         earliest = 0
         for number in range(max(1, self._stored_pages())):
             page = self._page(number, pages)
@@ -282,13 +282,13 @@ class MapContent:
     def _number(self, key: bytes) -> int:
         return 0 if self._bits <= 0 else zlib.crc32(key) & ((1 << self._bits) - 1)
 
-    def _page(self, number: int, pages: Pages) -> dict[bytes, Entry]:
+    def _page(self, number: int, pages: ValuePages) -> dict[bytes, Entry]:
         found = self._loaded.get(number)
         if found is None:
             found = self._loaded[number] = _parsed(pages.read([number])[0])
         return found
 
-    def _all(self, loaded: Mapping[int, dict[bytes, Entry]], pages: Pages) -> Iterator[dict[bytes, Entry]]:
+    def _all(self, loaded: Mapping[int, dict[bytes, Entry]], pages: ValuePages) -> Iterator[dict[bytes, Entry]]:
         """Yields all pages, lazily: those in memory are ``loaded``, and others as the last batch left them."""
         count = max(1, self._stored_pages())
         for begin in range(0, count, _AT_ONCE):
@@ -306,7 +306,7 @@ class MapContent:
         """More pages are of no use: an entry that is larger than a page stays as it is, however many there are."""
         return min(_MOST_BITS, self._count.bit_length() + 2)
 
-    def _spread(self, pages: Pages, largest: int) -> None:
+    def _spread(self, pages: ValuePages, largest: int) -> None:
         """Spreads the entries over more pages, so that the largest takes about half a page."""
         everything = {key: entry for page in self._all(self._loaded, pages) for key, entry in page.items()}
         self._bits = min(self._most_bits(), max(self._bits, 0) + max(1, (largest // PAGE_BYTES).bit_length()))

@@ -154,7 +154,7 @@ class KeyRecord:
 
 
 class KeyPages:
-    """See :class:`aion.stateful.contents.Pages`. ``written``: what is to be put."""
+    """See :class:`aion.stateful.contents.ValuePages`. ``written``: what is to be put."""
 
     __slots__ = ("_key", "_store", "_variable", "written")
 

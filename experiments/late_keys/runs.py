@@ -18,7 +18,7 @@ from aion import aggregates as A
 from aion.base.hashing import ShardOfKeys
 from aion.config import Policy, load_policy
 from aion.core.compaction import Compact
-from aion.core.life.rules import Rules, Shared
+from aion.core.life.rules import PolicyRules, Rules
 from aion.core.operator.operator import GridWindows, Operator
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.assembly import make_bound, make_builder, make_contents, make_operator, make_trigger
@@ -163,7 +163,7 @@ class OneShard:
             executor = Executor(self.plan, operator, attempt, make_contents(self.plan, self._pool, self.policy))
         else:
             bound = make_bound(self.plan, self.policy, snapshot)
-            rules = Rules(Shared(bound, make_trigger(self.policy)), {}, len(self.plan.windows))
+            rules = Rules(PolicyRules(bound, make_trigger(self.policy)), {}, len(self.plan.windows))
             operator = Operator([GridWindows(self.plan.grid)], rules, snapshot=snapshot)
             executor = Executor(self.plan, operator, attempt, RowContents(self.plan, self._pool))
         yield executor, attempt

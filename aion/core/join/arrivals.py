@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from aion.base.numbers import EARLIEST_US, LATEST_US
 from aion.core.join.plan import KIND_BEFORE, JoinPlan
 from aion.core.join.results import Results
-from aion.core.join.rows import LATE, Rows
+from aion.core.join.rows import LATE, JoinRows
 from aion.core.lateness.observe import NewBounds, observe_late
 from aion.core.life.actions import PaneKind
 from aion.core.life.arrival import UNTIMED
@@ -22,7 +22,7 @@ TOO_LATE = "later than the bound of its side"
 _SECOND_US = 1_000_000
 
 
-class Arrivals:
+class JoinArrivals:
     """Takes rows apart. ``bounds``: of both sides. ``secret``: the key of identities."""
 
     def __init__(self, plan: JoinPlan, bounds: tuple[NewBounds, NewBounds], secret: bytes, results: Results) -> None:
@@ -30,7 +30,7 @@ class Arrivals:
 
     def accepted(
         self, side: int, table: pa.Table, line_us: int, at_us: int | None
-    ) -> tuple[Rows, list[pa.RecordBatch]]:
+    ) -> tuple[JoinRows, list[pa.RecordBatch]]:
         """Returns the rows that are taken, and dropped rows: of those without a time that can be used, and of those
         that are too late. ``line_us``: earlier rows are too late. ``at_us``: the watermark, or None if there is none.
         """
@@ -57,7 +57,7 @@ class Arrivals:
             if mask.any():
                 dropped.append(self._results.dropped(side, table.filter(pa.array(mask)), reason, lateness_us))
         kept = timed & ~too_late
-        rows = Rows.of(self._plan, side, table if kept.all() else table.filter(pa.array(kept)), self._secret)
+        rows = JoinRows.of(self._plan, side, table if kept.all() else table.filter(pa.array(kept)), self._secret)
         rows.flags[late[kept]] |= LATE
         return rows, dropped
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aion.core.join.arrivals import Arrivals
+from aion.core.join.arrivals import JoinArrivals
 from aion.core.join.matching import Sorted
 from aion.core.join.plan import ASOF, CHANGES, FINAL, LEFT, RIGHT, JoinPlan
 from aion.core.join.results import Newest, Results, differ
@@ -32,8 +32,8 @@ from aion.core.join.rows import (
     NO_KEY,
     NOTED,
     Hashes,
+    JoinRows,
     New,
-    Rows,
     SideRows,
     newest,
     numbered,
@@ -100,7 +100,7 @@ class Join:
             self._due_us = list(snapshot["due_us"])
         seq = 0 if snapshot is None else snapshot["next_pane_seq"]
         self._results = Results(plan, texts, self.counters, seq)
-        self._arrivals = Arrivals(plan, bounds, secret, self._results)
+        self._arrivals = JoinArrivals(plan, bounds, secret, self._results)
         self._newest = Newest(plan, self._sides[RIGHT])
 
     def snapshot(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class Join:
     # -- rows that come -----------------------------------------------------------------------------------
 
     def _portion(self) -> Iterator[pa.RecordBatch]:
-        new: list[Rows] = []
+        new: list[JoinRows] = []
         for side in (LEFT, RIGHT):
             waiting = self._waiting[side]
             table = pa.concat_tables([self._plan.sides[side].arriving.empty_table(), *waiting])
@@ -189,11 +189,11 @@ class Join:
                 new[LEFT].take(some[some < first_right]), new[RIGHT].take(some[some >= first_right] - first_right)
             )
 
-    def _due(self, side: int, rows: Rows) -> Ints:
+    def _due(self, side: int, rows: JoinRows) -> Ints:
         """When it is known of each row that no partner comes on time any more."""
         return rows.time + self._plan.due_after(side)
 
-    def _is_shown(self, side: int, rows: Rows) -> Flags:
+    def _is_shown(self, side: int, rows: JoinRows) -> Flags:
         """Whether kept rows of a side are shown if they have no partner."""
         if self._plan.early:
             return np.ones(len(rows), np.bool_)
@@ -205,7 +205,7 @@ class Join:
             return self._lines[1 - side] - 1
         return _NOWHERE if self.at_us is None else self.at_us
 
-    def _pieces(self, left: Rows, right: Rows) -> Iterator[pa.RecordBatch]:
+    def _pieces(self, left: JoinRows, right: JoinRows) -> Iterator[pa.RecordBatch]:
         """Processes some rows of both sides: they meet, and are kept."""
         came: list[New] = []
         for side, rows in enumerate((left, right)):
@@ -246,7 +246,7 @@ class Join:
                 rows, found = rows.take(kept), found._replace(page_of=found.page_of[kept])
             stored.add(found, rows, read=new.first)
 
-    def _note(self, side: int, rows: Rows, at: Ints) -> None:
+    def _note(self, side: int, rows: JoinRows, at: Ints) -> None:
         """Notes when rows without a partner are due."""
         some = rows.take(at)
         due = self._sides[side].note(some, self._due(side, some), self._results.seq)
@@ -254,7 +254,7 @@ class Join:
         self._results.seq += 1
         rows.flags[at] |= NOTED
 
-    def _matched(self, new: list[Rows]) -> Iterator[pa.RecordBatch]:
+    def _matched(self, new: list[JoinRows]) -> Iterator[pa.RecordBatch]:
         """Yields the pairs of new rows with each other and with those that are kept. Marks what has a partner."""
         first, last = self._plan.interval(RIGHT)
         left, right = new
@@ -280,7 +280,7 @@ class Join:
                     stored.mark(found, read, at, there.flags)
 
     def _paired(
-        self, left: Rows, a: Ints, right: Rows, b: Ints, *, kept: int | None = None
+        self, left: JoinRows, a: Ints, right: JoinRows, b: Ints, *, kept: int | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yields those rows of both sides that are pairs. ``kept``: the side whose rows came in earlier portions."""
         a, b = self._results.agreeing(left, a, right, b)
@@ -298,13 +298,13 @@ class Join:
                 late |= rows.has(LATE)[at]
         yield self._results.rows(left, a, right, b, self._kinds(late))
 
-    def _not_alone(self, side: int, rows: Rows, at: Ints) -> Iterator[pa.RecordBatch]:
+    def _not_alone(self, side: int, rows: JoinRows, at: Ints) -> Iterator[pa.RecordBatch]:
         """Takes back what was shown of rows without a partner."""
         shown = at[~rows.has(MATCHED)[at] & self._is_shown(side, rows)[at]]
         shown = shown[self._were_there(side, rows.take(shown))]
         yield from self._alone(side, rows, shown, PaneKind.RETRACTED.value)
 
-    def _withdrawn(self, came: Sequence[New], live: Sequence[Rows]) -> Iterator[pa.RecordBatch]:
+    def _withdrawn(self, came: Sequence[New], live: Sequence[JoinRows]) -> Iterator[pa.RecordBatch]:
         """Takes back what was shown of rows that are replaced."""
         olds = [new.replaced for new in came]
         for side, old in enumerate(olds):
@@ -333,13 +333,15 @@ class Join:
                 b, a = self._results.agreeing_of(LEFT, left, a, right, b)
                 yield from self._taken_back(LEFT, left, a, right, b)
 
-    def _taken_back(self, side: int, rows: Rows, at: Ints, others: Rows, their: Ints) -> Iterator[pa.RecordBatch]:
+    def _taken_back(
+        self, side: int, rows: JoinRows, at: Ints, others: JoinRows, their: Ints
+    ) -> Iterator[pa.RecordBatch]:
         if len(at):
             kinds = pa.repeat(PaneKind.RETRACTED.value, len(at))
             pairs = (rows, at, others, their) if side == LEFT else (others, their, rows, at)
             yield self._results.rows(*pairs, kinds)
 
-    def _alone_again(self, side: int, rows: Rows, at: Ints, new: Rows) -> Iterator[pa.RecordBatch]:
+    def _alone_again(self, side: int, rows: JoinRows, at: Ints, new: JoinRows) -> Iterator[pa.RecordBatch]:
         """Shows kept rows that have lost a partner and have no other. ``new``: rows of the other side that come now."""
         if not len(at):
             return
@@ -353,7 +355,7 @@ class Join:
         if (later := rest[~is_due & ~rows.has(NOTED)[rest]]).size:
             self._note(side, rows, later)
 
-    def _have_partners(self, side: int, rows: Rows, new: Rows) -> Flags:
+    def _have_partners(self, side: int, rows: JoinRows, new: JoinRows) -> Flags:
         """A mask of the rows of a side that have a partner, among those that are kept or come now."""
         found = np.zeros(len(rows), np.bool_)
         first, last = self._plan.interval(side)
@@ -365,7 +367,7 @@ class Join:
                 found[self._results.agreeing_of(side, rows, mine, others, their)[1]] = True
         return found
 
-    def _were_there(self, side: int, rows: Rows) -> Flags:
+    def _were_there(self, side: int, rows: JoinRows) -> Flags:
         """A mask of the rows that came before this batch."""
         there = np.ones(len(rows), np.bool_)
         for fresh in self._fresh[side]:
@@ -377,7 +379,7 @@ class Join:
             return pa.repeat(PaneKind.FINAL.value, len(late))
         return pa.array(np.where(late, PaneKind.LATE.value, PaneKind.ON_TIME.value), pa.string())
 
-    def _late_or_early(self, side: int, rows: Rows) -> pa.Array:
+    def _late_or_early(self, side: int, rows: JoinRows) -> pa.Array:
         """The kinds of rows that are shown again: late, or early if they are not due yet."""
         early = self._due(side, rows) > self._shown[side]
         return pc.if_else(pa.array(early), PaneKind.EARLY.value, self._kinds(np.ones(len(rows), np.bool_)))
@@ -405,12 +407,12 @@ class Join:
             for rows in self._found(side, waiting):
                 yield from self._without_match(side, rows, pa.repeat(PaneKind.EARLY.value, len(rows)))
 
-    def _found(self, side: int, every: Ints) -> Iterator[Rows]:
+    def _found(self, side: int, every: Ints) -> Iterator[JoinRows]:
         """Yields the rows that an index of what is due has, as they are kept."""
         stored = self._sides[side]
         for begin in range(0, len(every), _PIECE_ROWS):
             due = every[begin : begin + _PIECE_ROWS]
-            some = [Rows.stored(stored.schema.empty_table())]
+            some = [JoinRows.stored(stored.schema.empty_table())]
             wanted = due[np.lexsort((due[:, 3], due[:, 2]))][:, 2:]
             by_id, hashes = Sorted(wanted[:, 0], np.zeros(len(wanted), np.int64)), Hashes(due[:, 0])
             for read in stored.pages.chunks_of(stored.found(due)):
@@ -421,7 +423,7 @@ class Join:
                     some.append(there.take(np.unique(search[second[search] == wanted[at, 1]])))
             yield together([rows for rows in some if len(rows)] or some)
 
-    def _without_match(self, side: int, rows: Rows, kinds: pa.Array) -> Iterator[pa.RecordBatch]:
+    def _without_match(self, side: int, rows: JoinRows, kinds: pa.Array) -> Iterator[pa.RecordBatch]:
         """Yields those of the rows that have no partner, or each with its newest partner. ``kinds``: of each row."""
         if self._plan.how != ASOF:
             alone = np.flatnonzero(~rows.has(MATCHED))
@@ -429,11 +431,11 @@ class Join:
         elif len(rows):
             yield from self._of_newest(rows, kinds)
 
-    def _of_newest(self, left: Rows, kinds: pa.Array) -> Iterator[pa.RecordBatch]:
+    def _of_newest(self, left: JoinRows, kinds: pa.Array) -> Iterator[pa.RecordBatch]:
         partner, which = self._newest.partners(left)
         yield self._results.rows(left, np.arange(len(left)), partner, which, kinds)
 
-    def _exchanged(self, came: Sequence[New], live: Sequence[Rows]) -> Iterator[pa.RecordBatch]:
+    def _exchanged(self, came: Sequence[New], live: Sequence[JoinRows]) -> Iterator[pa.RecordBatch]:
         """Takes back what is not right any more of what was shown, and yields what is right instead."""
         if (old := came[LEFT].replaced) is not None:
             shown = old.take(np.flatnonzero(self._is_shown(LEFT, old)))
@@ -444,7 +446,7 @@ class Join:
         yield from self._corrected(live[RIGHT], came[RIGHT].replaced)
         self._sides[RIGHT].remove(came[RIGHT])
 
-    def _corrected(self, right: Rows, gone: Rows | None) -> Iterator[pa.RecordBatch]:
+    def _corrected(self, right: JoinRows, gone: JoinRows | None) -> Iterator[pa.RecordBatch]:
         """Takes back the pairs of left rows that have been shown and get another partner, and yields the new ones."""
         touching = right if gone is None else together([right, gone])
         if not len(touching) or (self._shown[LEFT] == _NOWHERE and not self._plan.early):
@@ -474,11 +476,11 @@ class Join:
 
     # -- results ------------------------------------------------------------------------------------------
 
-    def _alone(self, side: int, rows: Rows, at: Ints, kind: Any) -> Iterator[pa.RecordBatch]:
+    def _alone(self, side: int, rows: JoinRows, at: Ints, kind: Any) -> Iterator[pa.RecordBatch]:
         """Yields rows without a partner. ``kind``: one for all, or one for each."""
         if len(at):
             kinds = pa.repeat(kind, len(at)) if isinstance(kind, str) else kind
-            other = Rows.stored(self._sides[1 - side].schema.empty_table())
+            other = JoinRows.stored(self._sides[1 - side].schema.empty_table())
             none = np.full(len(at), -1)
             if side == LEFT:
                 yield self._results.rows(rows, at, other, none, kinds)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from aion.base.identity import identify
 from aion.core.join.matching import Sorted
 from aion.core.join.plan import CHANGES, DROPPED_BEFORE, LEFT, PAIR, PAIR_TIME, SIDE, SIDES, JoinPlan, holds
-from aion.core.join.rows import NO_KEY, Hashes, Rows, SideRows, together
+from aion.core.join.rows import NO_KEY, Hashes, JoinRows, SideRows, together
 from aion.core.life.actions import PaneKind, dropped_of
 from aion.core.life.arrival import UNTIMED
 from aion.core.life.lifecycle import Counters
@@ -38,7 +38,7 @@ class Results:
         self._schema = plan.result_schema
         self.seq = seq
 
-    def columns(self, left: Rows, a: Ints, right: Rows, b: Ints) -> pa.RecordBatch:
+    def columns(self, left: JoinRows, a: Ints, right: JoinRows, b: Ints) -> pa.RecordBatch:
         """The columns of the user in pairs. -1: there is no row."""
         found: dict[str, pa.Array] = {}
         for rows, at in ((left, a), (right, b)):
@@ -52,7 +52,7 @@ class Results:
         names = [field.name for field in self._schema if field.name in found]
         return pa.RecordBatch.from_arrays([found[name] for name in names], names)
 
-    def agreeing(self, left: Rows, a: Ints, right: Rows, b: Ints) -> tuple[Ints, Ints]:
+    def agreeing(self, left: JoinRows, a: Ints, right: JoinRows, b: Ints) -> tuple[Ints, Ints]:
         """Those rows of both sides that are pairs, of some with the same hash whose times fit."""
         same = (left.second[a] == right.second[b]) & ~left.has(NO_KEY)[a] & ~right.has(NO_KEY)[b]
         a, b = a[same], b[same]
@@ -61,7 +61,7 @@ class Results:
             a, b = a[mask], b[mask]
         return a, b
 
-    def agreeing_of(self, side: int, rows: Rows, at: Ints, others: Rows, their: Ints) -> tuple[Ints, Ints]:
+    def agreeing_of(self, side: int, rows: JoinRows, at: Ints, others: JoinRows, their: Ints) -> tuple[Ints, Ints]:
         """The same as :meth:`agreeing` for rows of a side and others. Returns the numbers of the others first."""
         if side == LEFT:
             at, their = self.agreeing(rows, at, others, their)
@@ -69,7 +69,7 @@ class Results:
             their, at = self.agreeing(others, their, rows, at)
         return their, at
 
-    def rows(self, left: Rows, a: Ints, right: Rows, b: Ints, kinds: pa.Array) -> pa.RecordBatch:
+    def rows(self, left: JoinRows, a: Ints, right: JoinRows, b: Ints, kinds: pa.Array) -> pa.RecordBatch:
         """Makes result rows. ``a``, ``b``: the rows of each side; -1: there is none."""
         n = len(a)
         ids: list[Ints] = []
@@ -139,11 +139,11 @@ class Newest:
     def __init__(self, plan: JoinPlan, right: SideRows) -> None:
         self._interval, self._right = plan.interval(LEFT), right
 
-    def partners(self, left: Rows, *, without: Rows | None = None) -> tuple[Rows, Ints]:
+    def partners(self, left: JoinRows, *, without: JoinRows | None = None) -> tuple[JoinRows, Ints]:
         """For each row of the left side the newest kept row of the right side, as rows and the number of each; -1:
         there is none. ``without``: kept rows that do not count.
         """
-        best = Rows.stored(self._right.schema.empty_table())
+        best = JoinRows.stored(self._right.schema.empty_table())
         which = np.full(len(left), -1)
         hashes = Hashes(left.hash)
         for read in self._right.pages.chunks_of(self._around(left.hash, left.time)):
@@ -160,7 +160,7 @@ class Newest:
     def _around(self, hashes: Ints, times: Ints) -> Pages:
         return self._right.around(hashes, times, *self._interval)
 
-    def better(self, left: Rows, best: Rows, which: Ints, others: Rows) -> tuple[Rows, Ints]:
+    def better(self, left: JoinRows, best: JoinRows, which: Ints, others: JoinRows) -> tuple[JoinRows, Ints]:
         """The newest of the best partners so far and of others."""
         first, last = self._interval
         usable = np.flatnonzero(~others.has(NO_KEY))
@@ -199,7 +199,7 @@ def _exceeds(new: tuple[Ints, ...], old: tuple[Ints, ...]) -> Flags:
     return result
 
 
-def differ(old: Rows, was: Ints, new: Rows, now: Ints) -> Flags:
+def differ(old: JoinRows, was: Ints, new: JoinRows, now: Ints) -> Flags:
     """Whether partners are others than before. -1: there is none."""
     result: Flags = np.not_equal(was < 0, now < 0)
     both = np.flatnonzero((was >= 0) & (now >= 0))

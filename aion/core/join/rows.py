@@ -43,7 +43,7 @@ def _own(name: str) -> str:
 
 
 @dataclass
-class Rows:
+class JoinRows:
     """Rows with what is known of each, as columns (N,). ``table``: the columns of the side.
 
     ``hash``, ``second``: of the key. ``time``: in µs. ``id``, ``id2``: what identifies the row, but for equal rows,
@@ -63,7 +63,7 @@ class Rows:
         return len(self.hash)
 
     @classmethod
-    def of(cls, plan: JoinPlan, side: int, table: pa.Table, secret: bytes) -> Rows:
+    def of(cls, plan: JoinPlan, side: int, table: pa.Table, secret: bytes) -> JoinRows:
         """Identifies rows that have come. All have a time."""
         said = plan.sides[side]
         batch = table.combine_chunks()
@@ -93,7 +93,7 @@ class Rows:
         )
 
     @classmethod
-    def stored(cls, table: pa.Table) -> Rows:
+    def stored(cls, table: pa.Table) -> JoinRows:
         """The same of rows as the map has them."""
         numbers = {name: _array(table.column(_own(name))).to_numpy() for name in _NUMBERS}
         flags = _array(table.column(_own(_FLAGS))).to_numpy().copy()
@@ -104,11 +104,11 @@ class Rows:
         numbers = [pa.array(getattr(self, name)) for name in _NUMBERS]
         return pa.table([*numbers, pa.array(self.flags), *self.table.columns], schema=schema)
 
-    def take(self, rows: Ints) -> Rows:
+    def take(self, rows: Ints) -> JoinRows:
         numbers = {name: getattr(self, name)[rows] for name in _NUMBERS}
-        return Rows(self.table.take(pa.array(rows)), flags=self.flags[rows], **numbers)
+        return JoinRows(self.table.take(pa.array(rows)), flags=self.flags[rows], **numbers)
 
-    def pieces(self, rows: int) -> Iterator[Rows]:
+    def pieces(self, rows: int) -> Iterator[JoinRows]:
         """Yields the rows, at most this number at a time."""
         for at in range(0, len(self), rows):
             yield self.take(np.arange(at, min(at + rows, len(self))))
@@ -132,13 +132,13 @@ class Rows:
         return self.id, self.id2 ^ (self.rank * _STEP)
 
 
-def together(some: list[Rows]) -> Rows:
+def together(some: list[JoinRows]) -> JoinRows:
     """Several as one. There is at least one."""
     if len(some) == 1:
         return some[0]
     numbers = {name: np.concatenate([getattr(rows, name) for rows in some]) for name in _NUMBERS}
     table = pa.concat_tables([rows.table for rows in some]).combine_chunks()
-    return Rows(table, flags=np.concatenate([rows.flags for rows in some]), **numbers)
+    return JoinRows(table, flags=np.concatenate([rows.flags for rows in some]), **numbers)
 
 
 class SideRows:
@@ -166,7 +166,7 @@ class SideRows:
 
     # -- the index of what is due -------------------------------------------------------------------------
 
-    def note(self, rows: Rows, due_us: Ints, batch: int) -> int | None:
+    def note(self, rows: JoinRows, due_us: Ints, batch: int) -> int | None:
         """Notes when it will be known that rows stay without a partner. ``batch``: a number for this call, which no
         earlier one has had. Returns the first such time.
         """
@@ -232,7 +232,7 @@ class SideRows:
         within = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
         return self.pages.pages(begin[which] + within, hashes[which])
 
-    def add(self, found: Pages, rows: Rows, *, read: Chunks | None) -> None:
+    def add(self, found: Pages, rows: JoinRows, *, read: Chunks | None) -> None:
         """Keeps rows. ``found``: the page of each. ``read``: the first chunks of these pages, if they have been read.
 
         Since then, rows may have been marked, but none added or removed.
@@ -282,14 +282,14 @@ class Hashes:
         self._there = np.zeros(1 << _BITS, np.bool_)
         self._there[hashes & _MASK] = True
 
-    def among(self, read: Chunks, *, also_gone: bool = False) -> tuple[Ints, Rows]:
+    def among(self, read: Chunks, *, also_gone: bool = False) -> tuple[Ints, JoinRows]:
         """The rows of chunks that may have one of the hashes: which they are, and what they are."""
         hashes = _array(read.rows.column(_own("hash"))).to_numpy()
         found = self._there[hashes & _MASK]
         if not also_gone:
             found &= _flags(read) & GONE == 0
         at = np.flatnonzero(found)
-        return at, Rows.stored(read.rows.take(pa.array(at)).combine_chunks())
+        return at, JoinRows.stored(read.rows.take(pa.array(at)).combine_chunks())
 
 
 class New(NamedTuple):
@@ -298,14 +298,14 @@ class New(NamedTuple):
     a mask of the rows there.
     """
 
-    rows: Rows
+    rows: JoinRows
     found: Pages
     first: Chunks | None
-    replaced: Rows | None = None
+    replaced: JoinRows | None = None
     their_places: tuple[tuple[Chunks, Flags], ...] = ()
 
 
-def numbered(stored: SideRows, rows: Rows, found: Pages, *, unique: bool) -> New:
+def numbered(stored: SideRows, rows: JoinRows, found: Pages, *, unique: bool) -> New:
     """Numbers rows that are equal to others. ``unique``: leaves them out. ``found``: the pages of the rows."""
     if not len(rows):
         return New(rows, found, None)
@@ -334,7 +334,7 @@ def numbered(stored: SideRows, rows: Rows, found: Pages, *, unique: bool) -> New
     return New(rows.take(fresh), found._replace(page_of=found.page_of[fresh]), first_chunks)
 
 
-def newest(stored: SideRows, rows: Rows, found: Pages) -> New:
+def newest(stored: SideRows, rows: JoinRows, found: Pages) -> New:
     """Keeps the newest version of each row. Its ``rank`` is the number of the version, so each is a row of its own.
 
     Versions may come in any order, so the page also keeps the newest version of a row that has gone.
@@ -347,7 +347,7 @@ def newest(stored: SideRows, rows: Rows, found: Pages) -> New:
     rows, found = _some(rows, found, np.sort(order[is_last]))
     by_id, hashes = Sorted(rows.id, np.zeros(len(rows), np.int64)), Hashes(rows.hash)
     known = np.zeros(len(rows), np.bool_)
-    replaced: list[Rows] = []
+    replaced: list[JoinRows] = []
     places: list[tuple[Chunks, Flags]] = []
     for read in stored.pages.chunks_of(found):
         at, there = hashes.among(read, also_gone=True)
@@ -368,7 +368,7 @@ def newest(stored: SideRows, rows: Rows, found: Pages) -> New:
     return New(rows, found, None, together(replaced) if replaced else None, tuple(places))
 
 
-def _some(rows: Rows, found: Pages, at: Ints) -> tuple[Rows, Pages]:
+def _some(rows: JoinRows, found: Pages, at: Ints) -> tuple[JoinRows, Pages]:
     if len(at) == len(rows):
         return rows, found
     return rows.take(at), found._replace(page_of=found.page_of[at])

@@ -16,13 +16,13 @@ from aion.base.numbers import sum_of, sums_by
 from aion.core.keyed.assigners import INDEX, Assigner, Flags, Sessions
 from aion.core.keyed.closing import BEFORE_ALL
 from aion.core.keyed.in_memory import WindowsInMemory
-from aion.core.keyed.orders import Arrivals, EmitDroppedRows
+from aion.core.keyed.orders import EmitDroppedRows, RowArrivals
 from aion.core.keyed.page_store import Bins
 from aion.core.keyed.table import Ints, Table, hashes_of
 from aion.core.keyed.waiting import RowsInMemory, WaitingRows
 from aion.core.lateness.observe import observe_late
 from aion.core.life.arrival import Arrival
-from aion.core.life.definition import Claim, Intervals, Turn
+from aion.core.life.definition import Claim, TimeRanges, Turn
 from aion.core.life.rules import OfDefinition
 
 _NOTHING = np.empty(0, np.int64)
@@ -58,7 +58,7 @@ class ArrivingWindows(WindowsInMemory):
         super().write()
         self._joined = []
 
-    def arrive(self, arrival: Arrival, rows: Arrivals | None, turn: Turn) -> Claim:
+    def arrive(self, arrival: Arrival, rows: RowArrivals | None, turn: Turn) -> Claim:
         """Decides which rows are taken. ``rows``: see :meth:`Arrivals.hashed`.
 
         The orders to drop include rows that are taken for later windows but came too late for the one that ends at
@@ -88,7 +88,7 @@ class ArrivingWindows(WindowsInMemory):
         return Claim(kept, None, drops, dropped, count, (seen, rows.block), taken)
 
     def _dropped(
-        self, rows: Arrivals, seen: Table, which: Flags, now_us: int | None, reason: str | None
+        self, rows: RowArrivals, seen: Table, which: Flags, now_us: int | None, reason: str | None
     ) -> Iterator[EmitDroppedRows]:
         """Returns orders to emit these rows as dropped.
 
@@ -101,14 +101,14 @@ class ArrivingWindows(WindowsInMemory):
             late_us = None if now_us is None else now_us - ends[own]
             yield EmitDroppedRows(block, self.definition, lost["row"][own], starts[own], ends[own], late_us, reason)
 
-    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> Intervals:
+    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> TimeRanges:
         """Adds the rows that were taken to those of the batch."""
         if claim.rows is not None and claim.rows.any():
             seen, blocks = claim.taken
             seq_of = np.full(max(seqs) + 1, -1, np.int64)
             seq_of[[*seqs]] = [*seqs.values()]
             self.add(seen.take(claim.rows), seq_of[blocks[claim.rows]])
-        return Intervals.of()
+        return TimeRanges.of()
 
     def accepted(self, new: Table) -> Flags:
         """A mask of the rows of an arrival that do not come too late."""

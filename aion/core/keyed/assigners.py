@@ -39,7 +39,7 @@ def completed(index: Table) -> Table:
     return Table(index.keys, {name: (index.columns | missing)[name] for name in INDEX})
 
 
-class Windows(NamedTuple):
+class AssignedWindows(NamedTuple):
     """All windows of an index, by key. Element ``i`` of each array is about window ``i``.
 
     ``begins``, ``ends``: its rows in the index, ``[begins[i], ends[i])``. ``starts_us``, ``ends_us``: as a pane shows
@@ -108,13 +108,13 @@ class Assigner(Protocol):
     def add(self, index: Table, new: Table, now_us: int | None) -> Added:
         """Adds rows to the index. Events that come late are counted in the rows' ``late_events``."""
 
-    def windows(self, index: Table) -> Windows:
+    def windows(self, index: Table) -> AssignedWindows:
         """All windows, complete or not."""
 
-    def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
+    def needed(self, index: Table, windows: AssignedWindows, gone: Flags, closed_us: int) -> Flags:
         """A mask of the rows of the index that are still needed after some windows are gone. ``gone``: their mask."""
 
-    def kept_until(self, index: Table, windows: Windows, closed_us: int) -> tuple[Ints, Ints]:
+    def kept_until(self, index: Table, windows: AssignedWindows, closed_us: int) -> tuple[Ints, Ints]:
         """The rows that are needed only as long as a window might have been: what ``needed`` keeps after all is gone.
 
         Returns them, and for each the closed instant from which on it is not needed.
@@ -143,7 +143,7 @@ class _Plain:
     def reaches(self, new: Table) -> int:
         return self.reach_us
 
-    def kept_until(self, index: Table, windows: Windows, closed_us: int) -> tuple[Ints, Ints]:
+    def kept_until(self, index: Table, windows: AssignedWindows, closed_us: int) -> tuple[Ints, Ints]:
         return _NONE, _NONE
 
 
@@ -252,12 +252,12 @@ class Sessions(_Plain):
         np.maximum.at(seqs, interval_of, new["seq"])
         return new.take(source).replaced(first=made.firsts, last=made.lasts, seq=seqs, **sums)
 
-    def windows(self, index: Table) -> Windows:
+    def windows(self, index: Table) -> AssignedWindows:
         rows = np.arange(len(index))
         ends = index["last"] + self._gap_us
-        return Windows(rows, rows + 1, index["first"], ends, ends, np.zeros(len(index), np.int64))
+        return AssignedWindows(rows, rows + 1, index["first"], ends, ends, np.zeros(len(index), np.int64))
 
-    def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
+    def needed(self, index: Table, windows: AssignedWindows, gone: Flags, closed_us: int) -> Flags:
         return ~gone
 
 
@@ -305,7 +305,7 @@ class Counts(ByEvent):
         self._window = window
         self._shows_open = shows_open
 
-    def windows(self, index: Table) -> Windows:
+    def windows(self, index: Table) -> AssignedWindows:
         codes = codes_of(index)[0]
         counted = count_windows(codes, np.zeros(len(index), np.bool_), self._window)
         begins, limits = counted.begins, counted.ends
@@ -314,7 +314,7 @@ class Counts(ByEvent):
         if self._shows_open:
             begins, limits, over = self._with_open(codes, begins, limits, over)
         # Several windows may begin with events of the same instant. The id of the first event distinguishes them.
-        return Windows(begins, limits, firsts[begins], firsts[limits - 1] + 1, over, index["id"][begins])
+        return AssignedWindows(begins, limits, firsts[begins], firsts[limits - 1] + 1, over, index["id"][begins])
 
     def _with_open(self, codes: Ints, begins: Ints, limits: Ints, over: Ints) -> tuple[Ints, Ints, Ints]:
         """Adds the windows that have begun but are not full yet. They hold the rows up to the last one of their key."""
@@ -329,7 +329,7 @@ class Counts(ByEvent):
         whole = np.concatenate((over, np.full(len(open_), NEVER)))
         return both[order], ends[order], whole[order]
 
-    def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
+    def needed(self, index: Table, windows: AssignedWindows, gone: Flags, closed_us: int) -> Flags:
         """Needs all rows from the first window that is not gone. Later windows are counted from there."""
         codes = codes_of(index)[0]
         removed = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
@@ -364,15 +364,17 @@ class Records(ByEvent):
     def misses_own(self, new: Table, closed_us: int) -> Flags:
         return np.asarray(new["last"] < closed_us)
 
-    def windows(self, index: Table) -> Windows:
+    def windows(self, index: Table) -> AssignedWindows:
         records = record_windows(codes_of(index)[0], index["first"], self._size_us)
         over = records.ends_us + 1
-        return Windows(records.begins, records.ends, records.starts_us, records.ends_us, over, np.zeros_like(over))
+        return AssignedWindows(
+            records.begins, records.ends, records.starts_us, records.ends_us, over, np.zeros_like(over)
+        )
 
-    def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
+    def needed(self, index: Table, windows: AssignedWindows, gone: Flags, closed_us: int) -> Flags:
         return np.asarray(index["first"] >= closed_us - self._size_us)
 
-    def kept_until(self, index: Table, windows: Windows, closed_us: int) -> tuple[Ints, Ints]:
+    def kept_until(self, index: Table, windows: AssignedWindows, closed_us: int) -> tuple[Ints, Ints]:
         return np.arange(len(index)), index["first"] + (self._size_us + 1)
 
 
@@ -384,7 +386,7 @@ class Punctuations(ByEvent):
     def __init__(self, *, shows_open: bool = False) -> None:
         self._shows_open = shows_open
 
-    def windows(self, index: Table) -> Windows:
+    def windows(self, index: Table) -> AssignedWindows:
         codes, firsts = codes_of(index)[0], index["first"]
         begins = np.flatnonzero((np.diff(codes, prepend=-1) != 0) | (index["mark"] > 0))
         ends = np.append(begins[1:], len(codes))[: len(begins)]
@@ -393,9 +395,9 @@ class Punctuations(ByEvent):
         over = np.where(complete, firsts[following], NEVER) if len(begins) else np.empty(0, np.int64)
         # An early pane of a window that is not complete shows what it holds so far.
         shown = np.where(complete, over, firsts[ends - 1] + 1) if self._shows_open else over
-        return Windows(begins, ends, firsts[begins], shown, over, index["id"][begins])
+        return AssignedWindows(begins, ends, firsts[begins], shown, over, index["id"][begins])
 
-    def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
+    def needed(self, index: Table, windows: AssignedWindows, gone: Flags, closed_us: int) -> Flags:
         needed = np.ones(len(index), np.bool_)
         needed[ranges(windows.begins[gone], (windows.ends - windows.begins)[gone])] = False
         return needed
@@ -406,7 +408,7 @@ def _nothing_late(index: Table) -> Added:
     return Added(index, nothing, nothing)
 
 
-def total(values: Ints, windows: Windows) -> Ints:
+def total(values: Ints, windows: AssignedWindows) -> Ints:
     """The sum of ``values`` over the rows of each window. Windows may overlap."""
     if _are_rows(windows, len(values)):
         return values
@@ -418,7 +420,7 @@ def total(values: Ints, windows: Windows) -> Ints:
     return sums_by(np.repeat(np.arange(len(lengths)), lengths), values[rows], len(lengths))
 
 
-def newest(values: Ints, windows: Windows) -> Ints:
+def newest(values: Ints, windows: AssignedWindows) -> Ints:
     """The largest of ``values`` over the rows of each window. Each window must have rows, and windows may overlap."""
     if not len(windows.begins):
         return np.empty(0, np.int64)
@@ -441,7 +443,7 @@ def largest(values: Ints, begins: Ints, ends: Ints) -> Ints:
     return found
 
 
-def _are_rows(windows: Windows, rows: int) -> bool:
+def _are_rows(windows: AssignedWindows, rows: int) -> bool:
     """Whether window i has exactly row i, for all rows."""
     if len(windows.begins) != rows:
         return False

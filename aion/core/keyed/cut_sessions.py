@@ -17,6 +17,7 @@ from aion.core import gaps
 from aion.core.keyed.assigners import (
     LEAST_CELL_US,
     Added,
+    AssignedWindows,
     Assigner,
     ByEvent,
     Counts,
@@ -24,7 +25,6 @@ from aion.core.keyed.assigners import (
     Punctuations,
     Records,
     Sessions,
-    Windows,
     largest,
 )
 from aion.core.keyed.table import Ints, Places, Table, codes_of, stacked
@@ -182,12 +182,14 @@ class CutSessions(ByEvent):
     def lasts(self, index: Table) -> Ints:
         return self.alone(index)[1]
 
-    def windows(self, index: Table) -> Windows:
+    def windows(self, index: Table) -> AssignedWindows:
         cuts = cut(codes_of(index)[0], index["first"], self._gaps(index), self._most_us)
         starts = index["first"][cuts.begins]
-        return Windows(cuts.begins, cuts.ends, starts, cuts.ends_us, cuts.ends_us, np.zeros(len(starts), np.int64))
+        return AssignedWindows(
+            cuts.begins, cuts.ends, starts, cuts.ends_us, cuts.ends_us, np.zeros(len(starts), np.int64)
+        )
 
-    def needed(self, index: Table, windows: Windows, gone: Flags, closed_us: int) -> Flags:
+    def needed(self, index: Table, windows: AssignedWindows, gone: Flags, closed_us: int) -> Flags:
         """Needs the rows of sessions that are not gone, and of those that were cut, as long as late events may belong.
 
         The latter are only there to be recognised: their windows never run again.
@@ -197,11 +199,11 @@ class CutSessions(ByEvent):
         needed[ranges(windows.begins[gone], (windows.ends - windows.begins)[gone])] = False
         return needed
 
-    def kept_until(self, index: Table, windows: Windows, closed_us: int) -> tuple[Ints, Ints]:
+    def kept_until(self, index: Table, windows: AssignedWindows, closed_us: int) -> tuple[Ints, Ints]:
         gone = np.flatnonzero((windows.over_us <= closed_us) & self._were_cut(windows))
         return windows.begins[gone], windows.ends_us[gone] + self.reach_us
 
-    def _were_cut(self, windows: Windows) -> Flags:
+    def _were_cut(self, windows: AssignedWindows) -> Flags:
         if self._most_us is None:
             return np.zeros(len(windows.begins), np.bool_)
         return np.asarray(windows.ends_us - windows.starts_us == self._most_us)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from aion.aggregates.groups import number
-from aion.core.keyed.assigners import Assigner, Flags, Windows, newest
+from aion.core.keyed.assigners import AssignedWindows, Assigner, Flags, newest
 from aion.core.keyed.table import Ints, Table, codes_of
 from aion.core.slicing.tree import ranges
 
@@ -22,7 +22,7 @@ class IndexedWindows(NamedTuple):
     row in ``yielded``. -1: it has not run yet.
     """
 
-    windows: Windows
+    windows: AssignedWindows
     codes: Ints
     yielded_codes: Ints
     pane: Ints

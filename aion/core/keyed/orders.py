@@ -14,11 +14,11 @@ from aion.core.life.definition import Flags
 
 
 def gap_name(definition: int) -> str:
-    """The column of :class:`Arrivals` with the gaps that events bring for a definition."""
+    """The column of :class:`RowArrivals` with the gaps that events bring for a definition."""
     return f"gap {definition}"
 
 
-class Arrivals(NamedTuple):
+class RowArrivals(NamedTuple):
     """The rows of the blocks that arrived, in their order, as a table of ``first, last, events, row, mark``.
 
     ``block``: the number of each row's block in the arrival. ``row``: the row's position in that block. ``mark``: a bit
@@ -29,7 +29,7 @@ class Arrivals(NamedTuple):
     table: Table
     block: Ints
 
-    def hashed(self) -> Arrivals:
+    def hashed(self) -> RowArrivals:
         """The same rows with the column ``hash`` of their keys."""
         return self._replace(table=self.table.replaced(hash=hashes_of(self.table)))
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from aion.base.numbers import NEVER, at_once, plus, sum_of, sums_by
 from aion.core.keyed.assigners import Flags, completed
-from aion.core.keyed.pages import HEAD, PageFormat, Pages
+from aion.core.keyed.pages import HEAD, PageFormat, WindowPages
 from aion.core.keyed.table import Ints, Table
 from aion.core.packing import table, untable
 from state_backends.format.ordered_map import Change, MemoryMap, OrderedMap
@@ -108,7 +108,7 @@ class Rest:
                 bins = untable(snapshot[name])
                 setattr(self, name, dict(zip(bins["bin"], bins["count"], strict=True)))
 
-    def add(self, pages: Pages, lasts: Ints, bins: Bins, sign: int) -> None:
+    def add(self, pages: WindowPages, lasts: Ints, bins: Bins, sign: int) -> None:
         """Adds the sums of pages, or with ``sign`` -1 takes them away."""
         heads = dict(zip(HEAD, pages.heads.T, strict=True))
         self.sums["rows"] += sign * int(heads["rows"].sum() + heads["yielded"].sum())
@@ -289,7 +289,7 @@ class PageStore:
         pages = self._decoded(self.values.get(self._page_keys(numbers)))
         return pages.index, pages.yielded
 
-    def _decoded(self, stored: Sequence[bytes | None]) -> Pages:
+    def _decoded(self, stored: Sequence[bytes | None]) -> WindowPages:
         pages = self._format.decode([page for page in stored if page is not None])
         return replace(pages, index=completed(pages.index))
 
@@ -336,7 +336,7 @@ class PageStore:
         changes += [(key, _PRESENT, _SCAN_ONLY) for key in self._entry_keys(added)]
         if changes:
             self.values.put(changes)
-        made = Pages(heads, index, yielded, entries, entry_place)
+        made = WindowPages(heads, index, yielded, entries, entry_place)
         self.rest.add(made, self._lasts(index), self._bins, 1)
         self._note_first(entries[:, 0], entries[:, 1], deleted)
         self._held, self._entries = {}, []

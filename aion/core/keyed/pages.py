@@ -33,7 +33,7 @@ _FLAGS = 62  # null flags of this many key columns share an integer
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class WindowPages:
     """Pages, taken apart. ``heads``: a row for each page, with the columns of HEAD.
 
     ``entries``: of all pages together, (kind, time, events) in a row. ``entry_place``: the place of each one's page.
@@ -62,8 +62,8 @@ class PageFormat:
     ) -> tuple[list[bytes], Ints]:
         """The bytes of each page, and the heads.
 
-        ``heads``: as in :class:`Pages`, without the first three columns. ``places``: for each row of both tables, the
-        place of its page. Rows and entries may come in any order; those of a page keep theirs.
+        ``heads``: as in :class:`WindowPages`, without the first three columns. ``places``: for each row of both tables,
+        the place of its page. Rows and entries may come in any order; those of a page keep theirs.
         """
         pages = len(heads)
         sizes = [np.bincount(place, minlength=pages) for place in (*places, entry_place)]
@@ -109,7 +109,7 @@ class PageFormat:
                 data, ends = column.flat(key.take(pa.array(order)))
                 yield data, ends[np.concatenate(([0], np.cumsum(sizes)))] - ends[0]
 
-    def decode(self, pages: Sequence[bytes]) -> Pages:
+    def decode(self, pages: Sequence[bytes]) -> WindowPages:
         """Takes pages apart. The rows come in the order of the pages."""
         n, head_bytes = len(pages), self._head_words * _WORD
         head = np.frombuffer(b"".join([page[:head_bytes] for page in pages]), np.int64).reshape(n, self._head_words)
@@ -136,7 +136,7 @@ class PageFormat:
         half = self._blobs // 2
         index = self._table(0, words, taken[1][0], blobs[:half])
         yielded = self._table(1, words, taken[2][0], blobs[half:])
-        return Pages(head[:, : len(HEAD)], index, yielded, entries, np.repeat(np.arange(n), head[:, 2]))
+        return WindowPages(head[:, : len(HEAD)], index, yielded, entries, np.repeat(np.arange(n), head[:, 2]))
 
     def _table(self, which: int, words: Ints, rows: Ints, blobs: Sequence[bytes]) -> Table:
         """``rows``: where each row begins."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aion.base.numbers import NEVER
-from aion.core.keyed.assigners import Flags, Windows, total
+from aion.core.keyed.assigners import AssignedWindows, Flags, total
 from aion.core.keyed.table import Table
 
 LISTED = 20
@@ -21,7 +21,7 @@ If there are many more, and they still take events, others may end somewhat earl
 
 
 def summary(
-    index: Table, windows: Windows, live: Flags, executed: Flags, sums: Mapping[str, int], last_end_us: int
+    index: Table, windows: AssignedWindows, live: Flags, executed: Flags, sums: Mapping[str, int], last_end_us: int
 ) -> dict[str, Any]:
     """JSON values. The first arguments: see :meth:`aion.core.keyed.windows.KeyedWindows.first_to_end`.
 

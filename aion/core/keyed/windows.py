@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from aion.base.numbers import NEVER, plus, sum_of, sums_by
 from aion.core.keyed.arriving import ArrivingWindows
-from aion.core.keyed.assigners import Assigner, Flags, Windows, total
+from aion.core.keyed.assigners import AssignedWindows, Assigner, Flags, total
 from aion.core.keyed.closing import BEFORE_ALL
 from aion.core.keyed.in_memory import Orders
 from aion.core.keyed.indexed_windows import IndexedWindows, indexed_windows, replaced
@@ -34,7 +34,7 @@ from aion.core.keyed.page_store import (
 from aion.core.keyed.summary import LISTED, summary
 from aion.core.keyed.table import Ints, Table, stacked
 from aion.core.life.actions import Forget, PaneKind
-from aion.core.life.definition import ALL_ROWS, Distinguished, Intervals, Turn
+from aion.core.life.definition import ALL_ROWS, Distinguished, TimeRanges, Turn
 from aion.core.life.late_work import LateWork
 from aion.core.life.lifecycle import Counters, StalenessKept
 from aion.core.life.rules import OfDefinition
@@ -278,7 +278,7 @@ class KeyedWindows(ArrivingWindows):
             yield Retract(self.definition, replaces)
         yield ExecuteKeyed(self.definition, kind, table, self._members(windows, rows))
 
-    def _members(self, windows: Windows, rows: Ints) -> Members | None:
+    def _members(self, windows: AssignedWindows, rows: Ints) -> Members | None:
         if not self.assigner.by_event:
             return None
         return Members(
@@ -355,23 +355,23 @@ class KeyedWindows(ArrivingWindows):
         """Open windows of keys end some time: which first, only pages know that are not in memory."""
         return np.where(ends_us > self.active_from_us(turn.at_us), NEVER - 1, NEVER)
 
-    def left(self) -> Intervals:
+    def left(self) -> TimeRanges:
         left, self._left = self._left, None
-        return Intervals.of() if left is None else Intervals.of((left[0], left[1] + 1))
+        return TimeRanges.of() if left is None else TimeRanges.of((left[0], left[1] + 1))
 
-    def freed(self) -> Intervals:
+    def freed(self) -> TimeRanges:
         """A watermark may remove rows anywhere."""
         frees, self._frees = self._frees, False
-        return Intervals.of((-NEVER, NEVER)) if frees else Intervals.of()
+        return TimeRanges.of((-NEVER, NEVER)) if frees else TimeRanges.of()
 
-    def removed(self) -> Intervals:
-        return Intervals(*self._gone)
+    def removed(self) -> TimeRanges:
+        return TimeRanges(*self._gone)
 
     def distinguished(self, start_us: int, end_us: int, turn: Turn) -> Distinguished:
         """They tell rows apart, not blocks."""
         return Distinguished(ended=end_us <= self.open_from_us, by_rows=True)
 
-    def first_to_end(self, most: int) -> tuple[Table, Windows, Flags, Flags]:
+    def first_to_end(self, most: int) -> tuple[Table, AssignedWindows, Flags, Flags]:
         """Some windows, and among them about the ``most`` that end first. Call it when no page is in memory.
 
         Returns their rows, the windows, a mask of those that are not gone, and a mask of those that have run before.
@@ -389,10 +389,10 @@ class KeyedWindows(ArrivingWindows):
         firsts = self.index["first"][now.windows.begins[open_]]
         return int(min(firsts.min(initial=NEVER), self.kept.rest.first_open_us, now_us - self.reach_us))
 
-    def due(self, turn: Turn, watermark_us: int) -> list[Intervals]:
+    def due(self, turn: Turn, watermark_us: int) -> list[TimeRanges]:
         """One stretch that spans the events of all windows that run then."""
         firsts, lasts = self._due_by(turn.at_us, watermark_us)
-        return [Intervals.of((int(firsts.min()), int(lasts.max()) + 1))] if len(firsts) else []
+        return [TimeRanges.of((int(firsts.min()), int(lasts.max()) + 1))] if len(firsts) else []
 
     def leave(self, turn: Turn, watermark_us: int) -> None:
         """Blocks of windows of keys are awaited by nobody."""

@@ -27,7 +27,7 @@ from aion.base.numbers import plus
 from aion.core.lateness.change import change
 from aion.core.lateness.conformal import Conformal
 from aion.core.lateness.drift import Drift
-from aion.core.lateness.estimate import Arrivals, arrivals
+from aion.core.lateness.estimate import LateArrivals, arrivals
 from aion.core.lateness.models import FAMILIES, NAMES, choose, fit, modelled
 from aion.core.lateness.observe import HALF_LIFE_US, Ahead, Floats, Lateness, room_us
 from aion.core.lateness.shared import LearntBound, Outlook, newest, observations, usable
@@ -352,7 +352,7 @@ class AdaptiveBound:
         )
         return replace(after, decision=_explained(after, decide(self.asked, None, at_least_us=at_least_us)))
 
-    def _modelled(self, known: Arrivals) -> Arrivals:
+    def _modelled(self, known: LateArrivals) -> LateArrivals:
         if self.model == "empirical" or known.watched_us < self.asked.initial_bound_us:
             return known
         if self.model == "auto":
@@ -414,7 +414,7 @@ def _explained(learnt: LearntBound, decision: BoundDecision) -> BoundDecision:
     )
 
 
-def _updated_outlook(before: Outlook | None, known: Arrivals) -> Outlook | None:
+def _updated_outlook(before: Outlook | None, known: LateArrivals) -> Outlook | None:
     """Returns the old outlook, or a new one if ``known`` has moved too far from it."""
     late = float(known.later[0])
     if late * known.events < FEW_EVENTS:
@@ -428,7 +428,7 @@ def _updated_outlook(before: Outlook | None, known: Arrivals) -> Outlook | None:
     return _curve(known, 1 if before is None else before.version + 1)
 
 
-def _curve(known: Arrivals, version: int) -> Outlook:
+def _curve(known: LateArrivals, version: int) -> Outlook:
     """Returns the estimate at a few dozen points, as shares of the late events. There are some."""
     edges, later = known.edges_us, known.later
     later = later / later[0]

@@ -21,7 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from aion.core.lateness.estimate import Arrivals
+from aion.core.lateness.estimate import LateArrivals
 from aion.core.lateness.observe import Cohorts, Floats
 from policies.durations import short_duration
 
@@ -33,7 +33,7 @@ FEW_EVENTS = 5
 CUTS = 8
 
 
-def change(cohorts: Cohorts, known: Arrivals) -> str | None:
+def change(cohorts: Cohorts, known: LateArrivals) -> str | None:
     """Returns what has changed, in words; None if nothing has. ``known``: the estimate from the same epochs, of all
     events.
     """
@@ -42,7 +42,7 @@ def change(cohorts: Cohorts, known: Arrivals) -> str | None:
     return next((words for words in found if words is not None), None)
 
 
-def _cells(known: Arrivals) -> list[tuple[int, int]]:
+def _cells(known: LateArrivals) -> list[tuple[int, int]]:
     """Returns pairs ``(low_us, high_us]``, from "late at all" to the tail."""
     wanted = known.later[0] * 0.5 ** np.arange(1, CUTS + 1)
     wanted = wanted[wanted > known.unseen]

@@ -52,7 +52,7 @@ _TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class LateArrivals:
     """The distribution of lateness, estimated from the past, at ``K`` latenesses: -1 ("in time"), then those seen.
 
     ``edges_us``: the latenesses, (K,), ascending. ``later``: the share of events later than each, (K,), descending; of
@@ -98,7 +98,7 @@ class Arrivals:
         return np.asarray(np.interp(lateness_us, self.edges_us, self.later))
 
 
-def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> Arrivals | None:
+def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> LateArrivals | None:
     """Returns the estimate from these epochs, for late events or ``of_all`` events. None if they have no such
     events.
     """
@@ -147,7 +147,7 @@ def arrivals(cohorts: Cohorts, *, of_all: bool = False) -> Arrivals | None:
     weighed = float(size.sum() ** 2 / np.maximum(_TINY, (weight**2 * n).sum()))
     independent[:first] = weighed
     unseen = _unseen(edges, later, watched_us)
-    return Arrivals(
+    return LateArrivals(
         edges_us=edges,
         later=later + unseen * below,
         independent=independent / ratio,

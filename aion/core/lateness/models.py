@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from aion.core.lateness.estimate import Arrivals
+from aion.core.lateness.estimate import LateArrivals
 from aion.core.lateness.observe import Floats
 from aion.core.lateness.sketch import Ints
 
@@ -183,7 +183,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Modelled(Arrivals):
+class Modelled(LateArrivals):
     """An estimate whose shares are those of a fitted model. Made by :func:`modelled`."""
 
     fit: Fit
@@ -217,16 +217,16 @@ class Modelled(Arrivals):
         return np.asarray(np.maximum.accumulate(upper[::-1])[::-1])
 
 
-def modelled(known: Arrivals, fit: Fit) -> Modelled:
+def modelled(known: LateArrivals, fit: Fit) -> Modelled:
     """Returns the same estimate with the shares of ``fit``, which must have passed its test."""
-    values = {field.name: getattr(known, field.name) for field in fields(Arrivals)}
+    values = {field.name: getattr(known, field.name) for field in fields(LateArrivals)}
     late = float(known.later[0])
     values["later"] = late * (1.0 - fit.up_to(known.edges_us))
     values["unseen"] = late * (1.0 - float(fit.up_to(known.watched_us)))
     return Modelled(**values, fit=fit)
 
 
-def fit(known: Arrivals, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Fit]:
+def fit(known: LateArrivals, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Fit]:
     """Returns a fit of each family that can be fitted to the late events, by name. Empty if there are too few
     events.
     """
@@ -254,7 +254,7 @@ def fit(known: Arrivals, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Fi
     return found
 
 
-def choose(known: Arrivals) -> Fit | None:
+def choose(known: LateArrivals) -> Fit | None:
     """Returns the fit with the smallest BIC that passes its test; a mixture only if nothing simpler passes; or None."""
     independent = _independent(known)
     if independent < known.weighed / 2 or independent * float(known.later[0]) > MOST_EVENTS:
@@ -269,7 +269,7 @@ def choose(known: Arrivals) -> Fit | None:
     return None
 
 
-def _independent(known: Arrivals) -> float:
+def _independent(known: LateArrivals) -> float:
     """Returns how many independent events the estimate is worth: the median over latenesses inside the observed
     range.
     """

@@ -58,7 +58,7 @@ class SliceFacts(NamedTuple):
 class Arrived:
     """Blocks arrived.
 
-    ``rows``: for windows that depend on rows, an :class:`~aion.core.keyed.orders.Arrivals` for each part of
+    ``rows``: for windows that depend on rows, an :class:`~aion.core.keyed.orders.RowArrivals` for each part of
     the plan. None for a part that got no rows. ``slices``: None if each block holds a single slice. The block then has
     that slice's name.
     """

@@ -40,14 +40,14 @@ class Turn(NamedTuple):
     before_us: int | None = None
 
 
-class Intervals(NamedTuple):
+class TimeRanges(NamedTuple):
     """Intervals of event time ``[start, end)``, as columns, in µs."""
 
     starts_us: Ints
     ends_us: Ints
 
     @classmethod
-    def of(cls, *intervals: tuple[int, int]) -> Intervals:
+    def of(cls, *intervals: tuple[int, int]) -> TimeRanges:
         return cls(*np.array(intervals, np.int64).reshape(-1, 2).T)
 
 
@@ -97,7 +97,7 @@ class DefinedWindows(Protocol):
     def arrive(self, arrival: Arrival, rows: Any, turn: Turn) -> Claim:
         """Decides about an arrival. ``rows``: the rows of single events, None if there are none."""
 
-    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> Intervals:
+    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> TimeRanges:
         """Takes what was claimed. ``seqs``: the number of each block of the arrival that is kept.
 
         Returns the intervals of windows whose execution these events announce, so that they can be staged.
@@ -114,7 +114,7 @@ class DefinedWindows(Protocol):
 
     # -- what is due --------------------------------------------------------------------------------------
 
-    def due(self, turn: Turn, watermark_us: int) -> list[Intervals]:
+    def due(self, turn: Turn, watermark_us: int) -> list[TimeRanges]:
         """The intervals that are read if the watermark gets there and nothing arrives, in the order of executions."""
 
     def leave(self, turn: Turn, watermark_us: int) -> None:
@@ -138,13 +138,13 @@ class DefinedWindows(Protocol):
     def first_ends(self, starts_us: Ints, ends_us: Ints, turn: Turn) -> Ints:
         """The first end of an open window in each interval. NEVER: there is none."""
 
-    def left(self) -> Intervals:
+    def left(self) -> TimeRanges:
         """The intervals that open windows have left since the last call."""
 
-    def freed(self) -> Intervals:
+    def freed(self) -> TimeRanges:
         """The intervals that windows which are gone have left since the last call."""
 
-    def removed(self) -> Intervals:
+    def removed(self) -> TimeRanges:
         """The rows that the last watermark removed: their first and last events."""
 
     def distinguished(self, start_us: int, end_us: int, turn: Turn) -> Distinguished:

@@ -123,7 +123,7 @@ class OfDefinition(NamedTuple):
     final_only: bool = False
 
 
-class Shared(NamedTuple):
+class PolicyRules(NamedTuple):
     """What the policy decides for the definitions that do not decide for themselves.
 
     ``staleness_bound``: of the trigger, if that has one. ``patience``: for how many batches at most a late window waits
@@ -149,7 +149,7 @@ class Rules:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: PolicyRules,
         overrides: Mapping[int, Overrides],
         definitions: int,
         *,

@@ -8,7 +8,7 @@ import numpy as np
 
 from aion.base.numbers import MOST, NEVER
 from aion.core.compaction import BlockCompaction
-from aion.core.life.definition import ALL_ROWS, Claim, DefinedWindows, Flags, Intervals, Ints, Turn
+from aion.core.life.definition import ALL_ROWS, Claim, DefinedWindows, Flags, Ints, TimeRanges, Turn
 from aion.core.slicing.grid import LiveSegments, SliceGrid
 
 
@@ -43,12 +43,12 @@ class Segments:
         self.live.add(name - self.name_offset_us)
         return name - self.name_offset_us
 
-    def within(self, intervals: Intervals) -> tuple[int, ...]:
+    def within(self, intervals: TimeRanges) -> tuple[int, ...]:
         """The segments that overlap any of these intervals, in order."""
         found = self.live.within_any(*intervals)
         return tuple(start_us + self.name_offset_us for start_us in found) if self.name_offset_us else found
 
-    def sizes(self, intervals: Intervals) -> Ints:
+    def sizes(self, intervals: TimeRanges) -> Ints:
         """The encoded bytes that compaction has left in the segments that lie in each interval."""
         assert self.compaction is not None
         starts = np.sort(np.array(list(self.live), np.int64))
@@ -131,7 +131,7 @@ class Segments:
         for definition in self.definitions:
             firsts_us, lasts_us = definition.removed()
             if len(firsts_us):
-                gone = self.within(Intervals.of((int(firsts_us.min()), int(lasts_us.max()) + 1)))
+                gone = self.within(TimeRanges.of((int(firsts_us.min()), int(lasts_us.max()) + 1)))
                 rows = overlapping(firsts_us, lasts_us, *self._bounds(gone))
                 for name, wasted in zip(gone, rows.tolist(), strict=True):
                     if wasted:

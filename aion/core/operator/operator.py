@@ -22,7 +22,7 @@ import numpy as np
 
 from aion.base.numbers import NEVER, within
 from aion.core.compaction import BlockCompaction, BlockFact, CompactionDone
-from aion.core.keyed.orders import Arrivals, ExecuteKeyed, Order, Retract
+from aion.core.keyed.orders import ExecuteKeyed, Order, Retract, RowArrivals
 from aion.core.keyed.table import Ints, Table
 from aion.core.keyed.waiting import WaitingRows
 from aion.core.keyed.windows import KeyedWindows
@@ -43,7 +43,7 @@ from aion.core.life.actions import (
     WatermarkAdvanced,
 )
 from aion.core.life.arrival import Arrival, LateCounts, untimed
-from aion.core.life.definition import Claim, DefinedWindows, Intervals, Turn
+from aion.core.life.definition import Claim, DefinedWindows, TimeRanges, Turn
 from aion.core.life.late_work import LateWork
 from aion.core.life.lifecycle import Counters, Watermark
 from aion.core.life.rules import Rules
@@ -237,7 +237,7 @@ class Operator:
         return Turn(self.watermark.at_us, self.watermark.step_us, self.next_seq, self._late_work, before_us)
 
     def _arrived(
-        self, blocks: Sequence[BlockFact], rows: Sequence[Arrivals | None] = (), facts: SliceFacts | None = None
+        self, blocks: Sequence[BlockFact], rows: Sequence[RowArrivals | None] = (), facts: SliceFacts | None = None
     ) -> list[Action | Order]:
         if blocks:
             self._late_work.arrived()
@@ -342,7 +342,7 @@ class Operator:
 
     def _placed(self, order: ExecuteKeyed) -> ExecuteKeyed:
         segments = self._segments_of[self._keyed_of[order.definition]]
-        return replace(order, slices=segments.within(Intervals.of(order.interval_us)))
+        return replace(order, slices=segments.within(TimeRanges.of(order.interval_us)))
 
     def _released(self, *, watermark_moved: bool) -> tuple[list[int], list[int]]:
         """The segments that open windows have left, and those that nobody needs any more."""
@@ -403,7 +403,7 @@ class Operator:
 
 
 def _wasted(
-    hashed: Sequence[Arrivals | None], segments: Segments, claims: Mapping[DefinedWindows, Claim]
+    hashed: Sequence[RowArrivals | None], segments: Segments, claims: Mapping[DefinedWindows, Claim]
 ) -> dict[int, int]:
     """For each block of single rows: how many of them no definition takes. ``segments``: that it would be kept in."""
     taken = [rows for d in segments.definitions if (rows := claims[d].rows) is not None]

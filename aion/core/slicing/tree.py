@@ -43,21 +43,21 @@ class Spans(NamedTuple):
     begins: Ints
     lengths: Ints
 
-    def rows(self, windows: slice) -> Rows:
+    def rows(self, windows: slice) -> SpanRows:
         """Returns the rows of some of the windows. The first of them has number 0."""
         begins, lengths = self.begins[windows], self.lengths[windows]
         window_of = np.repeat(np.arange(len(begins)), lengths.sum(axis=1))
-        return Rows(window_of, ranges(begins.ravel(), lengths.ravel()))
+        return SpanRows(window_of, ranges(begins.ravel(), lengths.ravel()))
 
 
-class Rows(NamedTuple):
+class SpanRows(NamedTuple):
     """Rows of a tree, and for each the number of the window that uses it."""
 
     window_of: Ints
     rows: Ints
 
-    def some(self, which: Mask) -> Rows:
-        return Rows(self.window_of[which], self.rows[which])
+    def some(self, which: Mask) -> SpanRows:
+        return SpanRows(self.window_of[which], self.rows[which])
 
 
 def spans(starts: Sequence[Ints], begins: Ints, ends: Ints) -> Spans:

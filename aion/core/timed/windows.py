@@ -15,7 +15,7 @@ from aion.base.numbers import NEVER
 from aion.core.lateness.observe import observe_late
 from aion.core.life.actions import EmitDropped, Execute, FillGaps, Forget, ForgetFilled, KeepFilled, PaneKind
 from aion.core.life.arrival import Arrival
-from aion.core.life.definition import ALL_ROWS, Claim, Distinguished, Intervals, Turn
+from aion.core.life.definition import ALL_ROWS, Claim, Distinguished, TimeRanges, Turn
 from aion.core.life.late_work import LEAST_AWAITED_BYTES
 from aion.core.life.lifecycle import Counters
 from aion.core.life.rules import Rules
@@ -61,8 +61,8 @@ class TimeWindows:
         # If blocks are compacted, the blocks of a few keys can be found.
         self._seeks = segments.compaction is not None
         self._counters = Counters()
-        self._left: list[Intervals] = []
-        self._freed: list[Intervals] = []
+        self._left: list[TimeRanges] = []
+        self._freed: list[TimeRanges] = []
 
     def count_in(self, counters: Counters) -> None:
         self._counters = counters
@@ -185,7 +185,7 @@ class TimeWindows:
             definition = np.full(len(ends_us), number)
             self._add_empty(definition, starts_us, ends_us, self.table.find(definition, ends_us) < 0, NEVER)
 
-    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> Intervals:
+    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> TimeRanges:
         rows, events, size_bytes = claim.taken
         if seqs:
             windows, now = self.table, turn.at_us
@@ -195,7 +195,7 @@ class TimeWindows:
                 observe_late(self._bound, windows["end_us"][rows[late]], events[late], now)
         return self._announced(rows[self.table["pending"][rows] == events], rows, turn)
 
-    def _announced(self, first: Ints, rows: Ints, turn: Turn) -> Intervals:
+    def _announced(self, first: Ints, rows: Ints, turn: Turn) -> TimeRanges:
         """The late windows to stage: their first event since an execution announces the next one.
 
         ``first``: the rows of windows that got such an event now. ``rows``: of all windows that got events now.
@@ -308,7 +308,7 @@ class TimeWindows:
 
     # -- what is due --------------------------------------------------------------------------------------
 
-    def due(self, turn: Turn, watermark_us: int) -> list[Intervals]:
+    def due(self, turn: Turn, watermark_us: int) -> list[TimeRanges]:
         """Windows that run on time come first, then early ones, then final ones, then late ones and those that wait.
 
         If blocks are compacted, windows that read only a few keys are left out (:meth:`_are_read_whole`).
@@ -386,15 +386,15 @@ class TimeWindows:
     def first_ends(self, starts_us: Ints, ends_us: Ints, turn: Turn) -> Ints:
         return self.table.first_ends(starts_us, ends_us, self._late(turn.at_us))
 
-    def left(self) -> Intervals:
+    def left(self) -> TimeRanges:
         left, self._left = self._left, []
         return _joined(left)
 
-    def freed(self) -> Intervals:
+    def freed(self) -> TimeRanges:
         freed, self._freed = self._freed, []
         return _joined(freed)
 
-    def removed(self) -> Intervals:
+    def removed(self) -> TimeRanges:
         """They need all rows of a segment, or none."""
         return self._intervals(_NOTHING)
 
@@ -407,8 +407,8 @@ class TimeWindows:
         ended = bool((rows < self._late(turn.at_us)).all())
         return Distinguished(self.table.cuts(rows, turn.at_us), ended, False if len(rows) else None)
 
-    def _intervals(self, rows: Ints) -> Intervals:
-        return Intervals(self.table["start_us"][rows], self.table["end_us"][rows])
+    def _intervals(self, rows: Ints) -> TimeRanges:
+        return TimeRanges(self.table["start_us"][rows], self.table["end_us"][rows])
 
     # -- snapshot -----------------------------------------------------------------------------------------
 
@@ -431,9 +431,9 @@ class TimeWindows:
         )
 
 
-def _joined(intervals: Iterable[Intervals]) -> Intervals:
+def _joined(intervals: Iterable[TimeRanges]) -> TimeRanges:
     starts_us, ends_us = zip(*intervals, strict=True) if (intervals := [*intervals]) else ((_NOTHING,), (_NOTHING,))
-    return Intervals(np.concatenate(starts_us), np.concatenate(ends_us))
+    return TimeRanges(np.concatenate(starts_us), np.concatenate(ends_us))
 
 
 def check(

@@ -27,7 +27,7 @@ from aion.core.query.updates import DROPPED, visible
 from aion.core.slicing.grid import DROPPED_SLICE
 from aion.errors import ApplyError
 from aion.execute.panes.keyed_panes import locate
-from aion.execute.panes.rows import Counted, Dropped, WindowColumns, pane_rows
+from aion.execute.panes.rows import Dropped, RowFacts, WindowColumns, pane_rows
 from aion.execute.panes.updates import Newest, with_seq
 from aion.execute.spill.grouping import Group, Piece, keys_of
 from aion.execute.spill.held_rows import HeldRows, stretches
@@ -213,7 +213,7 @@ def dropped_events(
         plan,
         [batch.column(name).take(at) for name in plan.key],
         windows,
-        Counted(PaneKind.DROPPED, np.ones(n, np.int64), np.full(n, int(lateness_us is not None))),
+        RowFacts(PaneKind.DROPPED, np.ones(n, np.int64), np.full(n, int(lateness_us is not None))),
         dropped=Dropped(reason, lateness_us, batch.column(plan.time).take(at), texts.take(at)),
     )
 
@@ -295,7 +295,7 @@ class _Collected:
         ]
         closes_us = None if outputs is None else np.array(closes, np.int64)
         of_windows = WindowColumns.of(windows)._replace(closes_us=closes_us).take(which)
-        counted = Counted(kind, np.repeat(events, counts), np.repeat(late_events, counts), np.repeat(panes, counts))
+        counted = RowFacts(kind, np.repeat(events, counts), np.repeat(late_events, counts), np.repeat(panes, counts))
         return pane_rows(plan, keys, of_windows, counted, outputs)
 
     def _settle(self) -> None:

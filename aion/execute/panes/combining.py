@@ -18,8 +18,8 @@ from aion.aggregates.values import Ints, Mask, combined
 from aion.base.numbers import sums_by
 from aion.core.life.actions import Execute
 from aion.core.query.plan import Plan
-from aion.core.slicing.tree import Aggregation, Rows, SliceTree, ranges, spans, trees_for
-from aion.execute.panes.rows import Counted, WindowColumns, pane_rows, with_entered
+from aion.core.slicing.tree import Aggregation, SliceTree, SpanRows, ranges, spans, trees_for
+from aion.execute.panes.rows import RowFacts, WindowColumns, pane_rows, with_entered
 from state_backends.thresholds import threshold
 
 # How many windows are always combined in one pass: enough to share slices, few enough to stay small.
@@ -148,7 +148,7 @@ class Loaded:
             start = end
 
     def _panes(
-        self, executes: Execute, trees: Sequence[SliceTree], rows: Sequence[Rows], changed: _Since, late: _Since
+        self, executes: Execute, trees: Sequence[SliceTree], rows: Sequence[SpanRows], changed: _Since, late: _Since
     ) -> pa.RecordBatch:
         first, taken = trees[0], rows[0]
         groups, windows, keys = self._grouped(taken.window_of, first.keys[taken.rows], len(executes))
@@ -171,7 +171,7 @@ class Loaded:
             self._plan,
             [values.take(pa.array(keys)) for values in self._keys],
             WindowColumns.of_execution(executes).take(windows),
-            Counted(executes.kind, events, late_events, executes.pane[windows]),
+            RowFacts(executes.kind, events, late_events, executes.pane[windows]),
             list(self._layout.lower(states).values()),
         )
         return with_entered(shown, self._layout.entered(states)) if self._plan.changes else shown

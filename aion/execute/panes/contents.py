@@ -22,7 +22,7 @@ from aion.execute.panes.applying import Decoded, Seen, apply_window, decode_all,
 from aion.execute.panes.block_compactor import BlockCompactor, Owners, compaction_bytes
 from aion.execute.panes.combining import Loaded, tagged
 from aion.execute.panes.keyed import KeyedExecutor
-from aion.execute.panes.rows import LEFT_OUT, TOO_LATE, Counted, Dropped, WindowColumns, pane_rows
+from aion.execute.panes.rows import LEFT_OUT, TOO_LATE, Dropped, RowFacts, WindowColumns, pane_rows
 from aion.execute.spill.grouping import Piece
 from aion.execute.spill.spilling import ROOM, Room, drained, partitions_by_key
 from state_backends.format.block import Block
@@ -106,7 +106,7 @@ def _partials(
         plan,
         [states.column(name) for name in keys],
         windows.take(which),
-        Counted(PaneKind.DROPPED, events, events if order is not None else np.zeros(len(which), np.int64)),
+        RowFacts(PaneKind.DROPPED, events, events if order is not None else np.zeros(len(which), np.int64)),
         list(plan.layout.lower(plan.layout.states(states)).values()),
         Dropped(reason, None if order is None else order.lateness_us[which]),
     )

@@ -17,7 +17,7 @@ from aion.core.query.plan import Plan
 from aion.core.slicing.aligned import AlignedWindows
 from aion.core.slicing.tree import ranges
 from aion.core.timed.filled import spans_of
-from aion.execute.panes.rows import Counted, WindowColumns, pane_rows
+from aion.execute.panes.rows import RowFacts, WindowColumns, pane_rows
 from state_backends.format.block import Block
 from state_backends.format.ordered_map import OrderedMap
 from state_backends.thresholds import threshold
@@ -149,7 +149,7 @@ class Filler:
             self._plan,
             [key.take(at) for key in keys.keys],
             WindowColumns.of_execution(order).take(windows),
-            Counted(order.kind, nothing, nothing, order.pane[windows]),
+            RowFacts(order.kind, nothing, nothing, order.pane[windows]),
             list(of_nothing(self._plan, n, zero=fill.value == "zero")),
         )
 

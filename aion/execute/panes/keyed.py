@@ -14,14 +14,14 @@ import pyarrow as pa
 
 from aion.core.ingest.encoding import decode
 from aion.core.ingest.key_ranges import Keys, row_hashes
-from aion.core.keyed.orders import Arrivals, EmitDroppedRows, ExecuteKeyed, Retract, gap_name
+from aion.core.keyed.orders import EmitDroppedRows, ExecuteKeyed, Retract, RowArrivals, gap_name
 from aion.core.keyed.table import Table
 from aion.core.life.actions import PaneKind
 from aion.core.query.plan import Plan
 from aion.core.slicing.grid import is_timed
 from aion.execute.panes.applying import apply_keyed, decode_all, dropped_events
 from aion.execute.panes.keyed_panes import panes, placed, retractions
-from aion.execute.panes.rows import TOO_LATE, Counted, Dropped, WindowColumns, pane_rows
+from aion.execute.panes.rows import TOO_LATE, Dropped, RowFacts, WindowColumns, pane_rows
 from aion.execute.spill.grouping import Piece
 from aion.execute.spill.held_rows import HeldRows
 from aion.execute.spill.spilling import Room, partitions_by_key
@@ -74,7 +74,7 @@ class KeyedExecutor:
 
     # -- arrivals -----------------------------------------------------------------------------------------
 
-    def arrivals(self, blocks: Sequence[Block]) -> Arrivals | None:
+    def arrivals(self, blocks: Sequence[Block]) -> RowArrivals | None:
         """The rows that windows of single keys depend on. None if there are no such windows or no such rows."""
         plan = self._plan
         own = [(i, b) for i, b in enumerate(blocks) if plan.holds(b.header.slice_us)] if plan.keyed else []
@@ -100,7 +100,7 @@ class KeyedExecutor:
             **{gap_name(number): gaps for number, gaps in plan.gaps(table).items()},
         }
         keys = [table.column(name).combine_chunks() for name in plan.block_keys]
-        return Arrivals(Table(keys, columns), np.repeat([i for i, _ in timed], sizes))
+        return RowArrivals(Table(keys, columns), np.repeat([i for i, _ in timed], sizes))
 
     def dropped(self, order: EmitDroppedRows, block: Block) -> pa.RecordBatch:
         """A result row for each row of the order, with the window that the row would be alone in.
@@ -119,7 +119,7 @@ class KeyedExecutor:
             self._plan,
             [batch.column(name) for name in self._plan.block_keys],
             windows,
-            Counted(PaneKind.DROPPED, events, late_events),
+            RowFacts(PaneKind.DROPPED, events, late_events),
             list(self._plan.layout.lower(self._plan.layout.states(batch)).values()),
             Dropped(reason, order.latenesses_us),
         )

@@ -18,7 +18,7 @@ from aion.core.life.actions import PaneKind
 from aion.core.query.plan import Plan
 from aion.core.slicing.tree import SliceTree, spans, trees_for
 from aion.core.windows import Count
-from aion.execute.panes.rows import Counted, WindowColumns, pane_rows, with_entered
+from aion.execute.panes.rows import RowFacts, WindowColumns, pane_rows, with_entered
 from aion.execute.spill.held_rows import HeldRows, Located, stretches
 
 SEQ, ROW = "\0seq", "\0row"
@@ -138,6 +138,6 @@ def _rows(
         plan,
         windows.keys,
         WindowColumns(np.full(len(windows), definition), windows["start"], windows["end"], closes_us),
-        Counted(kind, windows["events"], windows["late_events"], windows["pane"]),
+        RowFacts(kind, windows["events"], windows["late_events"], windows["pane"]),
         outputs,
     )

@@ -48,7 +48,7 @@ class WindowColumns(NamedTuple):
         return WindowColumns(*(None if column is None else column[which] for column in self))
 
 
-class Counted(NamedTuple):
+class RowFacts(NamedTuple):
     """What result rows are besides their values. Each array has one value for each row. ``pane``: None shows null."""
 
     kind: PaneKind
@@ -70,7 +70,7 @@ def pane_rows(
     plan: Plan,
     keys: Sequence[Any],
     windows: WindowColumns,
-    counted: Counted,
+    counted: RowFacts,
     outputs: Sequence[Any] | None = None,
     dropped: Dropped | None = None,
 ) -> pa.RecordBatch:

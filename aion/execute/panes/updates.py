@@ -13,7 +13,7 @@ from aion.aggregates.values import Ints, Mask, combined
 from aion.core.life.actions import Execution, PaneKind
 from aion.core.query.plan import Plan
 from aion.core.query.updates import ORDER, RETRACTED, visible
-from aion.execute.panes.rows import Counted, WindowColumns, pane_rows
+from aion.execute.panes.rows import RowFacts, WindowColumns, pane_rows
 from aion.execute.spill.grouping import Group, keys_of
 
 _SEQ, _KEY = "\0seq", "\0key"
@@ -87,19 +87,19 @@ class Newest(NamedTuple):
             states = layout.lift({_KEY: pa.array(self.key_of)}, columns)
             which = states.column(_KEY).to_numpy()
             outputs = list(layout.lower(layout.states(states)).values())
-            counted = Counted(execute.kind, states.column("p0"), late[which])
+            counted = RowFacts(execute.kind, states.column("p0"), late[which])
             yield self._rows(plan, execute, which, counted, outputs)
         gone = np.setdiff1d(np.flatnonzero(self.seen), there)
         if len(gone):
             none = np.zeros(len(gone), np.int64)
-            yield self._rows(plan, execute, gone, Counted(PaneKind.RETRACTED, none, none))
+            yield self._rows(plan, execute, gone, RowFacts(PaneKind.RETRACTED, none, none))
 
     def _rows(
         self,
         plan: Plan,
         execute: Execution,
         which: Ints,
-        counted: Counted,
+        counted: RowFacts,
         outputs: list[pa.Array] | None = None,
     ) -> pa.RecordBatch:
         n = len(which)

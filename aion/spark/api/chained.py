@@ -18,7 +18,7 @@ from aion.core.query.updates import DROPPED, ORDER, RETRACTED, of_updates
 from aion.errors import ConfigError, SchemaError
 from aion.execute.assembly import longest_bound_us
 from aion.spark.api.files import Files
-from aion.spark.api.results import Results, are_results
+from aion.spark.api.results import PaneResults, are_results
 from aion.spark.api.sources import Rows, Source
 from aion.spark.session.types import quoted, with_names
 from aion.spark.tasks.child import DROPPED_BEFORE
@@ -44,7 +44,7 @@ class Panes(Rows):
 
     def __init__(self, df: DataFrame, caller: str) -> None:
         super().__init__(df, caller, is_lossy=True)
-        self._results = Results(df, caller)
+        self._results = PaneResults(df, caller)
 
     @property
     def windows(self) -> PanesSaid:

@@ -153,7 +153,7 @@ def other_options(spark: SparkSession, options: Mapping[str, object] | None, for
 
 
 @dataclass(frozen=True)
-class Table:
+class LakeTable:
     """A table of a lake. ``name``: for Delta Lake its folder, as Spark writes it. ``limit``: files of a batch at most.
 
     ``options``: those that say what is read, and those of its storage or catalog.
@@ -173,7 +173,7 @@ class Table:
         max_files: int | None,
         refused: Mapping[str, object],
         options: Mapping[str, object] | None,
-    ) -> Table:
+    ) -> LakeTable:
         """Checks the arguments. Those that are ``refused`` make no sense for a table. Raises ConfigError."""
         if numbers(spark.version) < SOURCES_FROM:
             raise ConfigError(f"format: tables of {format_} need Spark 4.2, and this is Spark {spark.version}")

@@ -23,7 +23,7 @@ from aion.errors import ConfigError, SchemaError
 from aion.execute.files.formats import Format
 from aion.execute.files.reading import FileReader
 from aion.spark.api.file_arguments import (
-    Table,
+    LakeTable,
     base_of,
     check_count,
     columns_after,
@@ -129,7 +129,7 @@ def read_files(
     table, source = None, {}
     if files.is_lake:
         refused = {"latest_first": latest_first, "max_file_age": max_file_age}
-        table = Table.of(spark, place, files.name, max_files_per_trigger, refused, options)
+        table = LakeTable.of(spark, place, files.name, max_files_per_trigger, refused, options)
         place, schema = table.name, table.columns() if schema is None else schema
     else:
         source = other_options(spark, options, files)
@@ -199,7 +199,7 @@ class Files:
     _transform: Transform | None
     _skips: bool
     _options: Mapping[str, str]
-    _table: Table | None
+    _table: LakeTable | None
     _tasks: int
 
     def to_df(self, name: str = "files") -> DataFrame:
@@ -370,7 +370,7 @@ class Files:
         return parts.withColumn("task", task).repartitionById(self._tasks, F.col("task"))
 
 
-def _files_of(table: Table, session: SparkSession) -> DataFrame:
+def _files_of(table: LakeTable, session: SparkSession) -> DataFrame:
     """Returns the files that the versions of a table add, as a stream."""
     from aion.spark.tasks.lake_source import OPTION, LakeSource  # Spark 4.1 has not what it needs
 

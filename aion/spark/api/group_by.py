@@ -25,14 +25,14 @@ from aion.config import Policy
 from aion.config.layers import Source as PolicySource
 from aion.errors import ConfigError, WatermarkError
 from aion.execute.assembly import prestages
-from aion.spark.api.watermarks import WATERMARK, Rules
+from aion.spark.api.watermarks import WATERMARK, WatermarkRules
 from aion.spark.session import upstream
 from aion.spark.session.sessions import grouping, is_grouped
 from aion.spark.session.settings import of_tasks, resolved_policy, shard_count, shards_in_words
 from aion.spark.session.types import arrow_schema, check_text, quoted
 from aion.spark.session.workers import in_arrow, of_aion
 from aion.spark.start import checks, listener
-from aion.spark.start.kept_state import Operator
+from aion.spark.start.kept_state import StartedOperator
 from aion.spark.tasks.processor import ProcessorDefinition
 from aion.spark.tasks.root import Root
 from aion.spark.tasks.shards import hash_column, shard_column, shard_ids
@@ -162,7 +162,7 @@ class Grouped:
             stock = initial._df.groupBy(*initial._columns) if isinstance(initial, Grouped) else initial
             grouped = self._df.groupBy(*self._columns)
             return stock_method(grouped, method)(processor, output, output_mode, time_mode, stock, event_time)
-        rules = Rules.of(self._df.schema)
+        rules = WatermarkRules.of(self._df.schema)
         if rules is not None and rules.has_heartbeat:
             raise WatermarkError(
                 f"{method}: idle_after and complete_until of aion.watermark are for aion.windowed, and a processor "
@@ -203,7 +203,7 @@ class Grouped:
             event_time,
         )
         log.info("stateful %r: state in %s, %s", self._name, config.state_dir, shards_in_words(spark, policy, len(ids)))
-        checks.remember(result, Operator(config, config.definition, policy.state.shards == "auto"))
+        checks.remember(result, StartedOperator(config, config.definition, policy.state.shards == "auto"))
         return result
 
 

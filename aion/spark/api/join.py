@@ -42,14 +42,14 @@ from aion.core.query.pane_columns import END, KIND, MEANING, NAME, SEQ, START, P
 from aion.errors import ConfigError, SchemaError, WatermarkError
 from aion.execute.evolving import join_goes_on
 from aion.spark.api.group_by import stock_method
-from aion.spark.api.results import Results, are_results
+from aion.spark.api.results import PaneResults, are_results
 from aion.spark.api.watermarks import HELPER, WATERMARK
 from aion.spark.session import upstream
 from aion.spark.session.settings import of_tasks, resolved_policy, shard_count, shards_in_words
 from aion.spark.session.types import arrow_schema, check_case, check_text, is_case_sensitive, quoted, with_names
 from aion.spark.session.workers import in_arrow
 from aion.spark.start import checks, listener
-from aion.spark.start.kept_state import Operator
+from aion.spark.start.kept_state import StartedOperator
 from aion.spark.tasks.join_child import JoinChild, JoinConfig
 from aion.spark.tasks.join_root import JoinDefinition
 from aion.spark.tasks.root import Root
@@ -142,7 +142,7 @@ def join(
         Root(JoinDefinition(config)), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
     follows, goes_on = resolved.state.shards == "auto", partial(join_goes_on, plan)
-    checks.remember(result, Operator(config, plan.definition, follows, goes_on))
+    checks.remember(result, StartedOperator(config, plan.definition, follows, goes_on))
     return _described(_observed(result, name), plan, name, _longest_us(plan, resolved))
 
 
@@ -159,7 +159,7 @@ class _Input:
                 f"join: {which}: it is not a stream; DataFrame.join joins a stream with rows that are there already"
             )
         self.df, self._which = df, which
-        self.results = Results(df, f"join: {which}") if are_results(df) else None
+        self.results = PaneResults(df, f"join: {which}") if are_results(df) else None
         marked = [str(field.name) for field in df.schema if WATERMARK in field.metadata]
         if self.results is None:
             if upstream.has_windows(df):
@@ -206,14 +206,14 @@ class _Input:
                 raise SchemaError(f"join: the {self._which} side has two columns named {field.name!r}; rename one")
         self.df = with_names(self.df, [*key, *(names or ()), *([] if time is None else [time])])
         if self.results is not None:
-            self.results = Results(self.df, f"join: {self._which}")
+            self.results = PaneResults(self.df, f"join: {self._which}")
             return self._side_of_results(self.results, key, time, named, bound_us)
         schema = arrow_schema(self.df.schema)
         when = time if time is not None else self.watermark
         return Side(schema, str(when), identity_of(schema, names), unique is not None, bound_us)
 
     def _side_of_results(
-        self, results: Results, key: tuple[str, ...], time: str | None, asked: Any, bound_us: int | None
+        self, results: PaneResults, key: tuple[str, ...], time: str | None, asked: Any, bound_us: int | None
     ) -> Side:
         said, parts = results.said, results.meaning
         if asked is not None:

@@ -30,7 +30,7 @@ def are_results(df: object) -> bool:
     return upstream.has_windows(df)
 
 
-class Results:
+class PaneResults:
     """What is known of a DataFrame with results. Raises WatermarkError or SchemaError if they cannot be an input.
 
     If a later result replaces an earlier one, nothing may come between that leaves rows out, since what it leaves out

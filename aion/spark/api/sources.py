@@ -18,7 +18,7 @@ from aion.core.query.columns import ColumnName, key_names
 from aion.core.query.plan import Plan
 from aion.errors import SchemaError, WatermarkError
 from aion.spark import NEWEST, OLDEST, numbers
-from aion.spark.api.watermarks import FLAG, HELPER, WATERMARK, Rules, check_behind
+from aion.spark.api.watermarks import FLAG, HELPER, WATERMARK, WatermarkRules, check_behind
 from aion.spark.session import upstream
 from aion.spark.session.group_counter import GroupCounter
 from aion.spark.session.partials import grouped, said, why_in_python
@@ -196,7 +196,7 @@ class Rows:
         _check_stream(df)
         if not is_lossy:
             upstream.check(caller, df)
-        self._rules = Rules.of(df.schema)
+        self._rules = WatermarkRules.of(df.schema)
         if self._rules is not None:
             check_behind(df, self._rules)
         self._df = df

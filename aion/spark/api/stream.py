@@ -43,7 +43,7 @@ from aion.spark.session.settings import (
 )
 from aion.spark.session.types import arrow_schema, check_case
 from aion.spark.start import checks, listener
-from aion.spark.start.kept_state import Operator
+from aion.spark.start.kept_state import StartedOperator
 from aion.spark.start.progress import observed
 from aion.spark.tasks.child import ChildWork
 from aion.spark.tasks.hand_over import HandOverConfig
@@ -111,7 +111,7 @@ def windowed(df: DataFrame | Files, spec: Spec) -> DataFrame:
         Root(WindowsDefinition(config)), from_arrow_schema(plan.result_schema), "Append", "EventTime"
     )
     goes_on = partial(windows_go_on, plan, resolved, spec.on_removed)
-    checks.remember(result, Operator(config, plan.definition, resolved.state.shards == "auto", goes_on))
+    checks.remember(result, StartedOperator(config, plan.definition, resolved.state.shards == "auto", goes_on))
     return described(observed(result, spec.name), plan, resolved, spec.name)
 
 

@@ -72,7 +72,7 @@ def watermark(
     this adds. Raises SchemaError, WatermarkError, ConfigError.
     """
     time = _checked(df, time)
-    rules = Rules.read(df, time, max_ahead, idle_after, complete_until)
+    rules = WatermarkRules.read(df, time, max_ahead, idle_after, complete_until)
     if rules is None:
         return df.withWatermark(time, delay)
     if any(WATERMARK in field.metadata for field in df.schema):
@@ -100,7 +100,7 @@ def watermark(
 
 
 @dataclass(frozen=True)
-class Rules:
+class WatermarkRules:
     """What :func:`watermark` was given besides a delay. The column with the watermark has it as metadata.
 
     ``until``: the time until which events are complete, in microseconds, or the name of the column that says so.
@@ -113,7 +113,9 @@ class Rules:
     until: int | str | None
 
     @classmethod
-    def read(cls, df: DataFrame, time: str, max_ahead: Any, idle_after: Any, complete_until: Any) -> Rules | None:
+    def read(
+        cls, df: DataFrame, time: str, max_ahead: Any, idle_after: Any, complete_until: Any
+    ) -> WatermarkRules | None:
         """Reads the arguments of a user. Returns None if there are none. Raises ConfigError and SchemaError."""
         if max_ahead is None and idle_after is None and complete_until is None:
             return None
@@ -128,7 +130,7 @@ class Rules:
         return cls(time, ahead_us, idle_us, close_us, until)
 
     @classmethod
-    def of(cls, schema: StructType) -> Rules | None:
+    def of(cls, schema: StructType) -> WatermarkRules | None:
         """Returns the rules of a DataFrame with this schema, or None if it has no column of :func:`watermark`."""
         found = next((field.metadata for field in schema if field.name == HELPER), None)
         if found is None:
@@ -171,7 +173,7 @@ class Rules:
         return said
 
 
-def check_behind(df: DataFrame, rules: Rules) -> None:
+def check_behind(df: DataFrame, rules: WatermarkRules) -> None:
     """Raises WatermarkError if something behind :func:`watermark` takes rows away that move it.
 
     Spark would even do it before they have moved it.
@@ -233,7 +235,7 @@ def _interval(us: int) -> Column:
     return F.expr(f"make_dt_interval(0, 0, 0, {us}e-6BD)")
 
 
-def _with_heartbeat(df: DataFrame, rules: Rules, delay_us: int) -> DataFrame:
+def _with_heartbeat(df: DataFrame, rules: WatermarkRules, delay_us: int) -> DataFrame:
     """Returns the rows of a DataFrame with heartbeats, which have only the column ``_BEAT``."""
     spark = df.sparkSession
     how = "leave out idle_after, and give complete_until the name of a column"

@@ -27,20 +27,20 @@ from aion.spark.session.sessions import is_remote, master
 from aion.spark.session.settings import of_queries
 from aion.spark.session.undo import note_change
 from aion.spark.start import connect, downstream, run_ends
-from aion.spark.start.kept_state import Look, Operator, check_names, settings_of
+from aion.spark.start.kept_state import Look, StartedOperator, check_names, settings_of
 
 _METHODS = ("start", "toTable")
 _MOST = 1000
 log = logging.getLogger(__name__)
 
 
-_operators: OrderedDict[tuple[str, int], Operator] = OrderedDict()
+_operators: OrderedDict[tuple[str, int], StartedOperator] = OrderedDict()
 """By the calls of their roots."""
 _refused: dict[str, AionError] = {}
 """Why queries cannot run, by their runs."""
 
 
-def remember(result: DataFrame, operator: Operator) -> None:
+def remember(result: DataFrame, operator: StartedOperator) -> None:
     """Notes the operator whose result this is, so that queries with it can be looked at when they start."""
     if is_remote(result.sparkSession):
         connect.remember(result, operator)

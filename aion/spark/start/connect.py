@@ -36,19 +36,19 @@ from aion.spark.session.undo import note_change
 from aion.spark.session.workers import in_arrow
 from aion.spark.start import downstream
 from aion.spark.start.connect_batches import Batches
-from aion.spark.start.kept_state import Look, Operator, Seen, check_names, settings_of
+from aion.spark.start.kept_state import Look, Seen, StartedOperator, check_names, settings_of
 
 _METHODS = ("start", "toTable")
 _LOCATION = "checkpointLocation"
 _OF_FILES = ("", "parquet", "orc", "json", "csv", "text", "avro")
 """The formats of Spark's sink for files. The first one is that of a writer that was given none."""
-_operators: WeakKeyDictionary[Any, Operator] = WeakKeyDictionary()
+_operators: WeakKeyDictionary[Any, StartedOperator] = WeakKeyDictionary()
 """By the nodes of plans that are their roots."""
 _watched: WeakSet[SparkSession] = WeakSet()
 _turn = threading.Lock()
 
 
-def remember(result: DataFrame, operator: Operator) -> None:
+def remember(result: DataFrame, operator: StartedOperator) -> None:
     """Notes the operator whose result this is."""
     _operators[result._plan] = operator
 

@@ -25,7 +25,7 @@ from state_backends.versions.manifest import Identity, check_kept, check_operato
 log = logging.getLogger(__name__)
 
 
-class Operator(NamedTuple):
+class StartedOperator(NamedTuple):
     """An operator that a query may have. ``definition``: what its versions have in common.
 
     ``follows``: whether it takes the number of shards that its state has. Otherwise that must be the session's.
@@ -56,7 +56,7 @@ def settings_of(name: str, seen: Seen) -> dict[str, str]:
     return {key + name: value for key, value in found.items() if value is not None}
 
 
-def check_names(operators: Sequence[Operator]) -> None:
+def check_names(operators: Sequence[StartedOperator]) -> None:
     """Raises ConfigError if two operators of a query have the same name, or one is used twice."""
     for operator in operators:
         name = operator.config.name
@@ -75,7 +75,7 @@ class Look:
     tables that it writes to.
     """
 
-    operator: Operator
+    operator: StartedOperator
     query: str | None
     checkpoint: str
     is_here: bool

@@ -29,7 +29,7 @@ from aion.spark.taking_over.tokens import tokens_of
 from aion.spark.tasks.task import client_of
 from aion.spec import check_name
 from aion.state.filters import Instant, Key
-from aion.state.versions import Operator
+from aion.state.versions import StoredOperator
 from aion.stateful.reading import PACKED, TIMERS, row_type, rows, unpacked
 from aion.stateful.run import variables_of
 from aion.stateful.variables import Variable
@@ -88,7 +88,7 @@ def read_state(
     finally:
         location.close()
     if not is_stateful:
-        found = Operator(files.query, name, operator)
+        found = StoredOperator(files.query, name, operator)
         return read_windows(spark, place, found, tokens, key=key, window=window, aggregates=aggregates)
     if any(str(active.id) == files.query for active in spark.streams.active):
         raise ConfigError(

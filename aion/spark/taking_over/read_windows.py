@@ -14,7 +14,7 @@ from aion.aggregates.functions import Aggregate
 from aion.errors import MissingState
 from aion.state.filters import Instant, Key
 from aion.state.reading import StateRequest
-from aion.state.versions import Operator
+from aion.state.versions import StoredOperator
 from state_backends.files.location import locate, scratch
 from state_backends.server.reading import held
 from state_backends.versions.lineage import folders_with, read_version
@@ -23,7 +23,7 @@ from state_backends.versions.lineage import folders_with, read_version
 def read_windows(
     spark: SparkSession,
     place: str,
-    operator: Operator,
+    operator: StoredOperator,
     tokens: Mapping[int, str],
     *,
     key: Key | Sequence[Key] | None,
@@ -47,7 +47,7 @@ class _Reader:
     """A function for the shards of a task. Yields their rows, a page or some windows at a time."""
 
     place: str
-    operator: Operator
+    operator: StoredOperator
     aggregates: Mapping[str, Aggregate] | None
     key: Key | Sequence[Key] | None
     window: tuple[Instant, Instant] | None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta
 
 from aion.core.compaction import BlockFact
-from aion.core.lateness.estimate import Arrivals, arrivals
+from aion.core.lateness.estimate import LateArrivals, arrivals
 from aion.core.lateness.observe import MOST_EPOCHS, Lateness, room_us
 from aion.core.lateness.sketch import EDGES_US, LatenessSketch, bin_of
 from aion.core.life.actions import Arrived, WatermarkAdvanced
@@ -197,7 +197,7 @@ def test_lateness_does_not_depend_on_what_the_bound_kept() -> None:
 # -- what share comes later ----------------------------------------------------------------------------------------
 
 
-def known_of(lateness: Lateness, at_us: int, *, of_all: bool = False) -> Arrivals:
+def known_of(lateness: Lateness, at_us: int, *, of_all: bool = False) -> LateArrivals:
     found = arrivals(lateness.cohorts(at_us), of_all=of_all)
     assert found is not None
     return found
@@ -295,7 +295,7 @@ def test_old_observations_fade() -> None:
 
 @pytest.mark.parametrize("scale", [1 / 1024, 1024, 2**20])
 def test_it_does_not_matter_what_is_a_second(scale: float) -> None:
-    def history(scale: float) -> Arrivals:
+    def history(scale: float) -> LateArrivals:
         lateness, at = drawn(
             lambda rng, n: lognormal(100)(rng, n) * scale,
             windows=2000,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from aion.core.lateness.estimate import Arrivals, arrivals
+from aion.core.lateness.estimate import LateArrivals, arrivals
 from aion.core.lateness.models import FAMILIES, FEWEST_EVENTS, NAMES, Fit, choose, fit, modelled
 from tests.late import DAY, HOUR, SECOND, Draw, drawn, exponential, lognormal
 
@@ -29,7 +29,7 @@ def two_bumps(rng: np.random.Generator, n: int) -> np.ndarray:
 
 def learnt(
     draw: Draw, *, windows: int = 3000, late_share: float = 0.2, per_window: int = 10, seed: int = 0
-) -> Arrivals:
+) -> LateArrivals:
     lateness, at = drawn(
         draw, windows=windows, per_window=per_window, late_share=late_share, seed=seed, watched_us=6 * HOUR
     )

@@ -18,7 +18,7 @@ from aion import aggregates as A
 from aion.base.numbers import NEVER
 from aion.core.keyed.closing import Closing
 from aion.core.lateness.bound import AdaptiveBound
-from aion.core.life.rules import Overrides, Rules, Shared
+from aion.core.life.rules import Overrides, PolicyRules, Rules
 from aion.core.trigger.triggers import EveryBatchTrigger
 from aion.core.windows import Definition
 from aion.errors import ConfigError, PolicyError, WindowError
@@ -349,7 +349,7 @@ def test_early_panes_come_in_each_batch_with_news_though_the_watermark_stands(ki
 def test_early_panes_come_no_sooner_because_of_a_restart() -> None:
     def made(**snapshot: Any) -> Rules:
         rules = {0: Overrides(early_us=60), 1: Overrides(early_us=60)}
-        return Rules(Shared(bound_of(10), EveryBatchTrigger()), rules, 2, **snapshot)
+        return Rules(PolicyRules(bound_of(10), EveryBatchTrigger()), rules, 2, **snapshot)
 
     rules = made()
     rules.advance(100)

@@ -18,7 +18,7 @@ import aion
 from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.compaction import BlockFact, Compact, CompactionDone
-from aion.core.keyed.orders import Arrivals
+from aion.core.keyed.orders import RowArrivals
 from aion.core.keyed.table import Table
 from aion.core.lateness.bound import AdaptiveBound
 from aion.core.lateness.observe import HALF_LIFE_US
@@ -116,14 +116,14 @@ class Year:
         self.tell(Arrived(facts, [self.rows(facts)]))
         self.tell(BatchEnded())
 
-    def rows(self, facts: list[BlockFact]) -> Arrivals | None:
+    def rows(self, facts: list[BlockFact]) -> RowArrivals | None:
         if not self.plan.keyed:
             return None
         times, events = (np.array([fact[i] for fact in facts], np.int64) for i in (0, 1))
         nothing = np.zeros(len(facts), np.int64)
         columns = {"first": times, "last": times, "events": events, "row": nothing, "mark": nothing}
         keys = pa.array([self.draw.choice("abcd") for _ in facts], pa.string())
-        return Arrivals(Table([keys], columns), np.arange(len(facts)))
+        return RowArrivals(Table([keys], columns), np.arange(len(facts)))
 
     def tell(self, event: Any) -> None:
         for action in self.operator.handle(event):

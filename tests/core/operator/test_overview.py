@@ -13,7 +13,7 @@ from aion.cli import app
 from aion.core.compaction import BlockFact
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.life.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
-from aion.core.life.rules import Rules, Shared
+from aion.core.life.rules import PolicyRules, Rules
 from aion.core.operator.operator import GridWindows, Operator
 from aion.core.operator.overview import REASONS, WindowOutlook, trigger_from_json, windows
 from aion.core.periodic import Tumbling
@@ -54,7 +54,7 @@ def operator(
     if learnt:
         bound.lateness.merge(drawn(exponential(60), windows=240, per_window=100, half_life_us=DAY)[0])
     made = StalenessTrigger(0.05, forecast=Expected(bound)) if isinstance(trigger, type) else trigger
-    rules = Rules(Shared(bound, made), {}, 1, final_only=final_only)
+    rules = Rules(PolicyRules(bound, made), {}, 1, final_only=final_only)
     found = Operator([GridWindows(SliceGrid((MINUTES,)))], rules)
     found.watermark.at_us = AT - SECOND
     return found

@@ -20,7 +20,7 @@ from aion.base.numbers import EARLIEST_US, LATEST_US, LONGEST_US, MOST, plus, su
 from aion.config import load_policy
 from aion.core.compaction import BlockFact, Compact, CompactionDone
 from aion.core.ingest.encoding import About, decode, encode
-from aion.core.keyed.orders import Arrivals
+from aion.core.keyed.orders import RowArrivals
 from aion.core.keyed.table import Table
 from aion.core.life.actions import Arrived, BatchEnded, Event, Forget, SliceFacts, WatermarkAdvanced
 from aion.core.operator.operator import Operator
@@ -99,7 +99,7 @@ class Life:
         nothing = np.zeros(len(events), np.int64)
         rows = {"first": times, "last": times, "events": counts, "row": nothing, "mark": nothing}
         keys = pa.array(["ab"[int(t) % 2] for t in times], pa.string())
-        arrivals = Arrivals(Table([keys], rows), np.arange(len(events))) if self.plan.keyed and events else None
+        arrivals = RowArrivals(Table([keys], rows), np.arange(len(events))) if self.plan.keyed and events else None
         self.tell(Arrived(facts, [arrivals], own))
 
     def commit(self) -> None:
