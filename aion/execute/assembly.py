@@ -316,7 +316,7 @@ def block_settings(policy: Policy) -> BlockSettings:
 
 def make_builder(plan: Plan, policy: Policy, pool: CodecPool, shard_of: ShardOfKeys | None) -> BlockBuilder:
     """Makes blocks from the events of one table."""
-    return BlockBuilder.of(plan, block_settings(policy), pool, shard_of)
+    return BlockBuilder(plan, block_settings(policy), pool, shard_of)
 
 
 def make_contents(plan: Plan, codec: CodecPool, policy: Policy) -> RowContents:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 import aion
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
-from aion.core.ingest.encoding import About, decode, encode
+from aion.core.ingest.encoding import About, BlockSettings, decode, encode
 from aion.core.life.actions import Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.panes.applying import apply_window
@@ -75,7 +75,7 @@ def coding(pools: Mapping[int, CodecPool], codec: Codec, compression: Compressio
 
 
 def build(plan: Plan, pool: CodecPool, compression: Compression) -> list[Block]:
-    builder = BlockBuilder(plan, compression=compression, pool=pool)
+    builder = BlockBuilder(plan, BlockSettings(compression=compression), pool)
     out: list[ShardBlock] = []
     for batch in pa.Table.from_batches([events(EVENTS)]).to_batches(max_chunksize=10_000):
         out += builder.add(batch, pa.repeat(pa.scalar(0, pa.int32()), batch.num_rows))

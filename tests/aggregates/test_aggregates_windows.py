@@ -18,7 +18,7 @@ from aion import aggregates as A
 from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy
 from aion.core.ingest.builder import BlockBuilder
-from aion.core.ingest.encoding import decode
+from aion.core.ingest.encoding import BlockSettings, decode
 from aion.core.life.actions import Execute, Execution, PaneKind, WindowRef
 from aion.core.query.plan import Plan, make_plan
 from aion.execute.executor import Executor
@@ -182,7 +182,7 @@ def events_of(keys: np.ndarray[Any, Any], values: np.ndarray[Any, Any], times: A
 
 
 def blocks_of(plan: Plan, events: pa.Table, **options: Any) -> list[Block]:
-    builder = BlockBuilder(plan, shard_of=ShardOfKeys([0]), **options)
+    builder = BlockBuilder(plan, BlockSettings(**options), shard_of=ShardOfKeys([0]))
     some = [b for batch in events.select(plan.schema.names).to_batches() for b in builder.add(batch)]
     return [b.block for b in [*some, *builder.finish()]]
 
@@ -342,7 +342,7 @@ def test_kept_values_are_in_blocks_of_the_target_size(key: str | None, codec: Co
 
 def test_what_waits_to_become_blocks_is_bounded() -> None:
     plan = plan_of(l=A.collect_list("p"))
-    builder = BlockBuilder(plan, shard_of=ShardOfKeys([0]), buffer_bytes=200_000, target_bytes=50_000)
+    builder = BlockBuilder(plan, BlockSettings(50_000), None, ShardOfKeys([0]), buffer_bytes=200_000)
     batch = events_of(np.arange(500), np.ones(500)).select(plan.schema.names).to_batches()[0]
     made = sum(b.block.header.events for _ in range(200) for b in builder.add(batch))
     assert made > 90_000

@@ -15,7 +15,7 @@ from aion import aggregates as A
 from aion.base.hashing import ShardOfKeys
 from aion.config import load_policy
 from aion.core.ingest.builder import BlockBuilder, ShardBlock
-from aion.core.ingest.encoding import decode
+from aion.core.ingest.encoding import BlockSettings, decode
 from aion.core.ingest.levels import BlockMerger
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import CorruptBlock
@@ -105,12 +105,12 @@ def panes(plan: Plan, *batches: Sequence[ShardBlock]) -> list[str]:
 
 
 def built(plan: Plan, events: pa.Table, target_bytes: int, **form: Any) -> list[ShardBlock]:
-    builder = BlockBuilder(plan, target_bytes=target_bytes, shard_of=ShardOfKeys(SHARDS), **form)
+    builder = BlockBuilder(plan, BlockSettings(target_bytes, **form), shard_of=ShardOfKeys(SHARDS))
     return [b for batch in events.to_batches() for b in builder.add(batch)] + list(builder.finish())
 
 
 def merged(plan: Plan, blocks: Sequence[ShardBlock], target_bytes: int, **form: Any) -> list[ShardBlock]:
-    merger = BlockMerger(BlockBuilder(plan, target_bytes=target_bytes, **form))
+    merger = BlockMerger(BlockBuilder(plan, BlockSettings(target_bytes, **form)))
     return [out for made in blocks for out in merger.add(made.shard, made.block)] + list(merger.finish())
 
 

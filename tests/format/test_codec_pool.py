@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion.core.ingest.builder import BlockBuilder
-from aion.core.ingest.encoding import About, encode, is_quick
+from aion.core.ingest.encoding import About, BlockSettings, encode, is_quick
 from aion.core.query.plan import Plan, make_plan
 from aion.errors import CorruptBlock
 from aion.execute.panes.applying import decode_all
@@ -339,9 +339,7 @@ def test_a_builder_makes_the_same_blocks_in_threads(
     shards = pa.array(np.arange(60_000) % 2, pa.int32())
 
     def blocks(pool: CodecPool | None) -> list[tuple[int, Block]]:
-        builder = BlockBuilder(
-            plan, target_bytes=250_000, buffer_bytes=1_000_000, compression=compression, codec=codec, pool=pool
-        )
+        builder = BlockBuilder(plan, BlockSettings(250_000, compression, codec), pool, buffer_bytes=1_000_000)
         added = [b for _ in range(2) for b in builder.add(batch, shards)]
         made = [(made.shard, made.block) for made in [*added, *builder.finish()]]
         # As bytes, since two blocks with the same bytes open them in different places.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from aion.core.ingest.sorting import codes_of, ranks_of, sorted_by
 from aion.core.query.plan import SLICE, Plan
 from aion.core.slicing.edges import EdgeSet
 from aion.core.slicing.grid import BEYOND_SLICE, FLAGGED_SLICES, NO_SLICE, TEXT_SLICE
-from state_backends.format.block import Block, Codec, Compression
+from state_backends.format.block import Block
 from state_backends.thresholds import threshold
 
 Micros = npt.NDArray[np.int64]
@@ -77,10 +78,10 @@ class BlockBuilder:
     """Collects the batches of one task into blocks. Each block is of one shard and one slice or segment.
 
     ``add`` takes a RecordBatch of ``plan.schema`` and yields blocks that are full. ``finish`` yields the rest. The
-    shard id of each row (int32) comes with the batch, or ``shard_of`` computes it. ``target_bytes``: the size that
-    blocks are filled to. ``buffer_bytes``: how much input is held until blocks are made. With a ``pool``, its threads
-    encode blocks, some of them before the caller asks for them. ``drops_bad_texts``: no window takes an event with a
-    text that is not UTF-8. Without it, U+FFFD stands for the bytes that are none.
+    shard id of each row (int32) comes with the batch, or ``shard_of`` computes it. ``buffer_bytes``: how much input is
+    held until blocks are made. With a ``pool``, its threads encode blocks, some of them before the caller asks for
+    them. No window takes an event with a text that is not UTF-8 if ``settings`` drop it. Otherwise U+FFFD stands for
+    the bytes that are none.
 
     If some windows distinguish single events and others do not (``plan.event_rows``), an inner builder makes the
     blocks for those that do.
@@ -89,21 +90,16 @@ class BlockBuilder:
     def __init__(
         self,
         plan: Plan,
-        *,
-        target_bytes: int = MIB,
-        buffer_bytes: int = _BUFFER_BYTES,
-        compression: Compression = Compression.NONE,
-        codec: Codec = Codec.ARROW,
+        settings: BlockSettings | None = None,
         pool: Pool | None = None,
         shard_of: ShardOfKeys | None = None,
-        drops_bad_texts: bool = False,
+        *,
+        buffer_bytes: int = _BUFFER_BYTES,
     ) -> None:
         self.plan = plan
-        self._drops_bad_texts = drops_bad_texts
-        self.target_bytes = target_bytes
+        self.settings = settings = settings or BlockSettings()
+        self.target_bytes = settings.target_bytes
         self.buffer_bytes = buffer_bytes
-        self.compression = compression
-        self.codec = codec
         self.pool = pool
         self.shard_of = shard_of
         self._pending: list[pa.Table] = []
@@ -113,35 +109,15 @@ class BlockBuilder:
         self._is_mixed = False  # made from several blocks: even a single pending table may have several rows of a key
         self._event_rows: BlockBuilder | None = None
         if plan.event_rows is not None:
-            self._event_rows = BlockBuilder(
-                plan.event_rows,
-                target_bytes=target_bytes,
-                buffer_bytes=buffer_bytes,
-                compression=compression,
-                codec=codec,
-                pool=pool,
-                shard_of=shard_of,
-            )
-
-    @classmethod
-    def of(cls, plan: Plan, settings: BlockSettings, pool: Pool, shard_of: ShardOfKeys | None = None) -> BlockBuilder:
-        """A builder with the settings of a query."""
-        return cls(
-            plan,
-            drops_bad_texts=settings.drops_bad_texts,
-            target_bytes=settings.target_bytes,
-            compression=settings.compression,
-            codec=settings.codec,
-            pool=pool,
-            shard_of=shard_of,
-        )
+            inner = replace(settings, drops_bad_texts=False)  # this builder does it for both
+            self._event_rows = BlockBuilder(plan.event_rows, inner, pool, shard_of, buffer_bytes=buffer_bytes)
 
     def add(
         self, batch: pa.RecordBatch, shards: pa.Array | None = None, flagged: Flagged | None = None
     ) -> Iterator[ShardBlock]:
         batch, bad = settled(batch)
         others = () if flagged is None else (flagged,)
-        if bad is not None and self._drops_bad_texts:
+        if bad is not None and self.settings.drops_bad_texts:
             # Each event has one reason.
             which = bad if flagged is None else bad & ~flagged.which
             others = (*others, Flagged(which, TEXT_SLICE))
@@ -154,7 +130,7 @@ class BlockBuilder:
         that no window takes, the slice that says why.
         """
         keys, bad = settled(keys)
-        if bad is not None and self._drops_bad_texts:
+        if bad is not None and self.settings.drops_bad_texts:
             has_reason = pc.is_in(slices, pa.array(FLAGGED_SLICES))
             slices = pc.if_else(pc.and_not(pa.array(bad), has_reason), TEXT_SLICE, slices)
         assert self.plan.layout is not None
@@ -398,12 +374,15 @@ class BlockBuilder:
         if self.pool is None:
             return map(self._encode, pieces)
         return self.pool.map_ordered(
-            self._encode, pieces, inline=lambda p: is_quick(self.codec, self.compression, p.size_bytes)
+            self._encode,
+            pieces,
+            inline=lambda p: is_quick(self.settings.codec, self.settings.compression, p.size_bytes),
         )
 
     def _encode(self, piece: _Piece) -> ShardBlock:
         """Makes a block from a piece. Runs in the pool's threads, so it must not use what changes in the builder."""
-        block = encode_rows(self.plan, piece.rows, piece.slice_us, compression=self.compression, codec=self.codec)
+        form = self.settings
+        block = encode_rows(self.plan, piece.rows, piece.slice_us, compression=form.compression, codec=form.codec)
         return ShardBlock(piece.shard, block, piece.keys)
 
 

@@ -35,10 +35,10 @@ class BlockSettings:
     Plain values: a worker that only makes blocks need not load the policy.
     """
 
-    target_bytes: int
-    compression: Compression
-    codec: Codec
-    threads: int
+    target_bytes: int = 1 << 20
+    compression: Compression = Compression.NONE
+    codec: Codec = Codec.ARROW
+    threads: int = 0
     drops_bad_texts: bool = False
 
 

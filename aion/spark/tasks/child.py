@@ -65,7 +65,7 @@ class ChildWork:
         rows = BlockRows(self.tree, 0, self.limit_bytes, self.shards)
         shard_of = ShardOfKeys(self.shards) if ShardOfKeys.covers(self.key_types) else None
         with CodecPool(self.settings.threads) as pool, closing(Sending(rows, self.hand_over)) as sending:
-            yield BlockBuilder.of(self.task_plan, self.settings, pool, shard_of), sending
+            yield BlockBuilder(self.task_plan, self.settings, pool, shard_of), sending
 
     @property
     def task_plan(self) -> Plan:

@@ -28,7 +28,7 @@ class Merging:
         work = self._work
         rows = BlockRows(work.tree, self._level, work.limit_bytes, work.shards)
         with CodecPool(work.settings.threads) as pool:
-            merger = BlockMerger(BlockBuilder.of(work.task_plan, work.settings, pool))
+            merger = BlockMerger(BlockBuilder(work.task_plan, work.settings, pool))
             for shard, block, _ in blocks_of(batches):
                 yield from rows.of(merger.add(shard, block))
             yield from rows.of(merger.finish())
