@@ -10,7 +10,7 @@ TINY := $(addprefix tests/, local/test_restarts.py local/test_filled.py local/te
 	local/test_parts_of_a_batch.py local/test_large_windows.py execute/test_scenarios.py core/keyed/test_keyed_windows.py \
 	core/keyed/test_keyed_index.py core/operator/test_operator_any_order.py execute/panes/test_updates.py \
 	execute/panes/test_changing.py execute/test_evolution.py execute/spill/test_waiting_orders.py stores/test_any_order.py \
-	versions/test_any_order.py versions/test_keyed_any_order.py stateful/test_states.py core/join/test_join.py \
+	versions/test_any_order.py versions/test_map_any_order.py stateful/test_states.py core/join/test_join.py \
 	core/join/test_evolving.py state/test_read.py)
 
 .PHONY: demo dist docs test lint behaviour proof check format clean setup

@@ -34,8 +34,8 @@ from state_backends.server.machine import memory_limit_bytes, memory_share_used
 from state_backends.store.attempt import StoreAttempt
 from state_backends.store.codec_pool import CodecPool
 from state_backends.store.io_thread import IoStats
-from state_backends.store.keyed.store import LocalValues
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.map.store import LocalValues
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.pressure import PressureManager
 from state_backends.store.protocol import BlockStore

@@ -18,9 +18,9 @@ from policies.prestage import JustInTimePrestage, PrestagePolicy
 from state_backends.format.errors import PolicyError
 from state_backends.store.io import BlockFiles, Io
 from state_backends.store.io_thread import IoThread
-from state_backends.store.keyed.run_files import RunFiles
-from state_backends.store.keyed.store import KeyedStore
 from state_backends.store.m_bucket import MemoryBudget, PeriodicWindows
+from state_backends.store.map.run_files import RunFiles
+from state_backends.store.map.store import MapStore
 from state_backends.store.options import StoreOptions
 from state_backends.store.p_bucket import PBucket, cache_bytes
 from state_backends.store.tiered import TieredStore
@@ -72,7 +72,7 @@ class Stores(NamedTuple):
 
     p_bucket: PBucket
     blocks: TieredStore
-    values: KeyedStore
+    values: MapStore
 
     @classmethod
     def of(cls, backend: str, p_bucket: PBucket, io: Io, budget: MemoryBudget, options: StoreOptions) -> Stores:
@@ -80,7 +80,7 @@ class Stores(NamedTuple):
         return cls(
             p_bucket,
             STORES[backend](p_bucket, io, budget, options),
-            KeyedStore(
+            MapStore(
                 RunFiles(p_bucket, p_bucket.live.with_name("keyed")),
                 io,
                 budget,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aion.errors import DiskError
-from state_backends.format.ordered_map import KeyedValue
+from state_backends.format.ordered_map import MapValue
 from state_backends.store.io_thread import Priority
 from tests.stores.rig import nothing
 from tests.versions.host import Host
@@ -154,7 +154,7 @@ def keyed_scenario(kind: str, folder: Path, way: Tmpfs | Rlimit) -> None:
         change = {b"%d" % rng.randrange(100): rng.randbytes(1000) for _ in range(count)}
         try:
             for key, value in change.items():
-                keyed.put([KeyedValue(key, value)])
+                keyed.put([MapValue(key, value)])
             host.shard.commit(name, {"next_seq": 0})
         except BaseException:
             host.shard.abort(name)

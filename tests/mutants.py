@@ -104,10 +104,10 @@ TABLE = r"""
 = silent-keys-stay aion/core/operator/filled_keys.py local/test_filled.py
 -            self._prune(stacked(over))
 +            pass
-= deleted-key-returns state_backends/store/keyed/merging.py stores/test_keyed_policies.py,versions/test_keyed.py
+= deleted-key-returns state_backends/store/map/merging.py stores/test_map_policies.py,versions/test_map.py
 -oldest=not begin
 +oldest=True
-= undone-values-stay state_backends/store/keyed/store.py stores/test_keyed_policies.py,versions/test_keyed.py
+= undone-values-stay state_backends/store/map/store.py stores/test_map_policies.py,versions/test_map.py
 -self._cache.clear()  # it may have values of these runs
 +pass
 = late-stays state_backends/store/eviction.py stores/test_memory.py,stores/test_bucket_limit.py
@@ -163,7 +163,7 @@ TABLE = r"""
 = bound-short-by-one policies/cleanup.py core/lateness/test_cleanup.py
 -    bound_us = int(known.edges_us[first]) + 1
 +    bound_us = int(known.edges_us[first])
-= needed-in-time policies/destage.py policies,stores/test_keyed_policies.py
+= needed-in-time policies/destage.py policies,stores/test_map_policies.py
 -<= expected_ms:
 +< expected_ms:
 """

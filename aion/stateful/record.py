@@ -17,7 +17,7 @@ from aion.stateful.contents import Content, ListContent, MapContent, ValueConten
 from aion.stateful.layout import PRESENT, page_key, record_key, wake_key
 from aion.stateful.packing import pack, unpack
 from aion.stateful.variables import Kind, Variable
-from state_backends.format.ordered_map import NEVER_MS, KeyedValue, Readable
+from state_backends.format.ordered_map import NEVER_MS, MapValue, Readable
 
 CONTENTS: Mapping[Kind, type[Any]] = {Kind.VALUE: ValueContent, Kind.LIST: ListContent, Kind.MAP: MapContent}
 
@@ -99,13 +99,13 @@ class KeyRecord:
         self.expires = min(times, default=None)
         self._changed = True
 
-    def changes(self, known: frozenset[int], scanned_ms: int) -> tuple[list[KeyedValue], int]:
+    def changes(self, known: frozenset[int], scanned_ms: int) -> tuple[list[MapValue], int]:
         """Returns what must be written, and by how much the number of keys grows: -1, 0 or 1.
 
         ``known``: the numbers of the variables that exist. What others hold is forgotten. ``scanned_ms``: the batch
         scans the index of times up to this time.
         """
-        values: list[KeyedValue] = []
+        values: list[MapValue] = []
         for number, (variable, content) in self._contents.items():
             if content.changed:
                 pages = self.pages(variable)
@@ -135,9 +135,9 @@ class KeyRecord:
         # batch, and to move the entry, too, would cost more than all else that is written.
         if wake != self.wake:
             if self.wake is not None:
-                values.append(KeyedValue(wake_key(self.wake, self.key), None))
+                values.append(MapValue(wake_key(self.wake, self.key), None))
             if wake is not None:
-                values.append(KeyedValue(wake_key(wake, self.key), PRESENT, NEVER_MS))
+                values.append(MapValue(wake_key(wake, self.key), PRESENT, NEVER_MS))
             self.wake = wake
         elif not self._changed:
             return [], 0
@@ -147,7 +147,7 @@ class KeyRecord:
         if exists or self._existed:
             # A timer of the last possible time is one that never expires, and not what NEVER_MS stands for.
             needed_ms = None if needed_ms == NEVER_MS else needed_ms
-            values.append(KeyedValue(record_key(self.key), data, needed_ms))
+            values.append(MapValue(record_key(self.key), data, needed_ms))
         grown = exists - self._existed
         self._existed = exists
         return values, grown
@@ -160,7 +160,7 @@ class KeyPages:
 
     def __init__(self, store: Readable, key: bytes, variable: Variable) -> None:
         self._store, self._key, self._variable = store, key, variable
-        self.written: list[KeyedValue] = []
+        self.written: list[MapValue] = []
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         found = self._store.get([page_key(self._key, self._variable.number, n) for n in numbers])
@@ -168,4 +168,4 @@ class KeyPages:
 
     def write(self, number: int, content: Any) -> None:
         data = None if content is None else pack((self._variable.version, content))
-        self.written.append(KeyedValue(page_key(self._key, self._variable.number, number), data))
+        self.written.append(MapValue(page_key(self._key, self._variable.number, number), data))

@@ -22,7 +22,7 @@ from aion.stateful.layout import MIN_MS, pages_of, record_key, wake_of, wakes
 from aion.stateful.record import KeyRecord
 from aion.stateful.restore import Declaration, Restored, restore
 from aion.stateful.variables import Variables
-from state_backends.format.ordered_map import KeyedValue, LazyMap
+from state_backends.format.ordered_map import LazyMap, MapValue
 from state_backends.thresholds import threshold
 
 CHUNK_KEYS = threshold(8192, 2)
@@ -218,7 +218,7 @@ class ShardRun:
             values, grown = record.changes(known, scanned_ms)
             changes += values
             for number in record.forgotten:
-                changes += [KeyedValue(page, None) for page, _ in self._store.scan(*pages_of(record.key, number))]
+                changes += [MapValue(page, None) for page, _ in self._store.scan(*pages_of(record.key, number))]
             self._counters["keys"] += grown
         self._saw(record.wake for record in records if record.wake is not None)
         self._counters["timers"] += sum(len(record.timers) for record in records)

@@ -15,8 +15,8 @@ from policies.destage import StandardDestage
 from state_backends.format.block import Block
 from state_backends.store import body_files, fetching
 from state_backends.store.io import Steps
-from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.ledger import IN_MEMORY
+from state_backends.store.map.run_files import RunFiles
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import Only, StoredBlock
 from state_backends.store.reading import Reader

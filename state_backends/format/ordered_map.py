@@ -1,7 +1,7 @@
 """The ordered map of a shard, from bytes to bytes: one protocol for all that keep something in it or serve it. Pure.
 
 Windows of keys, identities, what was shown, and the values of stateful processors lie in it. The store serves it
-(:class:`state_backends.store.keyed.store.KeyedStore`), the server sends it, and tests have it in a dict.
+(:class:`state_backends.store.map.store.MapStore`), the server sends it, and tests have it in a dict.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ NEVER_MS = (1 << 63) - 1
 """When a value is needed that is only found by scans. It is not kept in memory, and nobody may get it."""
 
 Change: TypeAlias = tuple[bytes, bytes | None, int | None]
-"""A :class:`KeyedValue`, perhaps as a plain tuple."""
+"""A :class:`MapValue`, perhaps as a plain tuple."""
 
 
-class KeyedValue(NamedTuple):
+class MapValue(NamedTuple):
     """A value of a key. Neither is empty. ``value``: None deletes the key.
 
     ``needed_ms``: when the value will be needed next, for example the time of its key's next timer, or None if it is

@@ -8,7 +8,7 @@
     writing       memory to disk; eviction and pressure: what leaves; trimming: what leaves the disk
     merging       files in the background; merge_choice: which; merge_turns: when
     body_files    bodies in shared memory
-    keyed         the map
+    map           the values of keys
 
 Called by: versions, server, and programs that work without a server.
 Must never know: versions, tasks, and what a window is.

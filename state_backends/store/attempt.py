@@ -49,9 +49,9 @@ class StoreAttempt:
     and purges wait for the end. To make a version of the attempt, do it before :meth:`end`.
     """
 
-    def __init__(self, store: BlockStore, keyed: PagedMap | None = None) -> None:
+    def __init__(self, store: BlockStore, values: PagedMap | None = None) -> None:
         self.store = store
-        self.keyed = keyed
+        self.map = values
         self._first_seq = 0
         self._last_seq = -1
         self._purging: list[int] = []
@@ -111,9 +111,9 @@ class StoreAttempt:
 
     @property
     def _values(self) -> PagedMap:
-        if self.keyed is None:
+        if self.map is None:
             raise StateError("this attempt has no store for keyed values")
-        return self.keyed
+        return self.map
 
     def release(self, destage: Sequence[int], purge: Sequence[int]) -> None:
         self.store.destage(destage)

@@ -22,7 +22,7 @@ from state_backends.format.errors import CorruptBlock, CorruptState, DiskError
 from state_backends.store.attempt import StoreAttempt
 from state_backends.store.body_files import BodyFiles
 from state_backends.store.counting import only_counts
-from state_backends.store.keyed.store import KeyedStore
+from state_backends.store.map.store import MapStore
 from state_backends.store.p_bucket import PBucket
 from state_backends.store.protocol import BlockStore, StoreStats
 from state_backends.versions.manifest import Manifest
@@ -33,7 +33,7 @@ class Opened(NamedTuple):
 
     files: PBucket
     work: StoreAttempt
-    keyed: KeyedStore
+    map: MapStore
 
 
 class LocalStores:
@@ -121,8 +121,8 @@ class LocalStores:
                 stats.add(store.stats())
             return stats
 
-    def _stores(self) -> list[BlockStore | KeyedStore]:
-        return [] if self.opened is None else [self.opened.work.store, self.opened.keyed]
+    def _stores(self) -> list[BlockStore | MapStore]:
+        return [] if self.opened is None else [self.opened.work.store, self.opened.map]
 
     @property
     def is_there(self) -> bool:

@@ -158,25 +158,25 @@ class Shard:
 
     def get(self, attempt: str, keys: Sequence[bytes]) -> Iterator[list[bytes | None]]:
         """The value of each key, None if there is none, in pages. See LazyMap for this and the next two."""
-        return self._naming_the_version(self._working(attempt).keyed.get(keys))
+        return self._naming_the_version(self._working(attempt).map.get(keys))
 
     def put(self, attempt: str, values: Iterable[Change]) -> None:
         with self._local.noticing_damage():
-            self._working(attempt).keyed.put(values)
+            self._working(attempt).map.put(values)
 
     def scan(self, attempt: str, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        return self._naming_the_version(self._working(attempt).keyed.scan(begin, end))
+        return self._naming_the_version(self._working(attempt).map.scan(begin, end))
 
     @property
     def on_disk(self) -> bool:
         """See :class:`state_backends.format.ordered_map.LazyMap`."""
         opened = self._local.opened
-        return opened is not None and opened.keyed.on_disk
+        return opened is not None and opened.map.on_disk
 
     def expect(self, keys: Sequence[bytes]) -> bool:
-        """See :meth:`KeyedStore.expect`. The next attempt may begin meanwhile."""
+        """See :meth:`MapStore.expect`. The next attempt may begin meanwhile."""
         opened = self._local.opened
-        return opened is not None and opened.keyed.expect(keys)
+        return opened is not None and opened.map.expect(keys)
 
     def commit(self, attempt: str, snapshot: dict[str, Any], due: Sequence[int] = ()) -> str:
         """Makes a new version of what the attempt did, whole or not at all; returns its token.
@@ -197,7 +197,7 @@ class Shard:
         dead = frozenset(work.purging)
         self._local.written += work.store.persist(skip=dead)
         live = work.store.files(skip=dead)
-        runs = opened.keyed.persist()
+        runs = opened.map.persist()
         new = [f for f in self._local.written if f.file_no in live]
         new += [run for run in runs if run.file_no not in numbered]
         # An earlier try of this commit may have published some of them. They are the same files.
@@ -228,7 +228,7 @@ class Shard:
         work.end()
         self._local.delete_unless(live)
         self.current = manifest
-        opened.keyed.end(manifest.runs_in(str(self.storage.files)), snapshot.get("expected_ms"))
+        opened.map.end(manifest.runs_in(str(self.storage.files)), snapshot.get("expected_ms"))
         # Only now: until here, reads that go on beside this may have used them.
         self.storage.release({f.name for f in (before.files if before else ())} - {f.name for f in files})
         self._at_work, self._local.written = None, []
@@ -278,7 +278,7 @@ class Shard:
         self._retention.note([], self._ahead.ends())
         opened = self._opened
         opened.work.undo()
-        opened.keyed.undo()
+        opened.map.undo()
         # A merged file holds blocks of the version, so the store keeps it.
         self._local.delete_unless(opened.work.store.files())
         published, making.published = making.published, []
@@ -401,6 +401,6 @@ class Shard:
             self._retention.retry(self.storage.delete(self._retention.committed(manifest, past, batch)))
             held, disk = self._retention.held_bytes, self._retention.disk_bytes
             store.compact(manifest.numbered, held_bytes=held, disk_bytes=disk)
-            opened.keyed.compact()
+            opened.map.compact()
         except (OSError, StateError) as error:
             log.warning("old files of shard %d stay until the next commit: %s", self.identity.shard, error)

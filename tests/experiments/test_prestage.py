@@ -19,7 +19,7 @@ from experiments.prestage import report
 from experiments.prestage.disk import SlowDisk
 from experiments.prestage.runs import Cell, write
 from experiments.prestage.settings import MODES, PAYLOAD_BYTES, TRIGGERS, Disk, Settings
-from state_backends.store.keyed.run_files import RunFiles
+from state_backends.store.map.run_files import RunFiles
 from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import Rig
 

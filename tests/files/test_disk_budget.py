@@ -16,7 +16,7 @@ from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.punching import can_punch
 from state_backends.store import trimming
 from state_backends.store.io_thread import Priority
-from state_backends.store.keyed import run_files
+from state_backends.store.map import run_files
 from tests.files.rig import IDENTITY, Host
 from tests.object_store import ObjectStore
 from tests.stores.rig import make_block, nothing

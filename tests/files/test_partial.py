@@ -21,7 +21,7 @@ from state_backends.files.names import SstFile
 from state_backends.files.remote import Remote
 from state_backends.format.sst_table import Span
 from state_backends.store.io_thread import Priority
-from state_backends.store.keyed import run_files
+from state_backends.store.map import run_files
 from state_backends.versions.manifest import load
 from tests.files.rig import IDENTITY, Host
 from tests.io_thread.rig import PATIENCE

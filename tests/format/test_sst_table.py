@@ -13,7 +13,7 @@ from rocksdict import Cache, SstFileWriter
 
 from aion.errors import CorruptState
 from state_backends.format.sst_table import END, TableIndex, index_of, metaindex, parts
-from state_backends.store.keyed.run_files import run_options
+from state_backends.store.map.run_files import run_options
 from state_backends.store.sst_file import rocksdb_options
 
 

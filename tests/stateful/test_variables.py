@@ -15,7 +15,7 @@ from aion.stateful.handle import Handle
 from aion.stateful.layout import MIN_MS, pages_of, record_key
 from aion.stateful.record import KeyRecord
 from aion.stateful.variables import Kind, Variables
-from state_backends.format.ordered_map import KeyedValue, MemoryMap
+from state_backends.format.ordered_map import MapValue, MemoryMap
 
 INT = StructType([StructField("n", IntegerType())])
 LONG = StructType([StructField("n", LongType()), StructField("s", StringType())])
@@ -124,7 +124,7 @@ def test_a_variable_that_each_init_deletes_and_defines_goes_on_for_ever(number: 
         values, _ = record.changes(variables.numbers, MIN_MS)
         assert record.forgotten == ([] if batch == 0 else [number + batch - 1])
         gone = [page for old in record.forgotten for page, _ in store.scan(*pages_of(KEY, old))]
-        store.put([*values, *(KeyedValue(page, None) for page in gone)])
+        store.put([*values, *(MapValue(page, None) for page in gone)])
         known, data = variables.to_json(), store.values[record_key(KEY)]
         handle.enter(KeyRecord(KEY, data, store))
         assert {tuple(value) for _, value in table.iterator()} == {(batch, "x" * 40)}

@@ -12,7 +12,7 @@ import pytest
 
 from state_backends.files import storage
 from state_backends.files.names import SstFile
-from state_backends.store.keyed.run_files import RunFiles
+from state_backends.store.map.run_files import RunFiles
 from state_backends.store.p_bucket import PBucket
 from tests.stores.rig import make_block
 

@@ -119,20 +119,20 @@ def test_state_that_was_moved_is_found_where_it_is_now(one: OneHost, tmp_path: P
 def test_who_asks_is_told_once_what_the_disk_took(one: OneHost, tmp_path: Path) -> None:
     first, second, third = (make_block(0, seq, 1000).size_bytes for seq in range(3))
     attempt, answer = one.open(tmp_path / "state", CONFIG, None)
-    assert "moved" not in answer
+    assert "disk_times" not in answer
     attempt, _ = one.open(tmp_path / "state", CONFIG, one.commit(attempt, 0, 1))
     _, shard, _ = one.host.attempts.find(attempt)
     shard.store.destage([0])
     shard.prestage(attempt, [0])
     token = one.commit(attempt, 2)
-    _, answer = one.open(tmp_path / "state", CONFIG, token, moved=True)
-    staged, written = answer["moved"]["staged"], answer["moved"]["written"]
+    _, answer = one.open(tmp_path / "state", CONFIG, token, disk_times=True)
+    staged, written = answer["disk_times"]["staged"], answer["disk_times"]["written"]
     assert [size for size, _, _ in staged] == [first + second]
     assert [size for size, _ in written] == [first + second, third]
     assert all(seconds > 0 for _, seconds in written)
     assert all(seconds >= waited_s >= 0 for _, seconds, waited_s in staged)
-    _, answer = one.open(tmp_path / "state", CONFIG, token, moved=True)
-    assert answer["moved"] == {"staged": [], "written": []}
+    _, answer = one.open(tmp_path / "state", CONFIG, token, disk_times=True)
+    assert answer["disk_times"] == {"staged": [], "written": []}
 
 
 # -- memory comes back -------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class Host:
         self.budget = MemoryBudget(self.budget_bytes)
         options = StoreOptions(bucket_limit_bytes=self.budget_bytes // 2, limits=self.limits)
         made = Stores.of(self.backend, p_bucket, self.io, self.budget, options)
-        self.keyed = made.values
+        self.map = made.values
         return made
 
     def stop(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from state_backends.format.ordered_map import KeyedValue
+from state_backends.format.ordered_map import MapValue
 from state_backends.versions.shard import Shard
 
 
@@ -25,7 +25,7 @@ class LocalKeyedAttempt:
     def stream(self, keys: Sequence[bytes]) -> Iterator[bytes | None]:
         return itertools.chain.from_iterable(self._shard.get(self._attempt, keys))
 
-    def put(self, values: Sequence[KeyedValue]) -> None:
+    def put(self, values: Sequence[MapValue]) -> None:
         self._shard.put(self._attempt, values)
 
     def scan(self, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from state_backends.format.ordered_map import KeyedValue
+from state_backends.format.ordered_map import MapValue
 from state_backends.store.io_thread import Priority
 from tests.examples import some
 from tests.io_thread.rig import result
@@ -72,7 +72,7 @@ class KeyedMachine(RuleBasedStateMachine):
         for key in keys:
             self.writes += 1
             value = (b"%d " % self.writes).ljust(size, b"v")
-            values.append(KeyedValue(key, value, needed))
+            values.append(MapValue(key, value, needed))
             self.mine[key] = value
         self.values.put(values)
 
@@ -80,7 +80,7 @@ class KeyedMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         keys = data.draw(st.lists(st.sampled_from(sorted(self.mine)) if self.mine else KEYS, max_size=10))
-        self.values.put([KeyedValue(key, None) for key in keys])
+        self.values.put([MapValue(key, None) for key in keys])
         for key in keys:
             self.mine.pop(key, None)
 
@@ -102,7 +102,7 @@ class KeyedMachine(RuleBasedStateMachine):
     def scan(self, begin: bytes, end: bytes | None, key: bytes) -> None:
         entries = self.values.scan(begin, end)
         wanted = [(k, self.mine[k]) for k in sorted(self.mine) if k >= begin and (end is None or k < end)]
-        self.values.put([KeyedValue(b"\xfe" + key, b"put while a scan is under way")])
+        self.values.put([MapValue(b"\xfe" + key, b"put while a scan is under way")])
         self.mine[b"\xfe" + key] = b"put while a scan is under way"
         assert [(k, v) for k, v in entries if k[:1] != b"\xfe"] == [(k, v) for k, v in wanted if k[:1] != b"\xfe"]
 
@@ -126,7 +126,7 @@ class KeyedMachine(RuleBasedStateMachine):
         self.blocks[self.attempt] = self.next_seq
         self.parents[self.attempt] = self.chosen
         self.chosen, self.attempt = self.attempt, None
-        self.host.keyed.validate()
+        self.host.map.validate()
 
     @precondition(lambda self: self.attempt)
     @rule(calls=st.integers(2, 6))

@@ -24,11 +24,11 @@ from typing import Any
 from state_backends.files.names import SstFile
 from state_backends.format.ordered_map import Change
 from state_backends.store.io import Io, Pending, Priority, Steps
-from state_backends.store.keyed.cache import VALUE_BYTES, ValueCache
-from state_backends.store.keyed.merging import RunMerger
-from state_backends.store.keyed.overlay import Overlay
-from state_backends.store.keyed.run_files import RunFiles
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.map.cache import VALUE_BYTES, ValueCache
+from state_backends.store.map.merging import RunMerger
+from state_backends.store.map.overlay import Overlay
+from state_backends.store.map.run_files import RunFiles
 from state_backends.store.protocol import StoreStats
 from state_backends.thresholds import threshold
 
@@ -43,7 +43,7 @@ _LEAST_SHARE = 32  # and this part even if memory is full
 _LARGE_SHARE = 8  # without versions, they go to disk when they take this part
 
 
-class KeyedStore:
+class MapStore:
     """See :class:`state_backends.format.ordered_map.LazyMap` for what an attempt asks of it.
 
     One thread puts, commits and undoes. Gets and scans may run beside it. Raises DiskError, and CorruptState naming a
@@ -115,7 +115,7 @@ class KeyedStore:
                 self._cache.put(found)
 
     def put(self, values: Iterable[Change]) -> None:
-        """Sets values, given as KeyedValue. Waits for the disk if the attempt's changes take too much memory."""
+        """Sets values, given as MapValue. Waits for the disk if the attempt's changes take too much memory."""
         left = iter(values)
         full = True
         while full:
@@ -336,7 +336,7 @@ def _call(function: Any) -> Steps[None]:
 class LocalValues:
     """Writes what was put to disk when it takes too much memory. It is a version that nobody can go back to."""
 
-    def __init__(self, store: KeyedStore) -> None:
+    def __init__(self, store: MapStore) -> None:
         self.store = store
         self._numbers = itertools.count()
         self._runs: dict[int, SstFile] = {}

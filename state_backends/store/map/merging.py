@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from state_backends.files.names import MERGED, SstFile
 from state_backends.store.io import Io, Steps
-from state_backends.store.keyed.run_files import RunFiles
+from state_backends.store.map.run_files import RunFiles
 from state_backends.store.merge_choice import neighbours
 from state_backends.store.merge_turns import MergeTurns
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from policies.destage import leaving
 from state_backends.format.ordered_map import NEVER_MS
-from state_backends.store.keyed.cache import VALUE_BYTES, ValueCache
-from state_backends.store.keyed.overlay import CHANGE_BYTES, Overlay
 from state_backends.store.m_bucket import MemoryBudget
+from state_backends.store.map.cache import VALUE_BYTES, ValueCache
+from state_backends.store.map.overlay import CHANGE_BYTES, Overlay
 from state_backends.store.merge_choice import FAN_IN, MOST_RUNS, neighbours
 
 KEYS = st.binary(min_size=1, max_size=3)

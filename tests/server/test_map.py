@@ -11,7 +11,7 @@ import pytest
 
 from aion import errors
 from state_backends.backends import StoreConfig
-from state_backends.format.ordered_map import KeyedValue
+from state_backends.format.ordered_map import MapValue
 from state_backends.server import remote_attempt, wire
 from state_backends.server.remote_attempt import RemoteAttempt
 from state_backends.server.verbs import addressed
@@ -19,8 +19,8 @@ from state_backends.versions.json_values import dumps
 from tests.server.conftest import Connect, kill, open_shard, server_of, snapshot, wait_until
 
 
-def keyed(*numbers: int, mark: bytes = b"") -> list[KeyedValue]:
-    return [KeyedValue(b"key-%06d" % n, b"value %d " % n + mark) for n in numbers]
+def keyed(*numbers: int, mark: bytes = b"") -> list[MapValue]:
+    return [MapValue(b"key-%06d" % n, b"value %d " % n + mark) for n in numbers]
 
 
 def entries(*numbers: int, mark: bytes = b"") -> list[tuple[bytes, bytes]]:
@@ -39,9 +39,7 @@ def test_values_go_from_attempt_to_attempt(connect: Connect, tmp_path: Path) -> 
     assert everything(first) == {}
     first.put(keyed(*range(100)))
     first.put([])
-    first.put(
-        [KeyedValue(b"key-000007", b"again"), KeyedValue(b"key-000008", None, 5), KeyedValue(b"\xff" * 9, b"x", 1)]
-    )
+    first.put([MapValue(b"key-000007", b"again"), MapValue(b"key-000008", None, 5), MapValue(b"\xff" * 9, b"x", 1)])
     first.commit(snapshot(0))
     second = open_shard(client, tmp_path, "t1", "t2")
     asked = [b"key-000007", b"key-000008", b"nothing", b"key-000009", b"\xff" * 9, b"key-000009"]
@@ -65,7 +63,7 @@ def test_large_answers_come_in_pages(connect: Connect, tmp_path: Path) -> None:
     store = StoreConfig(backend="tiered", budget_bytes=1 << 20, bucket_limit_bytes=1 << 18)
     first = open_shard(client, tmp_path, None, "t1", store=store)
     wanted = {b"%05d" % n: bytes([n % 251]) * (3_000_000 if n == 50 else 20_000) for n in range(200)}
-    first.put([KeyedValue(key, value) for key, value in wanted.items()])
+    first.put([MapValue(key, value) for key, value in wanted.items()])
     assert first.get(list(wanted)) == list(wanted.values())
     first.commit(snapshot(0))
     second = open_shard(client, tmp_path, "t1", "t2", store=store)
@@ -84,11 +82,11 @@ def test_what_is_expected_is_in_memory_before_the_attempt_begins(connect: Connec
 
     assert not expect(1), "no shard is here"
     first = open_shard(client, tmp_path, None, "t1", store=store)
-    first.put([KeyedValue(b"%05d" % n, bytes(20_000)) for n in range(20)])
+    first.put([MapValue(b"%05d" % n, bytes(20_000)) for n in range(20)])
     first.commit(snapshot(0))
     assert not expect(), "nothing was read from disk"
     second = open_shard(client, tmp_path, "t1", "t2", store=store)
-    second.put([KeyedValue(b"%05d" % n, bytes(20_000)) for n in range(20, 100)])
+    second.put([MapValue(b"%05d" % n, bytes(20_000)) for n in range(20, 100)])
     assert not second.on_disk
     assert second.get([b"00000"]) == [bytes(20_000)]
     assert expect(), "now it was"
@@ -119,7 +117,7 @@ def test_a_commit_says_what_the_next_attempt_needs(connect: Connect, tmp_path: P
     client = connect()
     store = StoreConfig(backend="tiered", budget_bytes=1 << 20, bucket_limit_bytes=1 << 18)
     first = open_shard(client, tmp_path, None, "t1", store=store)
-    first.put([KeyedValue(b"%05d" % n, bytes(20_000)) for n in range(100)])
+    first.put([MapValue(b"%05d" % n, bytes(20_000)) for n in range(100)])
     first.commit(snapshot(0))
     second = open_shard(client, tmp_path, "t1", "t2", store=store)
     assert second.get([b"00099", b"00000"]) == [bytes(20_000)] * 2, "not all of them can be in memory"
@@ -158,7 +156,7 @@ def test_an_attempt_goes_on_when_its_server_is_lost(
 
     attempt.put(keyed(1, 2, 60, mark=b"new"))
     step("put")
-    attempt.put([KeyedValue(b"key-000002", b"newer"), KeyedValue(b"key-000003", None)])
+    attempt.put([MapValue(b"key-000002", b"newer"), MapValue(b"key-000003", None)])
     step("get")
     assert attempt.get([b"key-000001", b"key-000002", b"key-000003"]) == [b"value 1 new", b"newer", None]
     step("scan")
@@ -173,7 +171,7 @@ def test_an_attempt_goes_on_when_its_server_is_lost(
 @pytest.mark.slow
 def test_a_scan_goes_on_behind_what_it_yielded(application: str, connect: Connect, tmp_path: Path) -> None:
     attempt = open_shard(connect(), tmp_path, None, "t1")
-    values = [KeyedValue(b"%06d" % n, bytes(30_000)) for n in range(1000)]
+    values = [MapValue(b"%06d" % n, bytes(30_000)) for n in range(1000)]
     attempt.put(values[::2])
     attempt.put(values[1::2])
     scan: Iterator[tuple[bytes, bytes]] = attempt.scan(b"", None)
@@ -190,14 +188,14 @@ def test_a_stream_goes_on_behind_what_it_yielded(
     application: str, connect: Connect, tmp_path: Path, first_notices: str
 ) -> None:
     attempt = open_shard(connect(), tmp_path, None, "t1")
-    values = [KeyedValue(b"%06d" % n, b"%06d" % n * 5000) for n in range(1000)]
+    values = [MapValue(b"%06d" % n, b"%06d" % n * 5000) for n in range(1000)]
     attempt.put(values)
-    wanted = [*values[::-1], KeyedValue(b"none", None)]
+    wanted = [*values[::-1], MapValue(b"none", None)]
     stream = attempt.stream([value.key for value in wanted])
     found = [next(stream) for _ in range(3)]
     kill(application)
     if first_notices == "put":
-        attempt.put([KeyedValue(value.key, b"new") for value in wanted[:3]])
+        attempt.put([MapValue(value.key, b"new") for value in wanted[:3]])
     found += stream
     assert found == [value.value for value in wanted]
     assert attempt.servers == 2, "the other one sees that the attempt is on the next server already"

@@ -12,9 +12,9 @@ import pytest
 from aion.errors import CorruptState, DiskError
 from state_backends.files.names import MERGED
 from state_backends.format.checksum import crc32
-from state_backends.format.ordered_map import KeyedValue
+from state_backends.format.ordered_map import MapValue
 from state_backends.store.io_thread import Priority, Steps
-from state_backends.store.keyed.cache import VALUE_BYTES
+from state_backends.store.map.cache import VALUE_BYTES
 from state_backends.versions.json_values import dumps
 from state_backends.versions.manifest import load
 from tests.stores.rig import nothing
@@ -37,7 +37,7 @@ def opened(host: Host, token: str | None) -> tuple[str, LocalKeyedAttempt]:
 
 def commit(host: Host, token: str | None, values: Values, **snapshot: object) -> str:
     attempt, keyed = opened(host, token)
-    keyed.put([KeyedValue(key, value) for key, value in values.items()])
+    keyed.put([MapValue(key, value) for key, value in values.items()])
     host.shard.commit(attempt, {"next_seq": 0, **snapshot})
     settle(host)
     return attempt
@@ -101,7 +101,7 @@ def test_runs_are_merged_and_deletions_end_with_the_oldest_run(make: Make, kind:
     token = commit(host, None, numbered(range(100), size=1))
     for begin in (0, 40, 80):
         token = commit(host, token, dict.fromkeys(numbered(range(begin, begin + 40))))
-    assert host.keyed.stats().merges == 1, "four runs, and none is larger than the newer ones together"
+    assert host.map.stats().merges == 1, "four runs, and none is larger than the newer ones together"
     before = runs(host, token)
     token = commit(host, token, {b"new": b"value"})
     merged, _ = runs(host, token)
@@ -120,7 +120,7 @@ def test_a_deletion_stays_while_an_older_run_may_have_the_key(make: Make) -> Non
     for n in range(4):
         token = commit(host, token, {b"%06d" % n: None})
     token = commit(host, token, {b"%06d" % 4: None})
-    assert len(runs(host, token)) == 3 and host.keyed.stats().merges == 1
+    assert len(runs(host, token)) == 3 and host.map.stats().merges == 1
     assert everything(host, token) == numbered(range(5, 200), size=1000)
 
 
@@ -133,7 +133,7 @@ def test_the_runs_stay_few_however_many_commits_come(make: Make) -> None:
         change |= dict.fromkeys(rng.sample(sorted(wanted), min(len(wanted), 3)))
         token = commit(host, token, change)
         wanted = {key: value for key, value in (wanted | change).items() if value is not None}
-        most = max(most, host.keyed.stats().runs)
+        most = max(most, host.map.stats().runs)
     assert most <= 11
     assert everything(host, token) == wanted
     host.restart()
@@ -166,7 +166,7 @@ def test_a_merge_that_ends_while_a_commit_publishes_is_not_lost(make: Make, monk
         change = numbered(range(10 * n, 10 * n + 10))
         values |= change
         attempt, keyed = opened(host, token)
-        keyed.put([KeyedValue(key, value) for key, value in change.items()])
+        keyed.put([MapValue(key, value) for key, value in change.items()])
         host.shard.commit(attempt, {"next_seq": 0})
         token = attempt
     monkeypatch.undo()
@@ -174,7 +174,7 @@ def test_a_merge_that_ends_while_a_commit_publishes_is_not_lost(make: Make, monk
         gate.set()
     assert token is not None
     settle(host)
-    stats = host.keyed.stats()
+    stats = host.map.stats()
     assert stats.merges > 4 and stats.failed_merges == 0
     assert len(runs(host, token)) < 8
     token = commit(host, token, numbered([0]))
@@ -190,9 +190,9 @@ def test_an_attempt_that_fails_leaves_the_merged_run_for_the_next(make: Make, ho
     token = None
     for n in range(4):
         token = commit(host, token, numbered([n]))
-    assert token is not None and host.keyed.stats().merges == 1
+    assert token is not None and host.map.stats().merges == 1
     attempt, keyed = opened(host, token)
-    keyed.put([KeyedValue(b"lost", b"x")])
+    keyed.put([MapValue(b"lost", b"x")])
     if how == "the manifest cannot be written":
         with in_the_way(host.folder / "state" / "manifests"), pytest.raises(DiskError):
             host.shard.commit(attempt, {"next_seq": 0})
@@ -200,7 +200,7 @@ def test_an_attempt_that_fails_leaves_the_merged_run_for_the_next(make: Make, ho
         host.shard.abort(attempt)
     assert everything(host, token) == numbered(range(4))
     last = commit(host, token, numbered([9]))
-    assert len(runs(host, last)) == 2 and host.keyed.stats().merges == 1
+    assert len(runs(host, last)) == 2 and host.map.stats().merges == 1
     assert host.files() == host.named_files(*host.manifests())
     assert everything(host, last) == numbered([0, 1, 2, 3, 9])
 
@@ -212,11 +212,11 @@ def test_a_merge_of_a_damaged_run_changes_nothing_and_is_tried_less_often(make: 
     host.restart()
     for n in range(12):
         attempt, keyed = opened(host, tokens[-1])
-        keyed.put([KeyedValue(key, value) for key, value in numbered(range(n, n + 100)).items()])
+        keyed.put([MapValue(key, value) for key, value in numbered(range(n, n + 100)).items()])
         host.shard.commit(attempt, {"next_seq": 0})
         settle(host)
         tokens.append(attempt)
-    stats = host.keyed.stats()
+    stats = host.map.stats()
     assert 1 <= stats.failed_merges <= 4
     _, keyed = opened(host, tokens[-1])
     assert keyed.get([b"000050"]) == [numbered([50])[b"000050"]], "newer runs are whole"
@@ -311,13 +311,13 @@ def test_an_attempt_may_change_more_than_fits_into_memory(make: Make, kind: str)
         for begin in range(0, 200, 10):
             change = numbered(range(begin, begin + 10), size=900 + round_)
             change[b"%06d" % begin] = None
-            keyed.put([KeyedValue(key, value) for key, value in change.items()])
+            keyed.put([MapValue(key, value) for key, value in change.items()])
             wanted |= change  # type: ignore[arg-type]
             assert host.budget.used_bytes <= (256 << 10) // 2
     assert keyed.get([*wanted, b"none"]) == [*wanted.values(), None]
     live = {key: value for key, value in wanted.items() if value is not None}
     assert dict(keyed.scan(b"", None)) == live
-    spilled = host.keyed.stats().runs
+    spilled = host.map.stats().runs
     assert spilled > 2
     host.shard.abort(attempt)
     assert everything(host, token) == numbered(range(100), size=1000)
@@ -333,10 +333,10 @@ def test_an_attempt_whose_changes_cannot_be_written_fails_and_the_next_does_not(
     with in_the_way(host.folder / "live" / "new"):
         attempt, keyed = opened(host, token)
         with pytest.raises(DiskError, match="writing state"):
-            keyed.put([KeyedValue(key, value) for key, value in numbered(range(100), size=2000).items()])
+            keyed.put([MapValue(key, value) for key, value in numbered(range(100), size=2000).items()])
         host.shard.abort(attempt)
         attempt, keyed = opened(host, token)
-        keyed.put([KeyedValue(b"a", b"b")])
+        keyed.put([MapValue(b"a", b"b")])
         with pytest.raises(DiskError, match="writing state"):
             host.shard.commit(attempt, {"next_seq": 0})
         host.shard.abort(attempt)
@@ -352,17 +352,17 @@ def test_what_is_in_memory_needs_no_disk(make: Make) -> None:
     token = commit(host, None, numbered(range(1000)))
     _, keyed = opened(host, token)
     keyed.get([*numbered(range(1100)), b"never was"])
-    assert host.keyed.stats().value_misses == 0, "all values are in memory, so others do not exist"
+    assert host.map.stats().value_misses == 0, "all values are in memory, so others do not exist"
     host.restart()
     _, keyed = opened(host, token)
     keyed.get(list(numbered(range(100))))
     keyed.get(list(numbered(range(100))))
-    stats = host.keyed.stats()
+    stats = host.map.stats()
     assert (stats.value_hits, stats.value_misses, stats.values) == (100, 100, 100)
     assert host.shard.expect(list(numbered(range(50, 300))))
     settle(host)
     keyed.get(list(numbered(range(300))))
-    stats = host.keyed.stats()
+    stats = host.map.stats()
     assert (stats.value_misses, stats.values) == (100, 300)
     assert stats.value_bytes == host.budget.cached_bytes == 300 * (6 + 100 + VALUE_BYTES)
 
@@ -371,12 +371,12 @@ def test_what_is_in_memory_needs_no_disk(make: Make) -> None:
 def test_values_stay_in_memory_as_the_backend_says(make: Make, kind: str, kept: int) -> None:
     host = make(kind, budget=MIB)
     token = commit(host, None, numbered(range(4000), size=1000))
-    assert host.keyed.stats().values == pytest.approx(kept, rel=0.15)
+    assert host.map.stats().values == pytest.approx(kept, rel=0.15)
     attempt, keyed = opened(host, token)
     wanted = numbered(range(4000), size=1000)
     assert keyed.get(list(wanted)) == list(wanted.values())
     host.shard.abort(attempt)
-    assert host.keyed.stats().values == pytest.approx(kept, rel=0.15)
+    assert host.map.stats().values == pytest.approx(kept, rel=0.15)
     assert kind == "memory" or host.budget.cached_bytes <= MIB
 
 
@@ -390,27 +390,27 @@ def test_values_make_room_for_blocks(make: Make) -> None:
     assert host.budget.used_bytes > 300 << 10
     assert host.budget.cached_bytes < before - (250 << 10)
     assert host.budget.left() >= host.budget.cached_bytes
-    host.keyed.validate()
+    host.map.validate()
 
 
 def test_values_that_are_needed_soon_stay_longest(make: Make) -> None:
     host = make("tiered", budget=MIB)
     attempt, keyed = opened(host, None)
     soon, late = numbered(range(0, 300), size=1000), numbered(range(300, 600), size=1000)
-    keyed.put([KeyedValue(key, value, 50) for key, value in soon.items()])
-    keyed.put([KeyedValue(key, value, 5000) for key, value in late.items()])
+    keyed.put([MapValue(key, value, 50) for key, value in soon.items()])
+    keyed.put([MapValue(key, value, 5000) for key, value in late.items()])
     host.shard.commit(attempt, {"next_seq": 0, "expected_ms": 100})
     settle(host)
     others = numbered(range(1000, 1900), size=1000)
     token = commit(host, attempt, others, expected_ms=100)
     _, keyed = opened(host, token)
     keyed.get(list(soon))
-    assert host.keyed.stats().value_misses == 0, "values that were used later had to go before them"
+    assert host.map.stats().value_misses == 0, "values that were used later had to go before them"
     # They were needed, and they were read. Now they are like others.
     token = commit(host, token, others, expected_ms=100)
     _, keyed = opened(host, token)
     keyed.get(list(soon))
-    assert host.keyed.stats().value_misses > 100
+    assert host.map.stats().value_misses > 100
 
 
 def test_an_attempt_at_another_version_sees_no_value_of_this_one(make: Make, kind: str) -> None:

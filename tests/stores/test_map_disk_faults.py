@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from aion.errors import DiskError
-from state_backends.format.ordered_map import KeyedValue
-from state_backends.store.keyed import run_files
+from state_backends.format.ordered_map import MapValue
+from state_backends.store.map import run_files
 from tests.io_thread.rig import result
 from tests.stores.test_disk_faults import Faults
 from tests.versions.host import Host
@@ -43,7 +43,7 @@ class Story:
             self.host.open(self.tokens[-1])
             keyed = LocalKeyedAttempt(self.host.shard, attempt)
             self.host.shard.expect(list(wanted)[:5])
-            keyed.put([KeyedValue(key, value) for key, value in change.items()])
+            keyed.put([MapValue(key, value) for key, value in change.items()])
             assert keyed.get(list(wanted)) == list(wanted.values())
             live = {key: value for key, value in sorted(wanted.items()) if value is not None}
             assert dict(keyed.scan(b"", None)) == live
@@ -78,7 +78,7 @@ class Story:
             assert dict(keyed.scan(b"", None)) == self.versions[token], f"version {token}"
             assert keyed.get(list(self.versions[token])) == list(self.versions[token].values())
             self.host.shard.abort(attempt)
-        self.host.keyed.validate()
+        self.host.map.validate()
 
 
 WAYS = [("instead", errno.ENOSPC), ("after", errno.EIO), ("on", errno.EROFS)]
