@@ -15,7 +15,7 @@ from state_backends.files.faults import disk_errors
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.names import PART, SstFile
 from state_backends.files.parallel import in_parallel, wait_for
-from state_backends.files.partial import PartialCopy, is_large, mark_of
+from state_backends.files.partial import Copies, PartialCopy, is_large, mark_of
 from state_backends.files.punching import can_punch
 from state_backends.files.remote import Remote, chunks_of, keep, storage_errors
 from state_backends.files.requests import CountedFiles, CountedInput
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _able: dict[int, bool] = {}  # by the number of a file system: whether holes can be made there
 
 
-class LocalCopies:
+class LocalCopies(Copies):
     """``folder``: of the files, below the path of the connection. ``local``: of their copies.
 
     ``in_background`` calls a function later, one at a time. The caller makes one call at a time, except for
@@ -77,7 +77,6 @@ class LocalCopies:
         self.keep([f.name for f in missing])
 
     def partial(self, name: str) -> PartialCopy | None:
-        """Returns the copy of a file, if a part of it may be missing. Any thread may call it."""
         copy = self._partial.get(name)
         return None if copy is None or copy.is_whole else copy
 
@@ -93,18 +92,20 @@ class LocalCopies:
         if names and self._kept.limit_bytes:
             self._in_background(keep)
 
-    def published(self, names: Iterable[str]) -> None:
+    def published(self, names: Sequence[str]) -> None:
         """These files of the shard are on the remote file system now. The copies are whole."""
         for name in names:
             with contextlib.suppress(OSError):
                 self._budget.has(self._local / name, (self._local / name).stat().st_size)
+        self.keep(names)
+
+    def room(self) -> int | None:
+        return self._budget.room()
 
     def excess(self) -> int:
-        """Returns how many bytes of these copies have to go, so that the host keeps to its budget."""
         return self._budget.excess(self._local)
 
     def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
-        """See :meth:`state_backends.files.storage.Storage.shrink`."""
         copy = self.partial(file.name)
         if copy is None and self._can_punch():
             copy = self._punchable(file, links)

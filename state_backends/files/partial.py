@@ -362,6 +362,31 @@ class PartialCopy:
             self._path.unlink(missing_ok=True)  # the next opening fetches it again
 
 
+class Copies:
+    """The copies of a shard's files, for who reads the files. If the shard's folder is on this host, there are none."""
+
+    def partial(self, name: str) -> PartialCopy | None:
+        """Returns the copy of a file, if a part of it may be missing, or None if it is whole. Any thread may call."""
+        return None
+
+    def room(self) -> int | None:
+        """Returns how many bytes of copies this host may still have. None is no limit. Any thread may call it."""
+        return None
+
+    def excess(self) -> int:
+        """Returns how many bytes of its copies this shard has to give back. Any thread may call it."""
+        return 0
+
+    def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
+        """Makes holes in the copy of a file that a version names, until this many bytes are gone.
+
+        ``spared`` returns the ranges that stay. ``links``: how many other names RocksDB and its shard have given the
+        copy. If it has more, it stays whole: another process uses it. Returns how many bytes went. Only the I/O thread
+        may call it, while nobody reads the file. Raises OSError or StateError; then some may have gone.
+        """
+        return 0
+
+
 def mark_of(path: Path) -> Path:
     """Returns the path of the mark of a copy that may have holes."""
     return path.with_name(path.name + HOLES)

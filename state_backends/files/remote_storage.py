@@ -19,13 +19,11 @@ from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.local_copies import LocalCopies
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, SstFile, ToDelete
 from state_backends.files.parallel import in_parallel, wait_for
-from state_backends.files.partial import PartialCopy
 from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, storage_errors
 from state_backends.files.requests import CountedFiles, Requests
 from state_backends.files.storage import check_same, link_or_copy, make_folder, part_of
 from state_backends.format.block import BodyAt
 from state_backends.format.errors import CorruptBlock, CorruptState, StorageError
-from state_backends.format.sst_table import Span, TableIndex
 from state_backends.thresholds import threshold
 
 _CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
@@ -58,7 +56,7 @@ class RemoteStorage:
         self._budget = budget or DiskBudget()
         self._adopted: list[str] = []  # paths of files that were copied, and can be deleted
         kept = kept or KeptCopies(cache)
-        self._copies = LocalCopies(self._remote, f"{folder}/files", cache, kept, self._in_background, self._budget)
+        self.copies = LocalCopies(self._remote, f"{folder}/files", cache, kept, self._in_background, self._budget)
         self._uploads: dict[str, Future[None]] = {}  # by name: files that no version names yet
         self._deleting: set[Future[None]] = set()
         self._failed = ToDelete([], [])  # what could not be deleted
@@ -71,8 +69,7 @@ class RemoteStorage:
         wait_for(ahead.values())
         in_parallel(self._remote.pool, self._upload, [name for name, upload in ahead.items() if not _succeeded(upload)])
         self._uploads = {name: upload for name, upload in self._uploads.items() if not upload.done()}
-        self._copies.published(new)
-        self._copies.keep(new)
+        self.copies.published(new)
 
     def publish_ahead(self, path: Path, name: str) -> None:
         if name not in self._uploads:
@@ -139,23 +136,10 @@ class RemoteStorage:
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         self._remote.connect()  # raises for a wrong URI, before any work is done
-        self._copies.fetch(files, partly=partly)
-
-    def partial(self, name: str) -> PartialCopy | None:
-        return self._copies.partial(name)
-
-    def room(self) -> int | None:
-        return self._budget.room()
-
-    def excess(self) -> int:
-        return self._copies.excess()
-
-    def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
-        return self._copies.shrink(file, spared, most_bytes, links)
+        self.copies.fetch(files, partly=partly)
 
     def release(self, names: Collection[str]) -> None:
-        self._copies.forget(names)
-        self._budget.forget(self.files / name for name in names if name.endswith(HANDED))
+        self.copies.forget(names)
 
     def delete(self, to_delete: ToDelete) -> ToDelete:
         """Deletes in the background. Returns what could not be deleted before. A later opening finds it, too."""
@@ -255,12 +239,12 @@ class RemoteStorage:
         return owner
 
     def leave(self) -> None:
-        self._copies.close()
+        self.copies.close()
 
     def close(self) -> None:
         """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""
         self.end_publishing()
-        self._copies.close()
+        self.copies.close()
         self._budget.forget(list(self.files.glob(f"*{HANDED}")))
         self._budget.forget_rows(self.files)
         shutil.rmtree(self.files, ignore_errors=True)

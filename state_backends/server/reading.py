@@ -97,7 +97,7 @@ class HeldVersion:
         try:
             p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False)
             p_bucket.bodies = BodyFiles(None, lambda: storage)
-            p_bucket.trimmer.copies = storage
+            p_bucket.trimmer.copies = storage.copies
             stores = Stores.of("rocksdb", p_bucket, io, MemoryBudget(MEMORY_BYTES), StoreOptions())
             try:
                 with _noticing_deletion(self._there, manifest):

@@ -87,7 +87,7 @@ def complete(host: Host) -> None:
     """What is fetched behind the batch is here when this returns."""
     files = [entry.in_folder(str(host.shard.storage.files)) for entry in host.shard.current.numbered.values()]
     host.io.submit(Priority.MAINTENANCE, host.p_bucket.complete(files)).result()
-    assert all(host.storage.partial(file.name) is None for file in files)
+    assert all(host.storage.copies.partial(file.name) is None for file in files)
 
 
 @pytest.mark.slow
@@ -323,7 +323,7 @@ def test_copies_without_links_are_whole(bucket: ObjectStore, hosts: Any, monkeyp
     with nothing_behind_it(other.remote):
         other.shard.open(token, READER, IDENTITY)
         (file,) = manifest_of(bucket, token).files
-        assert other.storage.partial(file.name) is None
+        assert other.storage.copies.partial(file.name) is None
         assert read(other, range(40)) == [*range(40)]
 
 
