@@ -49,13 +49,11 @@ class LocalCopies(Copies):
         self._budget = budget
         self._partial: dict[str, PartialCopy] = {}  # by name: copies that may lack a part
         self._keeping = threading.Lock()
-        self._punched: set[str] = set()  # names of copies that were whole, and got holes
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool) -> None:
         """See :meth:`state_backends.files.storage.Storage.fetch`."""
         make_folder(self._local)
         self.close()
-        self._punched.clear()
         self._budget.forget_rows(self._local)
         self._kept.opens(self._place)
         wanted = {f.name for f in files}
@@ -85,9 +83,10 @@ class LocalCopies(Copies):
 
         def keep() -> None:
             for name in names:
+                path = self._local / name
                 with self._keeping:  # a file that is kept gets no holes meanwhile
-                    if name not in self._punched:
-                        self._kept.put(self._place, self._local / name)
+                    if not mark_of(path).exists():
+                        self._kept.put(self._place, path)
 
         if names and self._kept.limit_bytes:
             self._in_background(keep)
@@ -115,22 +114,14 @@ class LocalCopies(Copies):
 
     def _punchable(self, file: SstFile, links: int) -> PartialCopy | None:
         """Makes a whole copy one that may get holes. Returns None if another process takes it for whole."""
-        path = Path(file.path)
         copy = self._copy_of(file, self._source(file))
         with self._keeping:
-            self._punched.add(file.name)
             self._kept.remove(self._place, [file.name])
             # Nobody can take it any more. Other names than this one and those of RocksDB are of those who took it.
-            is_ours = False
-            try:
-                if path.stat().st_nlink == links + 1:
-                    copy.take_whole()
-                    is_ours = True
-            finally:
-                if not is_ours:
-                    self._punched.discard(file.name)
-        if not is_ours:
-            return None
+            if Path(file.path).stat().st_nlink != links + 1:
+                return None
+            copy.begin(is_here=True)
+        copy.open_index()
         self._partial[file.name] = copy
         return copy
 
@@ -151,7 +142,6 @@ class LocalCopies(Copies):
         """The shard does not need these files any more. Removes their copies, if the disk lets it."""
         names = list(names)
         self._close(names)
-        self._punched.difference_update(names)
         self._budget.forget(self._local / name for name in names)
         self._kept.remove(self._place, names)
         for name in names:
@@ -190,7 +180,7 @@ class LocalCopies(Copies):
         source.open()
         copy = self._partial[file.name] = self._copy_of(file, source)
         self._budget.has(Path(file.path), 0)
-        copy.create()
+        copy.begin()
         return copy
 
     def _kept_copy(self, file: SstFile) -> PartialCopy | None:
@@ -198,7 +188,7 @@ class LocalCopies(Copies):
         if not self._kept.take(self._place, file):
             return None
         copy = self._copy_of(file, self._source(file))
-        copy.take_kept()
+        copy.begin(is_here=True)
         try:
             copy.open_index()
         except CorruptState:
@@ -213,7 +203,6 @@ class LocalCopies(Copies):
     def _copy_of(self, file: SstFile, source: RemoteFile) -> PartialCopy:
         def checked(right: bool) -> None:
             if right:
-                self._punched.discard(file.name)
                 self.keep([file.name])
             else:
                 self._kept.remove(self._place, [file.name])
