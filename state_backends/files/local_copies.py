@@ -15,9 +15,9 @@ from state_backends.files.faults import disk_errors
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.names import PART, SstFile
 from state_backends.files.parallel import in_parallel, wait_for
-from state_backends.files.partial import Copies, PartialCopy, is_large, mark_of
+from state_backends.files.partial import Copies, PartialCopy, is_large, mark_of, remove
 from state_backends.files.punching import can_punch
-from state_backends.files.remote import Remote, chunks_of, keep, storage_errors
+from state_backends.files.remote import Remote, storage_errors
 from state_backends.files.requests import CountedFiles, CountedInput
 from state_backends.files.storage import make_folder
 from state_backends.format.checksum import crc32
@@ -66,9 +66,8 @@ class LocalCopies(Copies):
         if partly and _has_links(self._local):
             room = self._budget.room()
             fits = room is None or sum(file.size_bytes for file in missing) <= room
-            large = [file for file in missing if is_large(file, fits=fits)]
-            self._fetch_partly(large)
-            missing = [f for f in missing if f not in large and not self._take_small(f)]
+            self._fetch_partly([f for f in missing if is_large(f, fits=fits)])
+            missing = [f for f in missing if not is_large(f, fits=fits) and not self._take_small(f)]
         else:
             self._kept.remove(self._place, [f.name for f in missing])
         in_parallel(self._remote.pool, self._download, missing)
@@ -114,7 +113,7 @@ class LocalCopies(Copies):
 
     def _punchable(self, file: SstFile, links: int) -> PartialCopy | None:
         """Makes a whole copy one that may get holes. Returns None if another process takes it for whole."""
-        copy = self._copy_of(file, self._source(file))
+        copy = self._copy_of(file)
         with self._keeping:
             self._kept.remove(self._place, [file.name])
             # Nobody can take it any more. Other names than this one and those of RocksDB are of those who took it.
@@ -145,10 +144,7 @@ class LocalCopies(Copies):
         self._budget.forget(self._local / name for name in names)
         self._kept.remove(self._place, names)
         for name in names:
-            path = self._local / name
-            with contextlib.suppress(OSError):  # fetch() tries again
-                path.unlink(missing_ok=True)
-                mark_of(path).unlink(missing_ok=True)
+            remove(self._local / name)  # or else fetch() does it
 
     def close(self) -> None:
         """Nothing more is fetched. What is in the folder, and what is kept, stays."""
@@ -162,23 +158,23 @@ class LocalCopies(Copies):
         copies = [self._kept_copy(file) for file in files]
         others = [file for file, copy in zip(files, copies, strict=True) if copy is None]
         begun = in_parallel(self._remote.pool, self._begin_copy, others)
-        wanted = {copy.file.name: copy.first_spans() for copy in begun}
+        wanted = {copy: copy.first_spans() for copy in begun}
         while wanted:
-            futures = {name: [f for s in spans for f in self._partial[name].bring(s)] for name, spans in wanted.items()}
-            wait_for([future for of_file in futures.values() for future in of_file])
-            for name, of_file in futures.items():
-                for future in of_file:
-                    future.result()
-                try:
-                    wanted[name] = self._partial[name].open_index()
-                except CorruptState as error:
-                    raise CorruptState(f"file {name} at {self._uri(name)} is damaged: {error}") from error.__cause__
-            wanted = {name: spans for name, spans in wanted.items() if spans}
+            coming = [future for copy, spans in wanted.items() for span in spans for future in copy.bring(span)]
+            wait_for(coming)
+            for future in coming:
+                future.result()
+            wanted = {copy: spans for copy in wanted if (spans := self._open_index(copy))}
+
+    def _open_index(self, copy: PartialCopy) -> list[Span]:
+        try:
+            return copy.open_index()
+        except CorruptState as error:
+            name = copy.file.name
+            raise CorruptState(f"file {name} at {self._uri(name)} is damaged: {error}") from error.__cause__
 
     def _begin_copy(self, file: SstFile) -> PartialCopy:
-        source = self._source(file)
-        source.open()
-        copy = self._partial[file.name] = self._copy_of(file, source)
+        copy = self._partial[file.name] = self._copy_of(file, opens=True)
         self._budget.has(Path(file.path), 0)
         copy.begin()
         return copy
@@ -187,12 +183,12 @@ class LocalCopies(Copies):
         """Takes a copy that this host has kept. Returns None if there is none that can be used."""
         if not self._kept.take(self._place, file):
             return None
-        copy = self._copy_of(file, self._source(file))
+        copy = self._copy_of(file)
         copy.begin(is_here=True)
         try:
             copy.open_index()
         except CorruptState:
-            Path(file.path).unlink()
+            remove(Path(file.path))
             self._kept.remove(self._place, [file.name])
             return None
         self._partial[file.name] = copy
@@ -200,7 +196,12 @@ class LocalCopies(Copies):
         copy.check_kept()
         return copy
 
-    def _copy_of(self, file: SstFile, source: RemoteFile) -> PartialCopy:
+    def _copy_of(self, file: SstFile, *, opens: bool = False) -> PartialCopy:
+        """``opens``: looks for the remote file at once, and not when it is first read."""
+        source = RemoteFile(file, self._at(file.name), self._uri(file.name))
+        if opens:
+            source.open()
+
         def checked(right: bool) -> None:
             if right:
                 self.keep([file.name])
@@ -232,25 +233,12 @@ class LocalCopies(Copies):
                 copy.close()
 
     def _download(self, file: SstFile) -> None:
-        """Downloads a file and checks it. An incomplete copy never has the file's name."""
-        path = Path(file.path)
-        part = path.with_suffix(PART)
-        fs, source = self._at(file.name)
-        try:
-            size, crc = keep(chunks_of(fs, source, self._uri(file.name)), part)
-        except FileNotFoundError:
-            raise CorruptState(f"file {file.name} is missing: {self._uri(file.name)} does not exist") from None
-        if (size, crc) != (file.size_bytes, file.crc):
-            part.unlink()
+        if (crc := self._copy_of(file).fetch_whole()) != file.crc:
             raise CorruptState(
-                f"file {file.name} at {self._uri(file.name)} is damaged: it has {size} bytes with CRC-32 "
-                f"{crc:08x}, but its manifest says {file.size_bytes} bytes with {file.crc:08x}"
+                f"file {file.name} at {self._uri(file.name)} is damaged: its CRC-32 is {crc:08x}, but its manifest "
+                f"says {file.crc:08x}"
             )
-        part.rename(path)
-        self._budget.has(path, size)
-
-    def _source(self, file: SstFile) -> RemoteFile:
-        return RemoteFile(file, self._at(file.name), self._uri(file.name))
+        self._budget.has(Path(file.path), file.size_bytes)
 
     def _at(self, name: str) -> tuple[CountedFiles, str]:
         fs, base = self._remote.connect()
@@ -279,9 +267,20 @@ class RemoteFile:
 
     def open(self) -> CountedInput:
         """Raises CorruptState if the file is missing or has another size, or StorageError."""
+        name, size = self._file.name, self._file.size_bytes
         with self._lock:
             if self._opened is None:
-                self._opened = self._open()
+                try:
+                    with storage_errors(self._where, may_be_missing=True):
+                        opened = self._fs.open_input_file(self._path)
+                except FileNotFoundError:
+                    raise CorruptState(f"file {name} is missing: {self._where} does not exist") from None
+                if (found := opened.size_bytes) != size:
+                    opened.close()
+                    raise CorruptState(
+                        f"file {name} at {self._where} is damaged: it has {found} bytes, but its manifest says {size}"
+                    )
+                self._opened = opened
             return self._opened
 
     def read_at(self, size_bytes: int, offset: int) -> bytes:
@@ -294,21 +293,6 @@ class RemoteFile:
         with self._lock:
             if self._opened is not None:
                 self._opened.close()
-
-    def _open(self) -> CountedInput:
-        name, size = self._file.name, self._file.size_bytes
-        try:
-            with storage_errors(self._where, may_be_missing=True):
-                source = self._fs.open_input_file(self._path)
-        except FileNotFoundError:
-            raise CorruptState(f"file {name} is missing: {self._where} does not exist") from None
-        if source.size_bytes != size:
-            source.close()
-            raise CorruptState(
-                f"file {name} at {self._where} is damaged: it has {source.size_bytes} bytes, but its manifest says "
-                f"{size}"
-            )
-        return source
 
 
 def _has_links(folder: Path) -> bool:

@@ -115,6 +115,29 @@ class PartialCopy:
             finally:
                 os.close(fd)
 
+    def fetch_whole(self) -> int:
+        """Fetches all of the file in this thread. Returns its checksum; unless it is right, no copy stays.
+
+        Raises CorruptState, DiskError, StorageError.
+        """
+        crc = 0
+        try:
+            self.begin()
+            for begin, end in self.spans():
+                data = self._read_at(end - begin, begin)
+                self._write(data, begin, end)
+                crc = crc32(data, crc)
+        except BaseException:
+            remove(self._path)
+            raise
+        finally:
+            self._end()
+        if crc == self.file.crc:
+            self._mark.unlink()
+        else:
+            remove(self._path)
+        return crc
+
     def check_kept(self) -> None:
         """Begins to compare a file that was here with its checksum. Does not wait.
 
@@ -373,6 +396,13 @@ class Copies:
 def mark_of(path: Path) -> Path:
     """Returns the path of the mark of a copy that may have holes."""
     return path.with_name(path.name + HOLES)
+
+
+def remove(path: Path) -> None:
+    """Removes a copy, and then its mark, if the disk lets it."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        mark_of(path).unlink(missing_ok=True)
 
 
 def _runs(pieces: Iterable[int], most: int) -> list[list[int]]:

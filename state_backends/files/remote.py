@@ -11,11 +11,10 @@ import contextlib
 import copy
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -25,12 +24,9 @@ import pyarrow.fs as pafs
 from state_backends.files import s3
 from state_backends.files.causes import told
 from state_backends.files.deletions import Deletions
-from state_backends.files.faults import disk_errors
 from state_backends.files.names import PART
 from state_backends.files.parallel import in_parallel
 from state_backends.files.requests import CountedFiles, Requests
-from state_backends.files.storage import private
-from state_backends.format.checksum import crc32
 from state_backends.format.errors import StorageError
 from state_backends.thresholds import threshold
 
@@ -267,29 +263,6 @@ def chunks_of(fs: CountedFiles, path: str, where: str) -> Iterator[bytes]:
     """Reads a file. Raises FileNotFoundError, or StorageError, which names ``where``."""
     with storage_errors(where, may_be_missing=True), fs.open_input_file(path) as file:
         yield from file.whole()
-
-
-def keep(chunks: Iterable[bytes], path: Path) -> tuple[int, int]:
-    """Writes a new local file. Returns its size and CRC-32.
-
-    Raises DiskError, and what ``chunks`` raises. After an error there is no file.
-    """
-    size = crc = 0
-    try:
-        with disk_errors("keeping a copy of remote state", path.parent):
-            out = open(path, "wb", buffering=0, opener=private)  # noqa: SIM115
-        with out:
-            for chunk in chunks:
-                size, crc = size + len(chunk), crc32(chunk, crc)
-                rest = memoryview(chunk)
-                with disk_errors("keeping a copy of remote state", path.parent):
-                    while rest:
-                        rest = rest[out.write(rest) :]
-    except BaseException:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        raise
-    return size, crc
 
 
 @contextlib.contextmanager
