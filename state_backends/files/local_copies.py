@@ -17,8 +17,8 @@ from state_backends.files.names import PART, SstFile
 from state_backends.files.parallel import in_parallel, wait_for
 from state_backends.files.partial import Copies, PartialCopy, is_large, mark_of, remove
 from state_backends.files.punching import can_punch
-from state_backends.files.remote import Remote, storage_errors
-from state_backends.files.requests import CountedFiles, CountedInput
+from state_backends.files.remote import At, Remote, storage_errors
+from state_backends.files.requests import CountedInput
 from state_backends.files.storage import make_folder
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import CorruptState
@@ -198,7 +198,7 @@ class LocalCopies(Copies):
 
     def _copy_of(self, file: SstFile, *, opens: bool = False) -> PartialCopy:
         """``opens``: looks for the remote file at once, and not when it is first read."""
-        source = RemoteFile(file, self._at(file.name), self._uri(file.name))
+        source = RemoteFile(file, self._remote, self._remote.at(self._folder, file.name))
         if opens:
             source.open()
 
@@ -240,10 +240,6 @@ class LocalCopies(Copies):
             )
         self._budget.has(Path(file.path), file.size_bytes)
 
-    def _at(self, name: str) -> tuple[CountedFiles, str]:
-        fs, base = self._remote.connect()
-        return fs, f"{base}/{self._folder}/{name}"
-
     def _uri(self, name: str) -> str:
         return f"{self._place}/{name}"
 
@@ -256,12 +252,12 @@ class LocalCopies(Copies):
 class RemoteFile:
     """Reads ranges of a file on a remote file system. Threads may use it together.
 
-    It is opened when it is first read. ``where``: its URI, for messages.
+    It is opened when it is first read.
     """
 
-    def __init__(self, file: SstFile, at: tuple[CountedFiles, str], where: str) -> None:
-        self._file, self._where = file, where
-        self._fs, self._path = at
+    def __init__(self, file: SstFile, remote: Remote, at: At) -> None:
+        self._file, self._remote = file, remote
+        self._path, self._where = at
         self._lock = threading.Lock()
         self._opened: CountedInput | None = None
 
@@ -272,7 +268,7 @@ class RemoteFile:
             if self._opened is None:
                 try:
                     with storage_errors(self._where, may_be_missing=True):
-                        opened = self._fs.open_input_file(self._path)
+                        opened = self._remote.fs.open_input_file(self._path)
                 except FileNotFoundError:
                     raise CorruptState(f"file {name} is missing: {self._where} does not exist") from None
                 if (found := opened.size_bytes) != size:

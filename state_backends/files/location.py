@@ -115,10 +115,9 @@ class RemoteLocation:
         return self.remote.filesystem()
 
     def check_writable(self) -> None:
-        _, folder = self.remote.connect()
-        name = f"{_PROBE}{uuid4().hex}"
-        self.remote.put_once(f"{folder}/{name}", b"probe", f"{self.remote.uri.rstrip('/')}/{name}")
-        self.remote.delete([f"{folder}/{name}"])
+        probe = self.remote.at(f"{_PROBE}{uuid4().hex}")
+        self.remote.put_once(probe, b"probe")
+        self.remote.delete([probe.path])
 
     def close(self) -> None:
         self.remote.close()
