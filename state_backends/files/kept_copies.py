@@ -19,19 +19,13 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from state_backends.files.names import SstFile
+from state_backends.files.storage import private
 
 FOLDER = "kept"
 _LOCK = ".lock"
 log = logging.getLogger(__name__)
-
-
-class _Kept(NamedTuple):
-    used_ns: int
-    size_bytes: int
-    path: Path
 
 
 class KeptCopies:
@@ -98,36 +92,25 @@ class KeptCopies:
         return self._folder / f"{_digest(place.rpartition('/shard-')[0])}-{_digest(place)}" / name
 
     def _make_room(self) -> None:
-        with self._locked():
+        with open(self._folder / _LOCK, "w", opener=private) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # otherwise two processes would remove more than is too much
             kept = sorted(self._all())
-            excess = sum(copy.size_bytes for copy in kept) - self.limit_bytes
-            for copy in kept:
+            excess = sum(size for _, size, _ in kept) - self.limit_bytes
+            for _, size, path in kept:
                 if excess <= 0:
                     break
                 with contextlib.suppress(FileNotFoundError):
-                    copy.path.unlink()
-                    excess -= copy.size_bytes
+                    path.unlink()
+                    excess -= size
                 with contextlib.suppress(OSError):  # unless there are others in it
-                    copy.path.parent.rmdir()
+                    path.parent.rmdir()
 
-    def _all(self) -> Iterator[_Kept]:
-        for folder in self._folder.iterdir():
-            if folder.name == _LOCK:
-                continue
-            for path in folder.iterdir():
-                with contextlib.suppress(FileNotFoundError):
-                    found = path.lstat()
-                    yield _Kept(found.st_mtime_ns, found.st_size, path)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One process makes room at a time. Otherwise two would remove more than is too much."""
-        fd = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+    def _all(self) -> Iterator[tuple[int, int, Path]]:
+        """Yields each copy: when it was used, in ns, its bytes and its path."""
+        for path in self._folder.glob("*/*"):
+            with contextlib.suppress(FileNotFoundError):
+                found = path.lstat()
+                yield found.st_mtime_ns, found.st_size, path
 
 
 def _digest(text: str) -> str:
