@@ -172,15 +172,7 @@ class LocalStorage:
             return []
         assert self._handed is not None
         with disk_errors("writing state", self.files):
-            make_folder(self.files)
-            for name in handed:
-                try:
-                    link_or_copy(self._handed / name, self.files / name)
-                except FileExistsError:
-                    continue
-                except FileNotFoundError as error:
-                    raise CorruptState(f"file {name}, which a child handed over, is missing: {error}") from error
-            sync(self.files)
+            self._link(self._handed, handed, ", which a child handed over,")
             return [read_footer(self.files / name) for name in handed]
 
     @property
@@ -216,13 +208,7 @@ class LocalStorage:
 
     def take(self, other: LocalStorage, names: Sequence[str]) -> None:
         with disk_errors("copying files of another lineage", self.files):
-            make_folder(self.files)
-            for name in names:
-                if not (other.files / name).exists():
-                    raise CorruptState(f"file {name} is missing in {other.files}")
-                with contextlib.suppress(FileExistsError):
-                    link_or_copy(other.files / name, self.files / name)
-            sync(self.files)
+            self._link(other.files, names)
 
     def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
         path = self._path(token)
@@ -268,6 +254,18 @@ class LocalStorage:
 
     def close(self) -> None:
         """Does nothing: there are no copies."""
+
+    def _link(self, folder: Path, names: Sequence[str], whose: str = "") -> None:
+        """Links or copies files from a folder, durably, unless they are here."""
+        make_folder(self.files)
+        for name in names:
+            try:
+                link_or_copy(folder / name, self.files / name)
+            except FileExistsError:
+                continue
+            except FileNotFoundError as error:
+                raise CorruptState(f"file {name}{whose} is missing: {error}") from error
+        sync(self.files)
 
     def _write(self, path: Path, data: bytes, part: Path, *, overwrite: bool = True) -> None:
         """Writes a file that is complete and durable, or does not appear. ``overwrite``: replaces an existing file.
