@@ -109,8 +109,11 @@ class Remote:
             return b"".join(file.whole())
 
     def write(self, at: At, chunks: Iterable[Any], part: str = "", *, alone: bool = True) -> None:
-        """Writes a file, or nothing. ``part``, ``alone``: see RemoteUpload. Raises StorageError."""
-        upload = RemoteUpload(self, at, part, alone=alone)
+        """Writes a file, or nothing. Raises StorageError.
+
+        ``part``, ``alone``: see RemoteUpload; by default it has a name of its own until it is complete.
+        """
+        upload = RemoteUpload(self, at, part or part_of(at.path), alone=alone)
         try:
             for chunk in chunks:
                 upload.write(chunk)
@@ -122,7 +125,7 @@ class Remote:
     def put_once(self, at: At, data: bytes, part: str = "") -> bytes:
         """Writes a small file unless there is one. Returns what is there afterwards: it may be another host's.
 
-        ``part``: see RemoteUpload.
+        ``part``: see :meth:`write`.
 
         On S3 with boto3 the server decides who is first. Elsewhere a file that is there already stays, and of two
         hosts that write at the same moment one is overwritten, and may not see it. Raises StorageError.
@@ -134,7 +137,7 @@ class Remote:
                         return data
             with contextlib.suppress(FileNotFoundError):
                 return self.read(at)
-        self.write(at, [data], part or part_of(at.path), alone=False)
+        self.write(at, [data], part, alone=False)
         return self.read(at)
 
     def delete(self, paths: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -205,12 +205,11 @@ class RemoteStorage:
         in_parallel(self._remote.pool, copy, names)
 
     def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
-        name = token + MANIFEST
+        at = self._at("manifests", token + MANIFEST)
         if first:
-            found = self._remote.put_once(self._at("manifests", name), manifest, self._part_of(name))
-            check_same(found, manifest, self.where(token))
+            check_same(self._remote.put_once(at, manifest), manifest, at.uri)
         else:
-            self._put("manifests", name, [manifest])
+            self._remote.write(at, [manifest])
 
     def load(self, token: str) -> bytes:
         return self._remote.read(self._at("manifests", token + MANIFEST))
@@ -224,7 +223,7 @@ class RemoteStorage:
         return None
 
     def claim(self, owner: bytes, *, first: bool, batch: int = 0) -> bytes:
-        part = self._part_of(f"{batch:010d}-{OPERATOR}")
+        part = self._at("manifests", part_of(f"{batch:010d}-{OPERATOR}")).path
         if first:
             return self._remote.put_once(self._operator(), owner, part)
         self._remote.write(self._operator(), [owner], part, alone=False)
@@ -255,7 +254,7 @@ class RemoteStorage:
 
     def _upload_from(self, path: Path, name: str) -> None:
         with path.open("rb", buffering=0) as file:
-            self._put("files", name, iter(lambda: file.read(_CHUNK_BYTES), b""))
+            self._remote.write(self._at("files", name), iter(lambda: file.read(_CHUNK_BYTES), b""))
 
     def _copy(self, source: At, target: At) -> None:
         """Copies a file within the file system. Raises FileNotFoundError, or StorageError."""
@@ -270,13 +269,6 @@ class RemoteStorage:
             except OSError:
                 if not self._remote.copied_in_parts(source.path, target.path):
                     raise
-
-    def _put(self, kind: str, name: str, chunks: Iterable[bytes]) -> None:
-        at = self._at(kind, name)
-        self._remote.write(at, chunks, part_of(at.path))
-
-    def _part_of(self, name: str) -> str:
-        return self._at("manifests", part_of(name)).path
 
     # -- helpers ------------------------------------------------------------------------------------------
 
