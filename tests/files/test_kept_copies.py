@@ -18,7 +18,9 @@ from state_backends.files.names import SstFile
 from state_backends.format.errors import CorruptBlock, CorruptState
 from tests.files.rig import IDENTITY
 from tests.files.test_partial import READER, complete, fill, nothing_behind_it, read, small_ranges  # noqa: F401
+from tests.io_thread.rig import PATIENCE
 from tests.object_store import ObjectStore
+from tests.stores.rig import make_block
 
 PLACE = "s3://bucket/state/files"
 
@@ -166,6 +168,30 @@ def test_what_was_fetched_is_kept_when_it_is_whole(bucket: ObjectStore, host: An
         other.shard.open(token, READER, IDENTITY)
         assert read(other, range(60)) == [*range(60)]
         assert not any(path.endswith(".sst") for path in watched.read)
+
+
+def test_what_was_whole_when_it_was_to_be_kept_is_not_kept_with_holes(bucket: ObjectStore, host: Any) -> None:
+    """A commit leaves it to a thread to keep its files. Before that comes to it, the shard is opened from the store."""
+    one = host(renews=True)
+    token, go_on = fill(one, 1, 20), threading.Event()
+    busy = one.remote.cleaning.submit(go_on.wait, PATIENCE)
+    attempt = "0000000001-a"
+    one.shard.open(token, attempt, IDENTITY)
+    for seq in range(20, 40):
+        one.shard.append(attempt, [(seq, True, make_block(seq, seq, 3000))])
+    one.shard.commit(attempt, {"next_seq": 40})
+    one.shard.close()
+    one.storage.close()
+    with nothing_behind_it(one.remote):
+        one.shard.open(attempt, READER, IDENTITY)
+        assert one.storage.copies.partial(next(iter(one.shard.current.numbered.values())).name) is not None
+        go_on.set()
+        assert busy.result()
+        one.storage.settle()
+        one.remote.cleaning.submit(lambda: None).result()
+        kept = copies(one.folder.parent / "scratch")
+        assert all(path.read_bytes() == original(bucket, path.name) for path in kept)
+        assert read(one, range(40)) == [*range(40)]
 
 
 @pytest.mark.slow
