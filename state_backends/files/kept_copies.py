@@ -31,10 +31,11 @@ log = logging.getLogger(__name__)
 class KeptCopies:
     """The copies of a host. ``folder``: of this user. ``limit_bytes``: the most that they may have together.
 
+    Without a limit (None), this process only looks, and leaves them as they are.
     No method raises an error of the disk: what cannot be kept is fetched again.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int = 0) -> None:
+    def __init__(self, folder: Path, limit_bytes: int | None = 0) -> None:
         self._folder = folder / FOLDER
         self.limit_bytes = limit_bytes
 
@@ -43,7 +44,7 @@ class KeptCopies:
 
         Other queries may have a server that keeps copies, so theirs stay.
         """
-        if self.limit_bytes:
+        if self.limit_bytes != 0:
             return
         for folder in self._folder.glob(f"{_digest(place.rpartition('/shard-')[0])}-*"):
             shutil.rmtree(folder, ignore_errors=True)
@@ -66,17 +67,17 @@ class KeptCopies:
 
     def put(self, place: str, path: Path) -> None:
         """Keeps a copy. It is whole, and its checksum is right."""
-        if not self.limit_bytes:
+        if not (limit := self.limit_bytes):
             return
         try:
-            if path.stat().st_size > self.limit_bytes:
+            if path.stat().st_size > limit:
                 return
             kept = self._path(place, path.name)
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.link(path, kept)
             os.utime(kept)
-            self._make_room()
+            self._make_room(limit)
         except OSError as error:
             log.debug("%s is not kept: %s", path.name, error)
 
@@ -91,11 +92,11 @@ class KeptCopies:
     def _path(self, place: str, name: str) -> Path:
         return self._folder / f"{_digest(place.rpartition('/shard-')[0])}-{_digest(place)}" / name
 
-    def _make_room(self) -> None:
+    def _make_room(self, limit_bytes: int) -> None:
         with open(self._folder / _LOCK, "w", opener=private) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # otherwise two processes would remove more than is too much
             kept = sorted(self._all())
-            excess = sum(size for _, size, _ in kept) - self.limit_bytes
+            excess = sum(size for _, size, _ in kept) - limit_bytes
             for _, size, path in kept:
                 if excess <= 0:
                     break
