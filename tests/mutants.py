@@ -149,8 +149,8 @@ TABLE = r"""
 -if its < batch or batch < 0
 +if its <= batch or batch < 0
 = claimed-twice state_backends/files/remote.py files/test_storage.py
--                return b"".join(chunks_of(fs, path, where))
-+                b"".join(chunks_of(fs, path, where))
+-                return self.read(at)
++                self.read(at)
 = other-stage state_backends/server/attempts.py server/test_attempts.py
 -known[0] == place[0] and known[1] != place[1]
 +known[1] != place[1]

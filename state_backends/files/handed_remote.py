@@ -40,8 +40,7 @@ class HandedPlace(NamedTuple):
 
 def create(remote: Remote, place: HandedPlace, name: str) -> HandedFile:
     """Returns a file that is uploaded while it is written."""
-    _, base = remote.connect()
-    return HandedFile(place.local, name, RemoteUpload(remote, "/".join(filter(None, [base, place.path, name]))))
+    return HandedFile(place.local, name, RemoteUpload(remote, remote.at(place.path, name)))
 
 
 def sweep_copies(place: HandedPlace, lineage: str, batch: int) -> None:
@@ -69,11 +68,10 @@ def fetch_body(places: Places, reference: Block) -> bytes:
 def read_body(remote: Remote, places: Places, at: BodyAt, size: int) -> bytes:
     """Reads exactly this range: a file has the blocks of many windows. Raises what :func:`fetch_body` raises."""
     name, offset = at
-    fs, base = remote.connect()
-    for number, path in enumerate(places.paths):
-        source = "/".join(filter(None, [base, path, name]))
+    for number, folder in enumerate(places.paths):
+        source = remote.at(folder, name)
         try:
-            with storage_errors(source, may_be_missing=True), fs.open_input_file(source) as file:
+            with storage_errors(source.uri, may_be_missing=True), remote.fs.open_input_file(source.path) as file:
                 body = file.read_at(size, offset)
             break
         except FileNotFoundError:

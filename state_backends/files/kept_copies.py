@@ -19,28 +19,23 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from state_backends.files.names import SstFile
+from state_backends.files.storage import private
 
 FOLDER = "kept"
 _LOCK = ".lock"
 log = logging.getLogger(__name__)
 
 
-class _Kept(NamedTuple):
-    used_ns: int
-    size_bytes: int
-    path: Path
-
-
 class KeptCopies:
     """The copies of a host. ``folder``: of this user. ``limit_bytes``: the most that they may have together.
 
+    Without a limit (None), this process only looks, and leaves them as they are.
     No method raises an error of the disk: what cannot be kept is fetched again.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int = 0) -> None:
+    def __init__(self, folder: Path, limit_bytes: int | None = 0) -> None:
         self._folder = folder / FOLDER
         self.limit_bytes = limit_bytes
 
@@ -49,7 +44,7 @@ class KeptCopies:
 
         Other queries may have a server that keeps copies, so theirs stay.
         """
-        if self.limit_bytes:
+        if self.limit_bytes != 0:
             return
         for folder in self._folder.glob(f"{_digest(place.rpartition('/shard-')[0])}-*"):
             shutil.rmtree(folder, ignore_errors=True)
@@ -72,17 +67,17 @@ class KeptCopies:
 
     def put(self, place: str, path: Path) -> None:
         """Keeps a copy. It is whole, and its checksum is right."""
-        if not self.limit_bytes:
+        if not (limit := self.limit_bytes):
             return
         try:
-            if path.stat().st_size > self.limit_bytes:
+            if path.stat().st_size > limit:
                 return
             kept = self._path(place, path.name)
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.link(path, kept)
             os.utime(kept)
-            self._make_room()
+            self._make_room(limit)
         except OSError as error:
             log.debug("%s is not kept: %s", path.name, error)
 
@@ -97,37 +92,26 @@ class KeptCopies:
     def _path(self, place: str, name: str) -> Path:
         return self._folder / f"{_digest(place.rpartition('/shard-')[0])}-{_digest(place)}" / name
 
-    def _make_room(self) -> None:
-        with self._locked():
+    def _make_room(self, limit_bytes: int) -> None:
+        with open(self._folder / _LOCK, "w", opener=private) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # otherwise two processes would remove more than is too much
             kept = sorted(self._all())
-            excess = sum(copy.size_bytes for copy in kept) - self.limit_bytes
-            for copy in kept:
+            excess = sum(size for _, size, _ in kept) - limit_bytes
+            for _, size, path in kept:
                 if excess <= 0:
                     break
                 with contextlib.suppress(FileNotFoundError):
-                    copy.path.unlink()
-                    excess -= copy.size_bytes
+                    path.unlink()
+                    excess -= size
                 with contextlib.suppress(OSError):  # unless there are others in it
-                    copy.path.parent.rmdir()
+                    path.parent.rmdir()
 
-    def _all(self) -> Iterator[_Kept]:
-        for folder in self._folder.iterdir():
-            if folder.name == _LOCK:
-                continue
-            for path in folder.iterdir():
-                with contextlib.suppress(FileNotFoundError):
-                    found = path.lstat()
-                    yield _Kept(found.st_mtime_ns, found.st_size, path)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One process makes room at a time. Otherwise two would remove more than is too much."""
-        fd = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+    def _all(self) -> Iterator[tuple[int, int, Path]]:
+        """Yields each copy: when it was used, in ns, its bytes and its path."""
+        for path in self._folder.glob("*/*"):
+            with contextlib.suppress(FileNotFoundError):
+                found = path.lstat()
+                yield found.st_mtime_ns, found.st_size, path
 
 
 def _digest(text: str) -> str:

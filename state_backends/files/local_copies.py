@@ -15,10 +15,10 @@ from state_backends.files.faults import disk_errors
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.names import PART, SstFile
 from state_backends.files.parallel import in_parallel, wait_for
-from state_backends.files.partial import PartialCopy, is_large, mark_of
+from state_backends.files.partial import Copies, PartialCopy, is_large, mark_of, remove
 from state_backends.files.punching import can_punch
-from state_backends.files.remote import Remote, chunks_of, keep, storage_errors
-from state_backends.files.requests import CountedFiles, CountedInput
+from state_backends.files.remote import At, Remote, storage_errors
+from state_backends.files.requests import CountedInput
 from state_backends.files.storage import make_folder
 from state_backends.format.checksum import crc32
 from state_backends.format.errors import CorruptState
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _able: dict[int, bool] = {}  # by the number of a file system: whether holes can be made there
 
 
-class LocalCopies:
+class LocalCopies(Copies):
     """``folder``: of the files, below the path of the connection. ``local``: of their copies.
 
     ``in_background`` calls a function later, one at a time. The caller makes one call at a time, except for
@@ -49,13 +49,11 @@ class LocalCopies:
         self._budget = budget
         self._partial: dict[str, PartialCopy] = {}  # by name: copies that may lack a part
         self._keeping = threading.Lock()
-        self._punched: set[str] = set()  # names of copies that were whole, and got holes
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool) -> None:
         """See :meth:`state_backends.files.storage.Storage.fetch`."""
         make_folder(self._local)
         self.close()
-        self._punched.clear()
         self._budget.forget_rows(self._local)
         self._kept.opens(self._place)
         wanted = {f.name for f in files}
@@ -68,16 +66,14 @@ class LocalCopies:
         if partly and _has_links(self._local):
             room = self._budget.room()
             fits = room is None or sum(file.size_bytes for file in missing) <= room
-            large = [file for file in missing if is_large(file, fits=fits)]
-            self._fetch_partly(large)
-            missing = [f for f in missing if f not in large and not self._take_small(f)]
+            self._fetch_partly([f for f in missing if is_large(f, fits=fits)])
+            missing = [f for f in missing if not is_large(f, fits=fits) and not self._take_small(f)]
         else:
             self._kept.remove(self._place, [f.name for f in missing])
         in_parallel(self._remote.pool, self._download, missing)
         self.keep([f.name for f in missing])
 
     def partial(self, name: str) -> PartialCopy | None:
-        """Returns the copy of a file, if a part of it may be missing. Any thread may call it."""
         copy = self._partial.get(name)
         return None if copy is None or copy.is_whole else copy
 
@@ -86,25 +82,28 @@ class LocalCopies:
 
         def keep() -> None:
             for name in names:
+                path = self._local / name
                 with self._keeping:  # a file that is kept gets no holes meanwhile
-                    if name not in self._punched:
-                        self._kept.put(self._place, self._local / name)
+                    if not mark_of(path).exists():
+                        self._kept.put(self._place, path)
 
         if names and self._kept.limit_bytes:
             self._in_background(keep)
 
-    def published(self, names: Iterable[str]) -> None:
+    def published(self, names: Sequence[str]) -> None:
         """These files of the shard are on the remote file system now. The copies are whole."""
         for name in names:
             with contextlib.suppress(OSError):
                 self._budget.has(self._local / name, (self._local / name).stat().st_size)
+        self.keep(names)
+
+    def room(self) -> int | None:
+        return self._budget.room()
 
     def excess(self) -> int:
-        """Returns how many bytes of these copies have to go, so that the host keeps to its budget."""
         return self._budget.excess(self._local)
 
     def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
-        """See :meth:`state_backends.files.storage.Storage.shrink`."""
         copy = self.partial(file.name)
         if copy is None and self._can_punch():
             copy = self._punchable(file, links)
@@ -114,22 +113,14 @@ class LocalCopies:
 
     def _punchable(self, file: SstFile, links: int) -> PartialCopy | None:
         """Makes a whole copy one that may get holes. Returns None if another process takes it for whole."""
-        path = Path(file.path)
-        copy = self._copy_of(file, self._source(file))
+        copy = self._copy_of(file)
         with self._keeping:
-            self._punched.add(file.name)
             self._kept.remove(self._place, [file.name])
             # Nobody can take it any more. Other names than this one and those of RocksDB are of those who took it.
-            is_ours = False
-            try:
-                if path.stat().st_nlink == links + 1:
-                    copy.take_whole()
-                    is_ours = True
-            finally:
-                if not is_ours:
-                    self._punched.discard(file.name)
-        if not is_ours:
-            return None
+            if Path(file.path).stat().st_nlink != links + 1:
+                return None
+            copy.begin(is_here=True)
+        copy.open_index()
         self._partial[file.name] = copy
         return copy
 
@@ -150,14 +141,10 @@ class LocalCopies:
         """The shard does not need these files any more. Removes their copies, if the disk lets it."""
         names = list(names)
         self._close(names)
-        self._punched.difference_update(names)
         self._budget.forget(self._local / name for name in names)
         self._kept.remove(self._place, names)
         for name in names:
-            path = self._local / name
-            with contextlib.suppress(OSError):  # fetch() tries again
-                path.unlink(missing_ok=True)
-                mark_of(path).unlink(missing_ok=True)
+            remove(self._local / name)  # or else fetch() does it
 
     def close(self) -> None:
         """Nothing more is fetched. What is in the folder, and what is kept, stays."""
@@ -171,37 +158,37 @@ class LocalCopies:
         copies = [self._kept_copy(file) for file in files]
         others = [file for file, copy in zip(files, copies, strict=True) if copy is None]
         begun = in_parallel(self._remote.pool, self._begin_copy, others)
-        wanted = {copy.file.name: copy.first_spans() for copy in begun}
+        wanted = {copy: copy.first_spans() for copy in begun}
         while wanted:
-            futures = {name: [f for s in spans for f in self._partial[name].bring(s)] for name, spans in wanted.items()}
-            wait_for([future for of_file in futures.values() for future in of_file])
-            for name, of_file in futures.items():
-                for future in of_file:
-                    future.result()
-                try:
-                    wanted[name] = self._partial[name].open_index()
-                except CorruptState as error:
-                    raise CorruptState(f"file {name} at {self._uri(name)} is damaged: {error}") from error.__cause__
-            wanted = {name: spans for name, spans in wanted.items() if spans}
+            coming = [future for copy, spans in wanted.items() for span in spans for future in copy.bring(span)]
+            wait_for(coming)
+            for future in coming:
+                future.result()
+            wanted = {copy: spans for copy in wanted if (spans := self._open_index(copy))}
+
+    def _open_index(self, copy: PartialCopy) -> list[Span]:
+        try:
+            return copy.open_index()
+        except CorruptState as error:
+            name = copy.file.name
+            raise CorruptState(f"file {name} at {self._uri(name)} is damaged: {error}") from error.__cause__
 
     def _begin_copy(self, file: SstFile) -> PartialCopy:
-        source = self._source(file)
-        source.open()
-        copy = self._partial[file.name] = self._copy_of(file, source)
+        copy = self._partial[file.name] = self._copy_of(file, opens=True)
         self._budget.has(Path(file.path), 0)
-        copy.create()
+        copy.begin()
         return copy
 
     def _kept_copy(self, file: SstFile) -> PartialCopy | None:
         """Takes a copy that this host has kept. Returns None if there is none that can be used."""
         if not self._kept.take(self._place, file):
             return None
-        copy = self._copy_of(file, self._source(file))
-        copy.take_kept()
+        copy = self._copy_of(file)
+        copy.begin(is_here=True)
         try:
             copy.open_index()
         except CorruptState:
-            Path(file.path).unlink()
+            remove(Path(file.path))
             self._kept.remove(self._place, [file.name])
             return None
         self._partial[file.name] = copy
@@ -209,10 +196,14 @@ class LocalCopies:
         copy.check_kept()
         return copy
 
-    def _copy_of(self, file: SstFile, source: RemoteFile) -> PartialCopy:
+    def _copy_of(self, file: SstFile, *, opens: bool = False) -> PartialCopy:
+        """``opens``: looks for the remote file at once, and not when it is first read."""
+        source = RemoteFile(file, self._remote, self._remote.at(self._folder, file.name))
+        if opens:
+            source.open()
+
         def checked(right: bool) -> None:
             if right:
-                self._punched.discard(file.name)
                 self.keep([file.name])
             else:
                 self._kept.remove(self._place, [file.name])
@@ -242,29 +233,12 @@ class LocalCopies:
                 copy.close()
 
     def _download(self, file: SstFile) -> None:
-        """Downloads a file and checks it. An incomplete copy never has the file's name."""
-        path = Path(file.path)
-        part = path.with_suffix(PART)
-        fs, source = self._at(file.name)
-        try:
-            size, crc = keep(chunks_of(fs, source, self._uri(file.name)), part)
-        except FileNotFoundError:
-            raise CorruptState(f"file {file.name} is missing: {self._uri(file.name)} does not exist") from None
-        if (size, crc) != (file.size_bytes, file.crc):
-            part.unlink()
+        if (crc := self._copy_of(file).fetch_whole()) != file.crc:
             raise CorruptState(
-                f"file {file.name} at {self._uri(file.name)} is damaged: it has {size} bytes with CRC-32 "
-                f"{crc:08x}, but its manifest says {file.size_bytes} bytes with {file.crc:08x}"
+                f"file {file.name} at {self._uri(file.name)} is damaged: its CRC-32 is {crc:08x}, but its manifest "
+                f"says {file.crc:08x}"
             )
-        part.rename(path)
-        self._budget.has(path, size)
-
-    def _source(self, file: SstFile) -> RemoteFile:
-        return RemoteFile(file, self._at(file.name), self._uri(file.name))
-
-    def _at(self, name: str) -> tuple[CountedFiles, str]:
-        fs, base = self._remote.connect()
-        return fs, f"{base}/{self._folder}/{name}"
+        self._budget.has(Path(file.path), file.size_bytes)
 
     def _uri(self, name: str) -> str:
         return f"{self._place}/{name}"
@@ -278,20 +252,31 @@ class LocalCopies:
 class RemoteFile:
     """Reads ranges of a file on a remote file system. Threads may use it together.
 
-    It is opened when it is first read. ``where``: its URI, for messages.
+    It is opened when it is first read.
     """
 
-    def __init__(self, file: SstFile, at: tuple[CountedFiles, str], where: str) -> None:
-        self._file, self._where = file, where
-        self._fs, self._path = at
+    def __init__(self, file: SstFile, remote: Remote, at: At) -> None:
+        self._file, self._remote = file, remote
+        self._path, self._where = at
         self._lock = threading.Lock()
         self._opened: CountedInput | None = None
 
     def open(self) -> CountedInput:
         """Raises CorruptState if the file is missing or has another size, or StorageError."""
+        name, size = self._file.name, self._file.size_bytes
         with self._lock:
             if self._opened is None:
-                self._opened = self._open()
+                try:
+                    with storage_errors(self._where, may_be_missing=True):
+                        opened = self._remote.fs.open_input_file(self._path)
+                except FileNotFoundError:
+                    raise CorruptState(f"file {name} is missing: {self._where} does not exist") from None
+                if (found := opened.size_bytes) != size:
+                    opened.close()
+                    raise CorruptState(
+                        f"file {name} at {self._where} is damaged: it has {found} bytes, but its manifest says {size}"
+                    )
+                self._opened = opened
             return self._opened
 
     def read_at(self, size_bytes: int, offset: int) -> bytes:
@@ -304,21 +289,6 @@ class RemoteFile:
         with self._lock:
             if self._opened is not None:
                 self._opened.close()
-
-    def _open(self) -> CountedInput:
-        name, size = self._file.name, self._file.size_bytes
-        try:
-            with storage_errors(self._where, may_be_missing=True):
-                source = self._fs.open_input_file(self._path)
-        except FileNotFoundError:
-            raise CorruptState(f"file {name} is missing: {self._where} does not exist") from None
-        if source.size_bytes != size:
-            source.close()
-            raise CorruptState(
-                f"file {name} at {self._where} is damaged: it has {source.size_bytes} bytes, but its manifest says "
-                f"{size}"
-            )
-        return source
 
 
 def _has_links(folder: Path) -> bool:

@@ -35,9 +35,10 @@ class Location(Protocol):
 
     live: Path
 
-    def keep_copies(self, limit_bytes: int, local_bytes: int | None = None) -> None:
+    def keep_copies(self, limit_bytes: int | None, local_bytes: int | None = None) -> None:
         """Lets copies of remote files stay on this host when a shard is closed, up to this number of bytes for all.
 
+        None: what others have kept stays, too, and 0: what they have kept of the shards that are opened goes.
         ``local_bytes``: the most that copies may take while their shards are open, or None if there is no limit. The
         largest limits that anybody asks for hold.
         """
@@ -67,7 +68,7 @@ class LocalLocation:
         self.folder = folder
         self.live = folder / ".live"
 
-    def keep_copies(self, limit_bytes: int, local_bytes: int | None = None) -> None:
+    def keep_copies(self, limit_bytes: int | None, local_bytes: int | None = None) -> None:
         """Does nothing: there are no copies."""
 
     def storage(
@@ -96,12 +97,13 @@ class RemoteLocation:
     def __init__(self, remote: Remote, folder: Path) -> None:
         self.remote = remote
         self._folder = folder
-        self._kept = KeptCopies(folder)
+        self._kept = KeptCopies(folder, None)
         self._budget = DiskBudget()
         self.live = folder / ".live"
 
-    def keep_copies(self, limit_bytes: int, local_bytes: int | None = None) -> None:
-        self._kept.limit_bytes = max(self._kept.limit_bytes, limit_bytes)
+    def keep_copies(self, limit_bytes: int | None, local_bytes: int | None = None) -> None:
+        if limit_bytes is not None:
+            self._kept.limit_bytes = max(self._kept.limit_bytes or 0, limit_bytes)
         self._budget.limit(local_bytes)
 
     def storage(
@@ -115,10 +117,9 @@ class RemoteLocation:
         return self.remote.filesystem()
 
     def check_writable(self) -> None:
-        _, folder = self.remote.connect()
-        name = f"{_PROBE}{uuid4().hex}"
-        self.remote.put_once(f"{folder}/{name}", b"probe", f"{self.remote.uri.rstrip('/')}/{name}")
-        self.remote.delete([f"{folder}/{name}"])
+        probe = self.remote.at(f"{_PROBE}{uuid4().hex}")
+        self.remote.put_once(probe, b"probe")
+        self.remote.delete([probe.path])
 
     def close(self) -> None:
         self.remote.close()

@@ -3,8 +3,10 @@
 Such a copy has the size of the file, and holes. RocksDB ingests it like any other: it reads the first and the last
 block of data, and what follows them. Before it reads another block, :class:`PartialCopy` fetches the block's range.
 When all bytes are here, they are compared with the checksum of the manifest. Until then RocksDB's checksums of blocks,
-and those of Aion's blocks in them, find what is damaged; a hole never passes for data. Until then there is also a mark
-beside the copy, so that whoever finds it in its folder does not take it for a whole one.
+and those of Aion's blocks in them, find what is damaged; a hole never passes for data.
+
+A copy has one of two states, and its folder says which: with a mark beside it, it may have holes or has not been
+compared; without one, it is whole. The mark comes before the first byte or hole, and goes after the comparison.
 
 A copy may lose parts again, so that the host's disk is enough (:meth:`PartialCopy.shrink`).
 """
@@ -67,9 +69,10 @@ class _Request:
 class PartialCopy:
     """A local copy of one file. Threads may use it together.
 
-    ``read_at`` reads from the remote file, and ``end`` is called when it is not read any more. ``pool`` serves those
-    who wait, and ``ahead`` those who do not. ``checked`` is called when all of the file is here, with the answer
-    whether it has the right checksum. ``grew`` is called with the bytes that have come, or, below zero, have gone.
+    ``read_at`` reads from the remote file, and ``end`` is called when it is not read any more, and perhaps again.
+    ``pool`` serves those who wait, and ``ahead`` those who do not. ``checked`` is called when all of the file is here,
+    with the answer whether it has the right checksum. ``grew`` is called with the bytes that have come, or, below zero,
+    have gone.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class PartialCopy:
         grew: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
         self.file = file
-        self._end: Callable[[], None] | None = end
+        self._end = end
         self.is_whole = False
         self.index: TableIndex | None = None
         """Known when the file can be ingested. None again when it is whole: it may be large."""
@@ -99,45 +102,50 @@ class PartialCopy:
         self._checking: Future[None] | None = None
         self._closed = False
 
-    def create(self) -> None:
-        """Makes the file. Raises DiskError."""
+    def begin(self, *, is_here: bool = False) -> None:
+        """Makes the mark, and then the file, unless all of it is here already. Raises DiskError."""
         with disk_errors("keeping a copy of remote state", self._path.parent):
             self._mark.touch(0o600)
+            if is_here:
+                self._here = bytearray(b"\1" * len(self._here))
+                return
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 os.ftruncate(fd, self.file.size_bytes)
             finally:
                 os.close(fd)
 
-    def take_kept(self) -> None:
-        """All of the file is here, but it was not compared with its checksum. That happens behind the batch.
+    def fetch_whole(self) -> int:
+        """Fetches all of the file in this thread. Returns its checksum; unless it is right, no copy stays.
 
-        If the file turns out to be damaged, all of it is fetched after all. Raises DiskError.
+        Raises CorruptState, DiskError, StorageError.
         """
-        with disk_errors("keeping a copy of remote state", self._path.parent):
-            self._mark.touch(0o600)
-        self._was_kept = True
-        self._here = bytearray(b"\1" * len(self._here))
-
-    def take_whole(self) -> None:
-        """All of the file is here, and is right. It is about to get holes. Raises DiskError, CorruptState.
-
-        Its mark is made first: if this process dies meanwhile, nobody takes the file for a whole one.
-        """
-        with disk_errors("keeping a copy of remote state", self._path.parent):
-            self._mark.touch(0o600)
-        self._here = bytearray(b"\1" * len(self._here))
+        crc = 0
         try:
-            self.open_index()
-        except AionError:
-            self._mark.unlink(missing_ok=True)
+            self.begin()
+            for begin, end in self.spans():
+                data = self._read_at(end - begin, begin)
+                self._write(data, begin, end)
+                crc = crc32(data, crc)
+        except BaseException:
+            remove(self._path)
             raise
+        finally:
+            self._end()
+        if crc == self.file.crc:
+            self._mark.unlink()
+        else:
+            remove(self._path)
+        return crc
 
     def check_kept(self) -> None:
-        """Begins to compare a file that was here with its checksum. Does not wait."""
-        if self._was_kept:
-            with contextlib.suppress(RuntimeError):  # the connection is closed
-                self._checking = self._ahead.submit(self._check)
+        """Begins to compare a file that was here with its checksum. Does not wait.
+
+        If the file turns out to be damaged, all of it is fetched after all.
+        """
+        self._was_kept = True
+        with contextlib.suppress(RuntimeError):  # the connection is closed
+            self._checking = self._ahead.submit(self._check)
 
     def first_spans(self) -> list[Span]:
         """Returns the ranges to begin with: what is needed to read the index, if it is as large as one expects."""
@@ -310,11 +318,9 @@ class PartialCopy:
 
     def _end_if_unused(self) -> None:
         with self._lock:
-            if self._coming or not (self._closed or self.is_whole):
-                return
-            end, self._end = self._end, None
-        if end is not None:
-            end()
+            is_used = self._coming or not (self._closed or self.is_whole)
+        if not is_used:
+            self._end()
 
     def _write(self, data: bytes, begin: int, end: int) -> None:
         if len(data) != end - begin:
@@ -339,6 +345,9 @@ class PartialCopy:
             log.debug("the copy of %s could not be checked: %s", self.file.name, error)
             return
         right = crc == self.file.crc
+        with self._lock:
+            if right and not self._closed:  # else the path may already be that of another copy
+                self._mark.unlink(missing_ok=True)
         self._checked(right)
         was_kept, self._was_kept = self._was_kept, False
         if not right and was_kept:
@@ -348,9 +357,6 @@ class PartialCopy:
             with self._lock:
                 self._here = bytearray(len(self._here))
             return
-        with self._lock:
-            if right and not self._closed:  # else the path may already be that of another copy
-                self._mark.unlink(missing_ok=True)
         self.is_whole, self.index = True, None
         if not right and not self._closed:
             log.error(
@@ -362,9 +368,41 @@ class PartialCopy:
             self._path.unlink(missing_ok=True)  # the next opening fetches it again
 
 
+class Copies:
+    """The copies of a shard's files, for who reads the files. If the shard's folder is on this host, there are none."""
+
+    def partial(self, name: str) -> PartialCopy | None:
+        """Returns the copy of a file, if a part of it may be missing, or None if it is whole. Any thread may call."""
+        return None
+
+    def room(self) -> int | None:
+        """Returns how many bytes of copies this host may still have. None is no limit. Any thread may call it."""
+        return None
+
+    def excess(self) -> int:
+        """Returns how many bytes of its copies this shard has to give back. Any thread may call it."""
+        return 0
+
+    def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
+        """Makes holes in the copy of a file that a version names, until this many bytes are gone.
+
+        ``spared`` returns the ranges that stay. ``links``: how many other names RocksDB and its shard have given the
+        copy. If it has more, it stays whole: another process uses it. Returns how many bytes went. Only the I/O thread
+        may call it, while nobody reads the file. Raises OSError or StateError; then some may have gone.
+        """
+        return 0
+
+
 def mark_of(path: Path) -> Path:
     """Returns the path of the mark of a copy that may have holes."""
     return path.with_name(path.name + HOLES)
+
+
+def remove(path: Path) -> None:
+    """Removes a copy, and then its mark, if the disk lets it."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        mark_of(path).unlink(missing_ok=True)
 
 
 def _runs(pieces: Iterable[int], most: int) -> list[list[int]]:

@@ -15,9 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cached_property
-from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -25,12 +23,10 @@ import pyarrow.fs as pafs
 from state_backends.files import s3
 from state_backends.files.causes import told
 from state_backends.files.deletions import Deletions
-from state_backends.files.faults import disk_errors
 from state_backends.files.names import PART
 from state_backends.files.parallel import in_parallel
 from state_backends.files.requests import CountedFiles, Requests
-from state_backends.files.storage import private
-from state_backends.format.checksum import crc32
+from state_backends.files.storage import part_of
 from state_backends.format.errors import StorageError
 from state_backends.thresholds import threshold
 
@@ -43,6 +39,13 @@ WHOLE_PUTS = frozenset({"s3", "gcs"})
 """File systems on which a file appears only when it is complete. On others it is written as ``.part`` and renamed."""
 
 log = logging.getLogger(__name__)
+
+
+class At(NamedTuple):
+    """A place on a remote file system: its path there, and its URI, for messages."""
+
+    path: str
+    uri: str
 
 
 class Remote:
@@ -69,6 +72,15 @@ class Remote:
         """The URI for messages, without its options."""
         return self.uri.partition("?")[0].rstrip("/")
 
+    def at(self, *names: str) -> At:
+        """Returns the place of a file or folder, by the names of the folders that it is in. Raises StorageError."""
+        return At("/".join(filter(None, [self.connect()[1], *names])), "/".join(filter(None, [self.shown, *names])))
+
+    @property
+    def fs(self) -> CountedFiles:
+        """The file system. Raises StorageError naming the URI."""
+        return self.connect()[0]
+
     def counted_by(self, requests: Requests | None) -> Remote:
         """Returns the same connection, whose requests are counted there."""
         if requests is None:
@@ -91,34 +103,46 @@ class Remote:
         client = self._link.s3
         return None if client is None else client.counted_by(self.requests)
 
-    def put_once(self, path: str, data: bytes, where: str, part: str | None = None) -> bytes:
-        """Writes a small file unless there is one. Returns what is there afterwards: it may be another host's.
+    def read(self, at: At) -> bytes:
+        """Reads a small file. Raises FileNotFoundError, or StorageError."""
+        with storage_errors(at.uri, may_be_missing=True), self.fs.open_input_file(at.path) as file:
+            return b"".join(file.whole())
 
-        ``part``: see RemoteUpload; by default beside the file.
+    def write(self, at: At, chunks: Iterable[Any], part: str = "", *, alone: bool = True) -> None:
+        """Writes a file, or nothing. Raises StorageError.
 
-        On S3 with boto3 the server decides who is first. Elsewhere a file that is there already stays, and of two
-        hosts that write at the same moment one is overwritten, and may not see it. Raises StorageError.
+        ``part``, ``alone``: see RemoteUpload; by default it has a name of its own until it is complete.
         """
-        fs, _ = self.connect()
-        with storage_errors(where):
-            if self._s3 is not None:
-                with contextlib.suppress(NotImplementedError):
-                    if self._s3.put_once(path, data):
-                        return data
-            with contextlib.suppress(FileNotFoundError):
-                return b"".join(chunks_of(fs, path, where))
-        upload = RemoteUpload(self, path, where, part or f"{path}.{uuid4().hex}{PART}", alone=False)
+        upload = RemoteUpload(self, at, part or part_of(at.path), alone=alone)
         try:
-            upload.write(data)
+            for chunk in chunks:
+                upload.write(chunk)
             upload.finish()
         except BaseException:
             upload.discard()
             raise
-        return b"".join(chunks_of(fs, path, where))
+
+    def put_once(self, at: At, data: bytes, part: str = "") -> bytes:
+        """Writes a small file unless there is one. Returns what is there afterwards: it may be another host's.
+
+        ``part``: see :meth:`write`.
+
+        On S3 with boto3 the server decides who is first. Elsewhere a file that is there already stays, and of two
+        hosts that write at the same moment one is overwritten, and may not see it. Raises StorageError.
+        """
+        with storage_errors(at.uri):
+            if self._s3 is not None:
+                with contextlib.suppress(NotImplementedError):
+                    if self._s3.put_once(at.path, data):
+                        return data
+            with contextlib.suppress(FileNotFoundError):
+                return self.read(at)
+        self.write(at, [data], part, alone=False)
+        return self.read(at)
 
     def delete(self, paths: Sequence[str]) -> None:
         """Deletes files, if they exist. Raises StorageError."""
-        fs, _ = self.connect()
+        fs = self.fs
         with storage_errors(self.uri):
             if self._s3 is not None:
                 self._s3.delete(paths)
@@ -135,7 +159,7 @@ class Remote:
 
         Call it when a copy has failed: how large a file is takes a request, and hardly any is so large.
         """
-        fs, _ = self.connect()
+        fs = self.fs
         if fs.type_name != "s3" or (fs.get_file_info(source).size or 0) <= s3.LARGEST_COPY:
             return False
         if self._s3 is None:
@@ -202,14 +226,14 @@ def _has_bucket(fs: Any, bucket: str) -> bool:
 class RemoteUpload:
     """A file that is being written. It appears under its name when it is complete.
 
-    ``where``: its URI, for messages. ``part``: its path until then, on file systems that do not put files whole; by
-    default beside it. ``alone``: no other process writes a file of this name. Every method raises StorageError.
+    ``part``: its path until then, on file systems that do not put files whole; by default beside it. ``alone``: no
+    other process writes a file of this name. Every method raises StorageError.
     """
 
-    def __init__(self, remote: Remote, path: str, where: str = "", part: str = "", *, alone: bool = True) -> None:
+    def __init__(self, remote: Remote, at: At, part: str = "", *, alone: bool = True) -> None:
         self._remote = remote
-        self._path, self._where = path, where or path
-        self._part = part or path + PART
+        self._path, self._where = at
+        self._part = part or at.path + PART
         self._alone = alone
         self._out: Any = None
         self._unconfirmed = 0
@@ -225,7 +249,6 @@ class RemoteUpload:
                 self._unconfirmed = 0
 
     def finish(self) -> None:
-        fs, _ = self._remote.connect()
         with storage_errors(self._where):
             out = self._opened()
             if self._is_whole:
@@ -233,7 +256,7 @@ class RemoteUpload:
             else:
                 out.flush()
                 out.close()
-                fs.move(self._part, self._path)
+                self._remote.fs.move(self._part, self._path)
             self._finished = True
 
     def discard(self) -> None:
@@ -252,44 +275,15 @@ class RemoteUpload:
 
     @property
     def _is_whole(self) -> bool:
-        return self._remote.connect()[0].type_name in WHOLE_PUTS
+        return self._remote.fs.type_name in WHOLE_PUTS
 
     def _opened(self) -> Any:
         if self._out is None:
-            fs, _ = self._remote.connect()
+            fs = self._remote.fs
             if not self._is_whole:
                 fs.create_dir(self._part.rpartition("/")[0], recursive=True)
             self._out = fs.open_output_stream(self._path if self._is_whole else self._part)
         return self._out
-
-
-def chunks_of(fs: CountedFiles, path: str, where: str) -> Iterator[bytes]:
-    """Reads a file. Raises FileNotFoundError, or StorageError, which names ``where``."""
-    with storage_errors(where, may_be_missing=True), fs.open_input_file(path) as file:
-        yield from file.whole()
-
-
-def keep(chunks: Iterable[bytes], path: Path) -> tuple[int, int]:
-    """Writes a new local file. Returns its size and CRC-32.
-
-    Raises DiskError, and what ``chunks`` raises. After an error there is no file.
-    """
-    size = crc = 0
-    try:
-        with disk_errors("keeping a copy of remote state", path.parent):
-            out = open(path, "wb", buffering=0, opener=private)  # noqa: SIM115
-        with out:
-            for chunk in chunks:
-                size, crc = size + len(chunk), crc32(chunk, crc)
-                rest = memoryview(chunk)
-                with disk_errors("keeping a copy of remote state", path.parent):
-                    while rest:
-                        rest = rest[out.write(rest) :]
-    except BaseException:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        raise
-    return size, crc
 
 
 @contextlib.contextmanager

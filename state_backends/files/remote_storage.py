@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -19,13 +19,11 @@ from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.local_copies import LocalCopies
 from state_backends.files.names import HANDED, MANIFEST, OPERATOR, SstFile, ToDelete
 from state_backends.files.parallel import in_parallel, wait_for
-from state_backends.files.partial import PartialCopy
-from state_backends.files.remote import WHOLE_PUTS, Remote, RemoteUpload, storage_errors
-from state_backends.files.requests import CountedFiles, Requests
+from state_backends.files.remote import WHOLE_PUTS, At, Remote, storage_errors
+from state_backends.files.requests import Requests
 from state_backends.files.storage import check_same, link_or_copy, make_folder, part_of
 from state_backends.format.block import BodyAt
 from state_backends.format.errors import CorruptBlock, CorruptState, StorageError
-from state_backends.format.sst_table import Span, TableIndex
 from state_backends.thresholds import threshold
 
 _CHUNK_BYTES = threshold(4 << 20, 256)  # one request each, if the file system reads in ranges
@@ -58,7 +56,7 @@ class RemoteStorage:
         self._budget = budget or DiskBudget()
         self._adopted: list[str] = []  # paths of files that were copied, and can be deleted
         kept = kept or KeptCopies(cache)
-        self._copies = LocalCopies(self._remote, f"{folder}/files", cache, kept, self._in_background, self._budget)
+        self.copies = LocalCopies(self._remote, f"{folder}/files", cache, kept, self._in_background, self._budget)
         self._uploads: dict[str, Future[None]] = {}  # by name: files that no version names yet
         self._deleting: set[Future[None]] = set()
         self._failed = ToDelete([], [])  # what could not be deleted
@@ -71,8 +69,7 @@ class RemoteStorage:
         wait_for(ahead.values())
         in_parallel(self._remote.pool, self._upload, [name for name, upload in ahead.items() if not _succeeded(upload)])
         self._uploads = {name: upload for name, upload in self._uploads.items() if not upload.done()}
-        self._copies.published(new)
-        self._copies.keep(new)
+        self.copies.published(new)
 
     def publish_ahead(self, path: Path, name: str) -> None:
         if name not in self._uploads:
@@ -99,22 +96,22 @@ class RemoteStorage:
             link_or_copy(self._handed.local / name, self.files / name)
             (self._handed.local / name).unlink()
             self._budget.add(self.files / name)
-        fs, target = self._at("files", name)
+        target = self._at("files", name)
         try:
-            self._copy(left, target, self._uri("files", name))
+            self._copy(left, target)
         except FileNotFoundError:
             # Another attempt of the batch may have copied it.
-            with storage_errors(self._uri("files", name)):
-                is_there = fs.get_file_info(target).type is pafs.FileType.File
+            with storage_errors(target.uri):
+                is_there = self._remote.fs.get_file_info(target.path).type is pafs.FileType.File
             if not is_there:
-                raise CorruptState(f"file {name}, which a child handed over, is missing: {left}") from None
-        self._adopted.append(left)
+                raise CorruptState(f"file {name}, which a child handed over, is missing: {left.path}") from None
+        self._adopted.append(left.path)
 
     def _footer(self, name: str) -> Footer:
         if (self.files / name).exists():
             return read_footer(self.files / name)
-        fs, path = self._at("files", name)
-        with storage_errors(self._uri("files", name)), fs.open_input_file(path) as file:
+        at = self._at("files", name)
+        with storage_errors(at.uri), self._remote.fs.open_input_file(at.path) as file:
             return footer_of(file.read_at, file.size_bytes, name)
 
     @property
@@ -139,23 +136,10 @@ class RemoteStorage:
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         self._remote.connect()  # raises for a wrong URI, before any work is done
-        self._copies.fetch(files, partly=partly)
-
-    def partial(self, name: str) -> PartialCopy | None:
-        return self._copies.partial(name)
-
-    def room(self) -> int | None:
-        return self._budget.room()
-
-    def excess(self) -> int:
-        return self._copies.excess()
-
-    def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
-        return self._copies.shrink(file, spared, most_bytes, links)
+        self.copies.fetch(files, partly=partly)
 
     def release(self, names: Collection[str]) -> None:
-        self._copies.forget(names)
-        self._budget.forget(self.files / name for name in names if name.endswith(HANDED))
+        self.copies.forget(names)
 
     def delete(self, to_delete: ToDelete) -> ToDelete:
         """Deletes in the background. Returns what could not be deleted before. A later opening finds it, too."""
@@ -175,10 +159,10 @@ class RemoteStorage:
                 )
 
         try:
-            paths = [self._at("manifests", name)[1] for name in to_delete.manifests]
-            paths += [self._at("files", name)[1] for name in to_delete.files]
-            left = [self._left(name) for name in to_delete.files if name.endswith(HANDED)]
-            everything = [*paths, *adopted, *filter(None, left)]
+            places = [self._at("manifests", name) for name in to_delete.manifests]
+            places += [self._at("files", name) for name in to_delete.files]
+            places += filter(None, [self._left(name) for name in to_delete.files if name.endswith(HANDED)])
+            everything = [*(at.path for at in places), *adopted]
             # What it does not come to is found again later.
             self._watch(self._remote.deletions.add(self._remote.delete, everything, not_deleted))
         except StorageError as error:
@@ -188,12 +172,12 @@ class RemoteStorage:
     def listing(self) -> tuple[list[str], list[str]]:
         """Also ends uploads that died, in the background: the object store keeps their parts, and nobody sees them."""
         self._in_background(self._end_uploads)
-        fs, path = self._at()
+        fs, at = self._remote.fs, self._at()
         found: dict[str, list[str]] = {"manifests": [], "files": []}
-        with storage_errors(self._uri()):
-            infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True, recursive=True))
-            if (left := self._left("")) is not None:
-                handed = fs.get_file_info(pafs.FileSelector(left, allow_not_found=True))
+        with storage_errors(at.uri):
+            infos = fs.get_file_info(pafs.FileSelector(at.path, allow_not_found=True, recursive=True))
+            if (left := self._left()) is not None:
+                handed = fs.get_file_info(pafs.FileSelector(left.path, allow_not_found=True))
                 found["files"] += [info.base_name for info in handed if info.is_file]
         for info in infos:
             kind = info.path.rpartition("/")[0].rpartition("/")[2]
@@ -202,65 +186,56 @@ class RemoteStorage:
         return found["manifests"], found["files"]
 
     def siblings(self) -> list[str]:
-        fs, path = self._at()
-        path = path.rpartition("/")[0]
-        with storage_errors(self._uri()):
-            infos = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        at = self._at()
+        with storage_errors(at.uri):
+            parent = pafs.FileSelector(at.path.rpartition("/")[0], allow_not_found=True)
+            infos = self._remote.fs.get_file_info(parent)
         return [info.base_name for info in infos if info.type is pafs.FileType.Directory]
 
     def take(self, other: RemoteStorage, names: Sequence[str]) -> None:
         """The file system copies the files itself; their bytes do not pass through this host."""
 
         def copy(name: str) -> None:
-            (_, source), (_, target) = other._at("files", name), self._at("files", name)
+            source = other._at("files", name)
             try:
-                self._copy(source, target, other._uri("files", name))
+                self._copy(source, self._at("files", name))
             except FileNotFoundError:
-                raise CorruptState(f"file {name} is missing: {other._uri('files', name)} does not exist") from None
+                raise CorruptState(f"file {name} is missing: {source.uri} does not exist") from None
 
         in_parallel(self._remote.pool, copy, names)
 
     def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
-        path, where = self._at("manifests", token + MANIFEST)[1], self.where(token)
+        at = self._at("manifests", token + MANIFEST)
         if first:
-            part = self._part_of(token + MANIFEST)
-            check_same(self._remote.put_once(path, manifest, where, part), manifest, where)
+            check_same(self._remote.put_once(at, manifest), manifest, at.uri)
         else:
-            self._put("manifests", token + MANIFEST, [manifest])
+            self._remote.write(at, [manifest])
 
     def load(self, token: str) -> bytes:
-        fs, path = self._at("manifests", token + MANIFEST)
-        with storage_errors(self.where(token), may_be_missing=True), fs.open_input_file(path) as file:
-            return b"".join(file.whole())
+        return self._remote.read(self._at("manifests", token + MANIFEST))
 
     def where(self, token: str) -> str:
-        return self._uri("manifests", token + MANIFEST)
+        return f"{self._remote.shown}/{self._folder}/manifests/{token}{MANIFEST}"
 
     def owner(self) -> bytes | None:
-        fs, _ = self._remote.connect()
-        path, where = self._operator()
-        with (
-            contextlib.suppress(FileNotFoundError),
-            storage_errors(where, may_be_missing=True),
-            fs.open_input_file(path) as file,
-        ):
-            return b"".join(file.whole())
+        with contextlib.suppress(FileNotFoundError):
+            return self._remote.read(self._operator())
         return None
 
     def claim(self, owner: bytes, *, first: bool, batch: int = 0) -> bytes:
-        (path, where), part = self._operator(), self._part_of(f"{batch:010d}-{OPERATOR}")
+        part = self._at("manifests", part_of(f"{batch:010d}-{OPERATOR}")).path
         if first:
-            return self._remote.put_once(path, owner, where, part)
-        self._write(path, where, [owner], part, alone=False)
+            return self._remote.put_once(self._operator(), owner, part)
+        self._remote.write(self._operator(), [owner], part, alone=False)
         return owner
 
     def leave(self) -> None:
-        self._copies.close()
+        self.copies.close()
 
     def close(self) -> None:
         """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""
         self.end_publishing()
-        self._copies.close()
+        self.copies.close()
         self._budget.forget(list(self.files.glob(f"*{HANDED}")))
         self._budget.forget_rows(self.files)
         shutil.rmtree(self.files, ignore_errors=True)
@@ -279,38 +254,21 @@ class RemoteStorage:
 
     def _upload_from(self, path: Path, name: str) -> None:
         with path.open("rb", buffering=0) as file:
-            self._put("files", name, iter(lambda: file.read(_CHUNK_BYTES), b""))
+            self._remote.write(self._at("files", name), iter(lambda: file.read(_CHUNK_BYTES), b""))
 
-    def _copy(self, source: str, target: str, where: str) -> None:
-        """Copies a file within the file system. Raises FileNotFoundError, or StorageError, which names ``where``."""
-        fs, _ = self._remote.connect()
-        with storage_errors(where, may_be_missing=True):
+    def _copy(self, source: At, target: At) -> None:
+        """Copies a file within the file system. Raises FileNotFoundError, or StorageError."""
+        fs = self._remote.fs
+        with storage_errors(target.uri, may_be_missing=True):
             if fs.type_name not in WHOLE_PUTS:
-                fs.create_dir(target.rpartition("/")[0], recursive=True)
+                fs.create_dir(target.path.rpartition("/")[0], recursive=True)
             try:
-                fs.copy_file(source, target)
+                fs.copy_file(source.path, target.path)
             except FileNotFoundError:
                 raise
             except OSError:
-                if not self._remote.copied_in_parts(source, target):
+                if not self._remote.copied_in_parts(source.path, target.path):
                     raise
-
-    def _put(self, kind: str, name: str, chunks: Iterable[bytes]) -> None:
-        _, path = self._at(kind, name)
-        self._write(path, self._uri(kind, name), chunks, part_of(path))
-
-    def _part_of(self, name: str) -> str:
-        return self._at("manifests", part_of(name))[1]
-
-    def _write(self, path: str, where: str, chunks: Iterable[bytes], part: str, *, alone: bool = True) -> None:
-        upload = RemoteUpload(self._remote, path, where, part, alone=alone)
-        try:
-            for chunk in chunks:
-                upload.write(chunk)
-            upload.finish()
-        except BaseException:
-            upload.discard()
-            raise
 
     # -- helpers ------------------------------------------------------------------------------------------
 
@@ -326,29 +284,21 @@ class RemoteStorage:
 
     def _end_uploads(self) -> None:
         try:
-            for path in (self._at("")[1], self._left("")):
-                if path is not None:
-                    self._remote.end_uploads(path)
+            for at in filter(None, (self._at(), self._left())):
+                self._remote.end_uploads(f"{at.path}/")
         except StorageError as error:
             log.warning("uploads that died could not be ended; the next opening tries again: %s", error)
 
-    def _operator(self) -> tuple[str, str]:
-        """Returns the path of ``operator.json``, which the operator's shards share, and its URI."""
-        _, base = self._remote.connect()
-        names = [self._folder.rpartition("/")[0], OPERATOR]
-        return "/".join(filter(None, [base, *names])), "/".join(filter(None, [self._remote.shown, *names]))
+    def _operator(self) -> At:
+        """Returns the place of ``operator.json``, which the operator's shards share."""
+        return self._remote.at(self._folder.rpartition("/")[0], OPERATOR)
 
-    def _at(self, *parts: str) -> tuple[CountedFiles, str]:
-        fs, base = self._remote.connect()
-        return fs, "/".join([base, self._folder, *parts])
+    def _at(self, *names: str) -> At:
+        return self._remote.at(self._folder, *names)
 
-    def _left(self, name: str) -> str | None:
+    def _left(self, name: str = "") -> At | None:
         """Returns where a child leaves a file of this name."""
-        _, base = self._remote.connect()
-        return None if self._handed is None else "/".join(filter(None, [base, self._handed.path, name]))
-
-    def _uri(self, *parts: str) -> str:
-        return "/".join([self._remote.shown, self._folder, *parts])
+        return None if self._handed is None else self._remote.at(self._handed.path, name)
 
 
 def _succeeded(upload: Future[None]) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,10 +21,9 @@ from uuid import uuid4
 from state_backends.files.bodies import Footer, Places, read_footer
 from state_backends.files.faults import disk_error, disk_errors
 from state_backends.files.names import MANIFEST, OPERATOR, PART, SstFile, ToDelete
-from state_backends.files.partial import PartialCopy
+from state_backends.files.partial import Copies
 from state_backends.format.block import BodyAt
 from state_backends.format.errors import CorruptState
-from state_backends.format.sst_table import Span, TableIndex
 from state_backends.thresholds import threshold
 
 # The target is on another file system, or the file system has no hard links, or the file has too many.
@@ -42,6 +41,10 @@ class Storage(Protocol):
 
     files: Path
     """The local folder with the SST files. New files are written to it, and RocksDB ingests from it."""
+
+    @property
+    def copies(self) -> Copies:
+        """Those files in the folder ``files`` that are copies."""
 
     def publish(self, new: Sequence[str], named: Sequence[str]) -> None:
         """Makes files durable before a version names them.
@@ -80,26 +83,7 @@ class Storage(Protocol):
 
         A remote storage deletes all other files there: the shard is being opened, so nobody needs them. A file that
         exists already is not read, so the time depends on the number of files, not on their size. ``partly``: of large
-        files, only what RocksDB needs to ingest them; see :meth:`partial`. Raises CorruptState naming the file.
-        """
-
-    def partial(self, name: str) -> PartialCopy | None:
-        """Returns the local copy of a file, if a part of it may be missing, or None if it is whole. Any thread may
-        call.
-        """
-
-    def room(self) -> int | None:
-        """Returns how many bytes of local copies this host may still have. None is no limit. Any thread may call."""
-
-    def excess(self) -> int:
-        """Returns how many bytes of its local copies this shard has to give back. Any thread may call it."""
-
-    def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
-        """Makes holes in the local copy of a file that a version names, until this many bytes are gone.
-
-        ``spared`` returns the ranges that stay. ``links``: how many other names RocksDB and its shard have given the
-        copy. If it has more, it stays whole: another process uses it. Returns how many bytes went. Only the I/O thread
-        may call it, while nobody reads the file. Raises OSError or StateError; then some may have gone.
+        files, only what RocksDB needs to ingest them; see :attr:`copies`. Raises CorruptState naming the file.
         """
 
     def release(self, names: Collection[str]) -> None:
@@ -162,6 +146,8 @@ class LocalStorage:
     of the operator in which children hand over files.
     """
 
+    copies = Copies()
+
     def __init__(self, folder: Path, handed: Path | None = None) -> None:
         self.folder = folder
         self.files = folder / "files"
@@ -186,15 +172,7 @@ class LocalStorage:
             return []
         assert self._handed is not None
         with disk_errors("writing state", self.files):
-            make_folder(self.files)
-            for name in handed:
-                try:
-                    link_or_copy(self._handed / name, self.files / name)
-                except FileExistsError:
-                    continue
-                except FileNotFoundError as error:
-                    raise CorruptState(f"file {name}, which a child handed over, is missing: {error}") from error
-            sync(self.files)
+            self._link(self._handed, handed, ", which a child handed over,")
             return [read_footer(self.files / name) for name in handed]
 
     @property
@@ -206,18 +184,6 @@ class LocalStorage:
 
     def fetch(self, files: Sequence[SstFile], *, partly: bool = False) -> None:
         """Does nothing: RocksDB notices a missing file when it ingests it."""
-
-    def partial(self, name: str) -> None:
-        """Returns None, because all files are whole."""
-
-    def room(self) -> None:
-        """Returns None, because these are no copies."""
-
-    def excess(self) -> int:
-        return 0
-
-    def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
-        return 0
 
     def release(self, names: Collection[str]) -> None:
         """Does nothing: this is the only copy."""
@@ -242,13 +208,7 @@ class LocalStorage:
 
     def take(self, other: LocalStorage, names: Sequence[str]) -> None:
         with disk_errors("copying files of another lineage", self.files):
-            make_folder(self.files)
-            for name in names:
-                if not (other.files / name).exists():
-                    raise CorruptState(f"file {name} is missing in {other.files}")
-                with contextlib.suppress(FileExistsError):
-                    link_or_copy(other.files / name, self.files / name)
-            sync(self.files)
+            self._link(other.files, names)
 
     def save(self, token: str, manifest: bytes, *, first: bool = False) -> None:
         path = self._path(token)
@@ -294,6 +254,18 @@ class LocalStorage:
 
     def close(self) -> None:
         """Does nothing: there are no copies."""
+
+    def _link(self, folder: Path, names: Sequence[str], whose: str = "") -> None:
+        """Links or copies files from a folder, durably, unless they are here."""
+        make_folder(self.files)
+        for name in names:
+            try:
+                link_or_copy(folder / name, self.files / name)
+            except FileExistsError:
+                continue
+            except FileNotFoundError as error:
+                raise CorruptState(f"file {name}{whose} is missing: {error}") from error
+        sync(self.files)
 
     def _write(self, path: Path, data: bytes, part: Path, *, overwrite: bool = True) -> None:
         """Writes a file that is complete and durable, or does not appear. ``overwrite``: replaces an existing file.

@@ -97,7 +97,7 @@ class HeldVersion:
         try:
             p_bucket = PBucket(self._live / "new", self._live / "rocksdb", durable=False)
             p_bucket.bodies = BodyFiles(None, lambda: storage)
-            p_bucket.trimmer.copies = storage
+            p_bucket.trimmer.copies = storage.copies
             stores = Stores.of("rocksdb", p_bucket, io, MemoryBudget(MEMORY_BYTES), StoreOptions())
             try:
                 with _noticing_deletion(self._there, manifest):
@@ -124,7 +124,7 @@ def held(location: Location, names: Sequence[str], manifest: Manifest) -> Iterat
     live = LiveFolder(location.live, f"{own_name()}-{uuid.uuid4().hex[:12]}")
     storage: Storage | None = None
     try:
-        location.keep_copies(0, 0)  # nothing is fetched that nobody reads
+        location.keep_copies(None, 0)  # nothing is fetched that nobody reads
         there = location.storage(names, live.path / "files", f"read-{uuid.uuid4().hex}")
         if isinstance(there, LocalStorage):
             own = LocalStorage(live.path / "version")

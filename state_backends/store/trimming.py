@@ -20,12 +20,12 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from state_backends.files.names import SstFile
-from state_backends.files.partial import PartialCopy
+from state_backends.files.partial import Copies, PartialCopy
 from state_backends.format.errors import StateError
 from state_backends.format.sst_table import Span, TableIndex
 from state_backends.store.io import Steps
@@ -37,33 +37,6 @@ _SLACK_BYTES = threshold(1 << 20, 256)
 """So much more than a commit left may come before a read makes room."""
 _LAST_SEQ = (1 << 64) - 1
 log = logging.getLogger(__name__)
-
-
-class Copies(Protocol):
-    """The local copies of a shard's files: see :class:`state_backends.files.storage.Storage`."""
-
-    def partial(self, name: str) -> PartialCopy | None: ...
-    def room(self) -> int | None: ...
-    def excess(self) -> int: ...
-    def shrink(
-        self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int
-    ) -> int: ...
-
-
-class NoCopies:
-    """The files of a shard that has no other place for them."""
-
-    def partial(self, name: str) -> None:
-        """Returns None, because all files are whole."""
-
-    def room(self) -> None:
-        """Returns None, because there is no budget."""
-
-    def excess(self) -> int:
-        return 0
-
-    def shrink(self, file: SstFile, spared: Callable[[TableIndex], Iterable[Span]], most_bytes: int, links: int) -> int:
-        return 0
 
 
 class _Plan(NamedTuple):
@@ -78,7 +51,7 @@ class Trimmer:
     """``live``: RocksDB's folder. All other names that this shard's files have here are in it or beside it."""
 
     def __init__(self, live: Path) -> None:
-        self.copies: Copies = NoCopies()
+        self.copies = Copies()
         self.shrunk = 0
         """How many times copies have got holes. Whoever knows which copies have holes asks again when it changes."""
         self._live = live

@@ -68,7 +68,7 @@ class LocalStores:
         files = PBucket(self._live / "new", self._live / "rocksdb", durable=False, cache=self._cache)
         files.made = made
         files.bodies = BodyFiles(self.staged, lambda: storage)
-        files.trimmer.copies = storage
+        files.trimmer.copies = storage.copies
         stores = self._make_stores(files)
         try:
             folder = str(storage.files)

@@ -394,7 +394,7 @@ class Shard:
         """Deletes what nobody can ask for. Starts merging and making room. The version exists, so it raises nothing."""
         opened, folder = self._opened, str(self.storage.files)
         store = opened.work.store
-        if self.storage.excess() > 0:
+        if self.storage.copies.excess() > 0:
             opened.files.trimmer.plan(manifest.blocks_in(folder), manifest.runs_in(folder), due)
             store.trim()
         try:

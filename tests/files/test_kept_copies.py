@@ -14,11 +14,16 @@ from typing import Any
 import pytest
 
 from state_backends.files.kept_copies import KeptCopies
+from state_backends.files.location import RemoteLocation
 from state_backends.files.names import SstFile
+from state_backends.files.remote import Remote
 from state_backends.format.errors import CorruptBlock, CorruptState
+from state_backends.server.reading import held
 from tests.files.rig import IDENTITY
-from tests.files.test_partial import READER, complete, fill, nothing_behind_it, read, small_ranges  # noqa: F401
+from tests.files.test_partial import READER, complete, fill, manifest_of, nothing_behind_it, read, small_ranges  # noqa: F401
+from tests.io_thread.rig import PATIENCE
 from tests.object_store import ObjectStore
+from tests.stores.rig import make_block
 
 PLACE = "s3://bucket/state/files"
 
@@ -84,6 +89,20 @@ def test_copies_go_when_their_query_is_opened_on_a_host_that_keeps_none(
     assert read(later, range(40)) == [*range(40)]
     kept.put(others[0], Path(of(tmp_path / "files", "of-0.sst").path))
     assert "of-0.sst" in kept_names(tmp_path), "a server that is alive goes on keeping"
+
+
+@pytest.mark.slow
+def test_copies_stay_when_a_version_is_only_looked_at(bucket: ObjectStore, hosts: Any, tmp_path: Path) -> None:
+    one = hosts(kept=KeptCopies(tmp_path, 1 << 30))
+    token = fill(one, 2, 20)
+    before = kept_names(tmp_path)
+    assert before
+    location = RemoteLocation(Remote(one.remote.uri), tmp_path)
+    names = "query", "tolls", "shard-00003"
+    with held(location, names, manifest_of(bucket, token)) as version, version.reading() as reader:
+        assert len([*reader.read(range(40))]) == 40
+    location.close()
+    assert kept_names(tmp_path) == before
 
 
 def test_what_is_not_the_file_is_not_taken(tmp_path: Path) -> None:
@@ -166,6 +185,30 @@ def test_what_was_fetched_is_kept_when_it_is_whole(bucket: ObjectStore, host: An
         other.shard.open(token, READER, IDENTITY)
         assert read(other, range(60)) == [*range(60)]
         assert not any(path.endswith(".sst") for path in watched.read)
+
+
+def test_what_was_whole_when_it_was_to_be_kept_is_not_kept_with_holes(bucket: ObjectStore, host: Any) -> None:
+    """A commit leaves it to a thread to keep its files. Before that comes to it, the shard is opened from the store."""
+    one = host(renews=True)
+    token, go_on = fill(one, 1, 20), threading.Event()
+    busy = one.remote.cleaning.submit(go_on.wait, PATIENCE)
+    attempt = "0000000001-a"
+    one.shard.open(token, attempt, IDENTITY)
+    for seq in range(20, 40):
+        one.shard.append(attempt, [(seq, True, make_block(seq, seq, 3000))])
+    one.shard.commit(attempt, {"next_seq": 40})
+    one.shard.close()
+    one.storage.close()
+    with nothing_behind_it(one.remote):
+        one.shard.open(attempt, READER, IDENTITY)
+        assert one.storage.copies.partial(next(iter(one.shard.current.numbered.values())).name) is not None
+        go_on.set()
+        assert busy.result()
+        one.storage.settle()
+        one.remote.cleaning.submit(lambda: None).result()
+        kept = copies(one.folder.parent / "scratch")
+        assert all(path.read_bytes() == original(bucket, path.name) for path in kept)
+        assert read(one, range(40)) == [*range(40)]
 
 
 @pytest.mark.slow

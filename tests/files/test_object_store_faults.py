@@ -117,7 +117,7 @@ def test_an_upload_that_fails_between_two_parts_is_ended(bucket: ObjectStore, mo
     monkeypatch.setenv("MOTO_S3_DEFAULT_KEY_BUFFER_SIZE", str(64 << 20))  # the server keeps parts in memory
     client = boto3.client("s3", region_name="us-east-1", endpoint_url=f"http://127.0.0.1:{bucket.port}")
     remote = Remote(bucket.uri("state"))
-    upload = RemoteUpload(remote, f"{bucket.bucket}/state/file")
+    upload = RemoteUpload(remote, remote.at("file"))
     for _ in range(4):
         upload.write(os.urandom(10 << 20))
     assert len(client.list_multipart_uploads(Bucket=bucket.bucket)["Uploads"]) == 1

@@ -87,7 +87,7 @@ def complete(host: Host) -> None:
     """What is fetched behind the batch is here when this returns."""
     files = [entry.in_folder(str(host.shard.storage.files)) for entry in host.shard.current.numbered.values()]
     host.io.submit(Priority.MAINTENANCE, host.p_bucket.complete(files)).result()
-    assert all(host.storage.partial(file.name) is None for file in files)
+    assert all(host.storage.copies.partial(file.name) is None for file in files)
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_who_completes_a_copy_waits_until_it_was_compared(tmp_path: Path) -> Non
 
     with ThreadPoolExecutor(2) as pool:
         copy = partial.PartialCopy(file, lambda n, at: data[at : at + n], pool, checked=checked)
-        copy.create()
+        copy.begin()
         whole = Span(0, len(data))
         fetched = copy.bring(whole)
         assert compares.wait(PATIENCE)
@@ -184,7 +184,7 @@ def test_who_completes_a_copy_waits_until_it_was_compared(tmp_path: Path) -> Non
     with ThreadPoolExecutor(2) as pool:
         compares.clear(), go_on.clear()
         kept = partial.PartialCopy(file, lambda n, at: data[at : at + n], pool, checked=checked)
-        kept.take_kept()
+        kept.begin(is_here=True)
         kept.check_kept()
         assert compares.wait(PATIENCE)
         (future,) = kept.bring(whole, ahead=True)
@@ -323,7 +323,7 @@ def test_copies_without_links_are_whole(bucket: ObjectStore, hosts: Any, monkeyp
     with nothing_behind_it(other.remote):
         other.shard.open(token, READER, IDENTITY)
         (file,) = manifest_of(bucket, token).files
-        assert other.storage.partial(file.name) is None
+        assert other.storage.copies.partial(file.name) is None
         assert read(other, range(40)) == [*range(40)]
 
 
@@ -340,7 +340,7 @@ def test_who_waits_for_a_range_does_not_wait_for_what_is_fetched_ahead(tmp_path:
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as ahead:
         file = SstFile(1, str(tmp_path / "f"), len(data), zlib.crc32(data), 0, 5)
         copy = partial.PartialCopy(file, read_at, pool, ahead)
-        copy.create()
+        copy.begin()
         others = ahead.submit(go_on.wait, PATIENCE)
         behind = copy.bring(Span(0, len(data)), ahead=True)
         for future in copy.bring(Span(2100, 2200)):
@@ -367,7 +367,7 @@ def test_pieces_are_fetched_once_and_neighbours_together(tmp_path: Path) -> None
 
     with ThreadPoolExecutor(4) as pool:
         copy = partial.PartialCopy(SstFile(1, str(tmp_path / "f"), len(data), zlib.crc32(data), 0, 5), read_at, pool)
-        copy.create()
+        copy.begin()
         for begin, end in ((3000, 3100), (2000, 5000), (0, 20_500), (0, 20_500)):
             for future in copy.bring(partial.Span(begin, end)):
                 future.result()
