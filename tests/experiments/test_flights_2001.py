@@ -1,4 +1,4 @@
-"""The flights of 2001: read from the npm package, or from its file, in the order in which they came."""
+"""The flights of 2001 come in the order in which they came."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aion.errors import ConfigError
-from experiments.cleanup.runs import flight_times_us
-from experiments.completeness.settings import DEFAULTS
-from experiments.completeness.streams import feed
 from experiments.shared.flights_2001 import MEMBER, load
 
 
@@ -42,20 +38,3 @@ def test_flights_come_in_the_order_in_which_they_came(package: Path) -> None:
         datetime(2001, 1, 1, h, m, tzinfo=UTC) for h, m in ((6, 0), (6, 30), (6, 50))
     ]
     assert load(package.with_name("flights-3m.parquet")).equals(table)
-
-
-def test_they_are_streams_of_both_experiments(package: Path) -> None:
-    scheduled_us, arrived_us = flight_times_us(package)
-    assert (arrived_us - scheduled_us).tolist() == [0, 90 * 60_000_000, -10 * 60_000_000]
-    batches = list(feed("flights 2001 1h", DEFAULTS, package).batches())
-    assert sum(table.num_rows for _, table in batches) == 3
-    assert feed("flights 2001 1d", DEFAULTS, package).key == "origin"
-
-
-def test_what_is_not_the_package_is_refused_with_the_way_to_get_it(tmp_path: Path) -> None:
-    (tmp_path / "other.tgz").write_text("no package")
-    with tarfile.open(tmp_path / "empty.tgz", "w:gz"):
-        pass
-    for name in ("other.tgz", "empty.tgz", "missing.tgz", "missing.parquet"):
-        with pytest.raises(ConfigError, match="npm pack vega-datasets"):
-            load(tmp_path / name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -49,21 +48,3 @@ def test_the_command_measures_and_says_what_it_found(tmp_path: Path) -> None:
     assert found["requests"]["each"]["PUT"] == 2 and found["requests"]["lists_at_opening"] == 1
     assert found["size"]["first"] > 1000
     assert [path.name for path in tmp_path.iterdir()] == ["limits.json"]
-
-
-@pytest.mark.proof
-@pytest.mark.skipif(sys.platform != "linux", reason="shared memory is read from /proc")
-def test_workers_of_both_daemons_are_measured(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "aion.cli", "experiment", "limits", "--legs", "workers", "--rounds", "1"]
-    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "limits.json").read_text())["workers"]
-    for daemon in ("spark", "aion"):
-        assert found[daemon]["together_mib"] > found[daemon]["own_mib"] > 0
-        assert found[daemon]["after_idle_s"] > 0
-    assert found["aion"]["own_mib"] < found["spark"]["own_mib"]
-
-
-def test_legs_that_there_are_not_are_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["experiment", "limits", "--legs", "memory,speed", "--out", str(tmp_path)])
-    assert done.exit_code == 2 and "memory,speed" in done.output

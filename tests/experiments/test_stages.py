@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from experiments.ingest import stages
@@ -26,9 +25,3 @@ def test_handed_over_bytes_are_written_once_and_moved_never(tmp_path: Path) -> N
     stages.chart(tmp_path / "stages.png", found)
     assert (tmp_path / "stages.png").stat().st_size > 1_000
     assert stages.table(found).row_count == sum(map(len, found.values()))
-
-
-def test_a_buffer_inside_another_one_is_no_copy() -> None:
-    whole, other = pa.py_buffer(bytes(100)), pa.py_buffer(bytes(30))
-    assert stages.outside([whole.slice(10, 20), whole, None], [other, whole]) == 0
-    assert stages.outside([whole.slice(10, 20), other], [whole.slice(0, 25)]) == 50

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import psutil
 import pytest
 
-from aion.errors import ConfigError
 from experiments.memory_pressure import run
 from experiments.memory_pressure.findings import death
 from experiments.memory_pressure.run import Progress, cell_key, sweep
@@ -113,43 +111,3 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(run, "run_cell", run_cell)
     return asked
-
-
-def test_a_sweep_that_goes_on_stops_at_the_fewest_past_windows_that_were_too_many(
-    tmp_path: Path, asked: list[int]
-) -> None:
-    for past_windows in ([1, 8], list(range(1, 11))):
-        results = sweep(TINY.model_copy(update={"past_windows": past_windows}), tmp_path, lambda text, progress: None)
-    assert asked == [1, 8, 2, 3, 4, 5]
-    assert {result["why"] for result in results if result["status"] == "not run"} == {"died with 5 past windows"}
-
-
-def test_a_sweep_in_parts_goes_on_with_what_is_left(tmp_path: Path, asked: list[int]) -> None:
-    first = sweep(TINY, tmp_path, lambda text, progress: None, minutes=0)
-    assert [result["status"] for result in first] == ["not run"] * 2 and asked == []
-    sweep(TINY.model_copy(update={"past_windows": [1]}), tmp_path, lambda text, progress: None)
-    second = sweep(TINY, tmp_path, lambda text, progress: None, minutes=60)
-    assert [result["status"] for result in second] == ["done"] * 2 and asked == [1, 2]
-
-
-def test_results_of_another_commit_are_not_used_again(
-    tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(bench, "commit", lambda: "c0ffee")
-    sweep(TINY, tmp_path, lambda text, progress: told.append(text))
-    assert not told
-    monkeypatch.setattr(bench, "commit", lambda: "decade")
-    sweep(TINY, tmp_path, lambda text, progress: told.append(text))
-    names = ", ".join(f"average-spark-window-{of}" for of in ("01", "02", "floor"))
-    assert told == [f"of another commit, so they run again: {names}"]
-    assert asked == [1, 2, 1, 2]
-
-
-@pytest.mark.proof
-@pytest.mark.skipif("kafka" in os.environ.get("PYSPARK_SUBMIT_ARGS", ""), reason="the package is there")
-def test_a_sweep_with_kafka_but_without_sparks_package_ends_before_its_first_cell(tmp_path: Path) -> None:
-    settings = TINY.model_copy(update={"source": "kafka", "kafka": "localhost:9092"})
-    with pytest.raises(ConfigError, match=r"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:"):
-        sweep(settings, tmp_path, lambda text, progress: None)
-    assert not list(tmp_path.glob("cells/*.json"))

@@ -14,11 +14,12 @@ import aion
 from aion import aggregates as A
 from aion.config import load_policy
 from aion.core.compaction import BlockFact
-from aion.core.life.actions import Arrived, BatchEnded, Execute, PaneKind, WatermarkAdvanced
+from aion.core.life.actions import Arrived, BatchEnded, Execute, PaneKind, Prestage, WatermarkAdvanced
 from aion.core.life.late_work import FLOOR, LateWork
 from aion.core.operator.operator import Operator
 from aion.core.periodic import Tumbling
 from aion.core.slicing.grid import SliceGrid
+from aion.core.trigger.staleness import StalenessTrigger
 from aion.errors import PolicyError
 from tests.durations import us
 from tests.operators import bound_of, operator_of
@@ -195,3 +196,22 @@ def test_a_final_pane_that_waited_has_no_event_that_was_dropped(
 def test_a_wrong_policy_is_refused(key: str, value: Any) -> None:
     with pytest.raises(PolicyError, match=rf"execution\.{key}: {value!r} is not"):
         load_policy({"execution": {key: value}})
+
+
+def test_a_late_event_announces_what_will_run_in_the_same_batch_and_no_later_one() -> None:
+    grid = SliceGrid((Tumbling(us(100)),))
+
+    def announced(bound: float, due_only: bool, step_us: int) -> list[Prestage]:
+        op = operator_of(grid, bound_of(1000), StalenessTrigger(bound), stages_due=due_only)
+        op.handle(WatermarkAdvanced(1))
+        op.handle(Arrived([BlockFact(0, 10, 1)]))
+        op.handle(WatermarkAdvanced(201))
+        op.watermark.step_us = step_us
+        found = [a for a in op.handle(Arrived([BlockFact(0, 5, 1)])) if isinstance(a, Prestage)]
+        ran = bool(op.handle(BatchEnded()))
+        assert not due_only or ran == bool(found)
+        return found
+
+    # 101 of 1000 have gone by; of all late events all are new, which is a staleness of 0.1: not yet.
+    assert announced(0.3, False, 0) == [Prestage((0,))] and announced(0.3, True, 0) == []
+    assert announced(0.05, True, 200) == [Prestage((0,))]
