@@ -52,18 +52,17 @@ def _type_of(kind: str, schema: StructType, key: StructType | None) -> DataType:
     return ArrayType(StructType().add("key", key).add("value", schema))
 
 
-def rows(store: LazyMap, key: StructType, variables: Sequence[Variable], names: Sequence[str]) -> Iterator[Any]:
-    """Yields a row for each key. ``variables``: the shard's own. ``names``: the columns, in their order."""
+def rows(store: LazyMap, key: StructType, variables: Sequence[Variable]) -> Iterator[Any]:
+    """Yields a row for each key. ``variables``: the columns, in their order."""
     codec = Codec(key)
-    own = {v.name: v for v in variables if v.name in names}
-    said = {name: _said(variable) for name, variable in own.items()}
-    given = {name: _given(_type(variable)) for name, variable in own.items()}
+    said = {variable.name: _said(variable) for variable in variables}
+    given = {variable.name: _given(_type(variable)) for variable in variables}
     for entry, data in store.scan(*RECORDS):
         record = KeyRecord(key_of_record(entry), data, store)
-        held = {name: plain for name, variable in own.items() if (plain := _held(record, variable)) is not None}
+        held = {variable.name: plain for variable in variables if (plain := _held(record, variable)) is not None}
         values = {name: given[name](_plain(said[name], plain)) for name, plain in held.items()}
         packed = pack((list(record.timers or ()), {name: (said[name], plain) for name, plain in held.items()}))
-        yield (*codec.value(unpack(record.key)), record.timers, *map(values.get, names), packed)
+        yield (*codec.value(unpack(record.key)), record.timers, *map(values.get, said), packed)
 
 
 def _given(type_: DataType) -> Convert:

@@ -115,6 +115,11 @@ class Variables:
         self._known[name] = {**found, "key": map_key, "schemas": schemas, "ttl_ms": ttl_ms}
         return self._variable(name)
 
+    def define_as(self, other: Variable) -> Variable:
+        """Defines a variable as another shard has it."""
+        key_schema = None if other.key_codec is None else other.key_codec.schema
+        return self.define(other.name, other.kind, other.codec.schema, key_schema, other.ttl_ms)
+
     def delete(self, name: str) -> None:
         self._known.pop(name, None)
 

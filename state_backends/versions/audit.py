@@ -1,8 +1,8 @@
 """Checks the versions in a state folder without opening them: what exists, what is damaged, what can be saved.
 
-Everything is read through ``pyarrow.fs``, so a local folder and an object store look alike. Only ``set_aside`` and
-``forget`` change anything. A version is whole if its manifest is whole and every file that it names has the bytes that
-were written, by the CRC-32 of the file. See docs/reference/formats.md.
+Everything is read through ``pyarrow.fs``, so a local folder and an object store look alike. Only ``set_aside``,
+``undo`` and ``forget`` change anything. A version is whole if its manifest is whole and every file that it names has
+the bytes that were written, by the CRC-32 of the file. See docs/reference/formats.md.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ class Version:
     @property
     def batch(self) -> int:
         """The number of the Spark batch that made it: the first part of its token. -1 if the token has none."""
-        first = self.token.partition("-")[0]
-        return int(first) if first.isdecimal() else -1
+        return batch_of(self.token)
 
 
 @dataclass(slots=True)
@@ -248,6 +247,15 @@ class StateFolder:
                 self._forget_handed(folder.removesuffix(f"/{lineage.name}"), digest_of(lineage.checkpoint))
             if lineage.name != FIRST and not self._folders(folder):
                 self._fs.delete_dir(folder)
+
+    def undo(self, query: str, checkpoint: str | None, batch: int) -> None:
+        """Deletes the versions of batches after this one: the query was set back, and others take their place."""
+        for its_query, place, shards in self._places():
+            if its_query == query and self.checkpoint(query, place) == checkpoint:
+                for folder in (f"{self._base}/{query}/{place}/{shard}/manifests" for shard in shards):
+                    for name, _ in self._list(folder):
+                        if name.endswith(MANIFEST) and batch_of(name) > batch:
+                            self._fs.delete_file(f"{folder}/{name}")
 
     def _storage(self, *names: str) -> Storage:
         return self.location.storage(names, self.location.live, "forgotten")

@@ -101,7 +101,7 @@ def test_a_time_that_the_clock_shows_twice_is_read_as_it_was(monkeypatch: pytest
         store, keys = MemoryMap(), Keys(KEY)
         restored, handle = restored_keys(table, keys, 1, 1), _handle(Declaring(declared), 0)
         snapshot = _run(store, handle, keys, None, lambda run: run.restore(restored, declared))
-        ((*_, packed),) = rows(store, KEY, list(variables_of(snapshot)), ["at"])
+        ((*_, packed),) = rows(store, KEY, list(variables_of(snapshot)))
         assert unpacked(packed) == ([], {"at": [(instant,) for instant in instants]})
     finally:
         monkeypatch.undo()
@@ -139,7 +139,8 @@ def test_each_element_keeps_the_time_at_which_it_expires() -> None:
     handle = _handle(Declaring(declared), 0)
     snapshot = _run(store, handle, keys, None, lambda run: run.restore(restored, declared))
 
-    read = {row[0]: row[1:] for row in rows(store, KEY, list(variables_of(snapshot)), ["plain"])}
+    plain = [variable for variable in variables_of(snapshot) if variable.name == "plain"]
+    read = {row[0]: row[1:] for row in rows(store, KEY, plain)}
     assert {key: held for key, (*held, _) in read.items()} == {7: [[50], [(5,)]], None: [[60], None]}
     packed = {key: unpacked(packed) for key, (*_, packed) in read.items()}
     assert packed == {7: ([50], {"plain": [(5,)]}), None: ([60], {})}

@@ -26,6 +26,7 @@ from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.session.settings import conf, place_of_state, resolved_policy
 from aion.spark.taking_over.read_windows import read_windows
 from aion.spark.taking_over.tokens import tokens_of
+from aion.spark.tasks.processor_task import ENCODING
 from aion.spark.tasks.task import client_of
 from aion.spec import check_name
 from aion.state.filters import Instant, Key
@@ -36,6 +37,7 @@ from aion.stateful.variables import Variable
 from state_backends.files.location import Location, locate, scratch
 from state_backends.versions.lineage import find_version, operator_of, operators_of
 from state_backends.versions.manifest import Identity, load
+from state_backends.versions.retention import batch_of
 
 
 def read_state(
@@ -97,7 +99,8 @@ def read_state(
     if not (batch is None and key is None and window is None and aggregates is None):
         raise ConfigError(f"{name!r} is a stateful processor: leave out batch=, key=, window= and aggregates=")
     key_type = StructType.fromJson({"type": "struct", "fields": operator["definition"]["key"]})
-    return _of_processor(spark, files, place, resolved, name, operator, key_type, tokens, variables)
+    by_name = files.metadata("offsets", commits[-1])["conf"].get(ENCODING) == "avro"
+    return _of_processor(spark, files, place, resolved, name, operator, key_type, tokens, variables, by_name)
 
 
 def _operator(location: Location, files: CheckpointFiles, place: str, name: str | None) -> tuple[str, dict[str, Any]]:
@@ -141,8 +144,9 @@ def _tokens_of(
 
 
 def _variables(location: Location, query: str, name: str, tokens: Mapping[int, str]) -> list[Variable]:
+    """Returns the variables with their newest schemas: a shard has those of the last batch that changed it."""
     found: dict[str, Variable] = {}
-    for shard, token in tokens.items():
+    for shard, token in sorted(tokens.items(), key=lambda named: batch_of(named[1])):
         storage = find_version(location, query, name, shard, token, scratch())
         assert storage is not None
         for variable in variables_of(load(storage.load(token), token).snapshot):
@@ -160,6 +164,7 @@ def _of_processor(
     key: StructType,
     tokens: Mapping[int, str],
     variables: Sequence[Variable],
+    by_name: bool,
 ) -> DataFrame:
     if expiring := [variable.name for variable in variables if variable.ttl_ms is not None]:
         raise ConfigError(
@@ -185,7 +190,8 @@ def _of_processor(
         application=spark.sparkContext.applicationId,
         retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
         key=key,
-        names=tuple(variable.name for variable in variables),
+        variables=variables,
+        by_name=by_name,
         run=uuid.uuid4().hex,
     )
     shards = spark.sparkContext.parallelize(sorted(tokens.items()), max(1, len(tokens)))
@@ -202,7 +208,8 @@ class _Reader:
     application: str
     retain_versions: int
     key: StructType
-    names: tuple[str, ...]
+    variables: Sequence[Variable]
+    by_name: bool
     run: str
     """Identifies this use of the state, as the run of a query would."""
 
@@ -219,7 +226,8 @@ class _Reader:
                 store=store_config(policy, retain_versions=self.retain_versions),
             )
             try:
-                yield from rows(attempt, self.key, list(variables_of(attempt.snapshot)), self.names)
+                own = variables_of(attempt.snapshot, self.by_name)
+                yield from rows(attempt, self.key, [own.define_as(variable) for variable in self.variables])
             finally:
                 attempt.abort()
 

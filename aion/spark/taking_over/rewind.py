@@ -1,13 +1,15 @@
 """``rewind``: sets a stopped query back to the end of an earlier batch, together with the tables that it writes.
 
-What came since is read again. The state needs no change: its versions are kept as long as Spark keeps batches, and the
-checkpoint names the version of a batch. So going back is to cut Spark's logs, after the tables have gone back.
+What came since is read again. The state is there: its versions are kept as long as Spark keeps batches, and the
+checkpoint names the version of a batch. So going back is to delete later versions, and to cut Spark's logs after the
+tables have gone back.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -24,6 +26,8 @@ from aion.spark.session.partitions import take_back
 from aion.spark.session.rewound import Rewound, begin, begun, complete
 from aion.spark.taking_over.tokens import tokens_of
 from state_backends.files.location import Location, locate, scratch
+from state_backends.files.remote import storage_errors
+from state_backends.versions.audit import StateFolder
 from state_backends.versions.lineage import find_version, operators_of
 
 
@@ -112,6 +116,9 @@ def rewind(
         return found
     if unfinished is None:
         begin(files, rewound)
+    if shards:
+        with closing(StateFolder(state_dir)) as folder, storage_errors(state_dir):
+            folder.undo(query, files.location, rewound.to)
     tables.go_back(besides=left)
     complete(files, rewound)
     if later := [batch for batch in files.batches("offsets") if batch > rewound.to]:

@@ -31,7 +31,7 @@ from state_backends.versions.retention import batch_of
 _FRAME_ROWS = threshold(10_000)
 _FRAME_BYTES = threshold(4 << 20, 256)
 _OBJECTS = 400_000  # new ones, before Python looks for cycles
-_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
+ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _IMMUTABLE = frozenset({"string", "bytes", "integer", "floating", "boolean", "decimal", "date", "datetime", "empty"})
 """What pandas calls columns of objects that cannot change."""
 
@@ -60,7 +60,7 @@ class ProcessorTenants(Tenants):
         context = TaskContext.get()
         assert context is not None
         # The query's own setting, from its checkpoint.
-        self._by_name = context.getLocalProperty(_ENCODING) == "avro"
+        self._by_name = context.getLocalProperty(ENCODING) == "avro"
         self._reads_ahead = prestages(policy)
         self._keys = Keys(config.key)
         self._handle = Handle(config.time_mode, 0, _parser(spark_handle))

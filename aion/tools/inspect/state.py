@@ -222,6 +222,7 @@ def _repair(
         else:
             moved = set_back(checkpoint, plan.query, plan.batch)
             changed += len(moved)
+            folder.undo(plan.query, folder.checkpoint(plan.query, found[0].operator), plan.batch)
             console.print(f"{checkpoint}: {len(moved)} log entries moved to {SET_ASIDE}; start the query again")
     if wanted:
         for path in [path for finding in found for path in folder.set_aside(finding)]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.errors import StreamingQueryException
@@ -21,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import aion
+import aion.state
 from aion import aggregates as A
 from aion.errors import ConfigError
 from aion.execute.files.skipped import Records
@@ -297,6 +299,34 @@ def test_what_cannot_be_copied_is_said(spark: SparkSession, stream: FileStream, 
     with pytest.raises(ConfigError, match="not in one file system or object store"):
         fork(spark, old, str(tmp_path / "new"), state_dir=place, new_state_dir="s3://bucket/state")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "input"]
+
+
+@pytest.mark.slow
+def test_state_without_spark_is_that_of_the_batches_after_going_back(
+    spark: SparkSession, stream: FileStream, tmp_path: Path, place: Callable[[str], None]
+) -> None:
+    """Other shards have events after the query went back than before."""
+    place(state := str(tmp_path / "state"))
+
+    def run(number: int, keys: str) -> int:
+        pq.write_table(table_of(EVENTS, [(key, 1, 1.0) for key in keys]), stream.folder / f"{number}.parquet")
+        panes = aion.windowed(stream.read(EVENTS_DDL).withWatermark("ts", "1 hour"), **DEFINITION)
+        writer = panes.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        return max(int(path.name) for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*"))
+
+    def counts() -> dict[str, int]:
+        rows = aion.state.read(state).read_all().to_pylist()
+        return {row["k"]: row["n"] for row in rows if row["window"] == "minutes"}
+
+    first = run(0, "abcdefgh")
+    run(1, "abcdefgh")
+    assert counts() == dict.fromkeys("abcdefgh", 2)
+    rewind(spark, str(tmp_path / "checkpoint"), first, state_dir=state)
+    assert counts() == dict.fromkeys("abcdefgh", 1)
+    for number in (1, 2):
+        assert run(number, "a") == first + number
+        assert counts() == {**dict.fromkeys("abcdefgh", 1), "a": 1 + number}
 
 
 @pytest.mark.slow

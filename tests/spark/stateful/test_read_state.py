@@ -20,6 +20,8 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 import aion
 from aion.errors import ConfigError
 from tests.spark.conftest import FileStream
+from tests.spark.stateful import processors as p
+from tests.spark.stateful.conftest import ENCODING
 from tests.spark.stateful.rig import Case, Output, grouped_by_aion, query_of, to_the_end
 
 COLUMNS = [("k", pa.string()), ("v", pa.int64())]
@@ -160,3 +162,35 @@ def test_state_that_is_not_all_there_is_refused(
     shutil.rmtree(shards[-1])
     with pytest.raises(ConfigError, match=r"versions that the checkpoint names are missing, of the shards \[\d+\]"):
         aion.read_state(spark, str(tmp_path / "aion"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("encoding", "new", "added", "old"),
+    [
+        ("avro", "more string, n bigint", ("x", 2**40), {"more": None, "n": 1}),
+        ("unsaferow", "m int", (2,), {"m": 1}),
+    ],
+)
+def test_a_shard_without_rows_since_a_schema_changed_has_the_new_schema(
+    spark: SparkSession,
+    tmp_path: Path,
+    avro: None,
+    encoding: str,
+    new: str,
+    added: tuple[Any, ...],
+    old: dict[str, Any],
+) -> None:
+    spark.conf.set(ENCODING, encoding)
+    stream = FileStream(spark, tmp_path / "input", pa.schema(COLUMNS[:1]))
+    for keys, schema, value in (("abcdefgh", "n int", (1,)), ("a", new, added)):
+        shape = Case(lambda s=schema, v=value: p.Evolving(s, v), COLUMNS[:1], "k string, what string", [], pandas=False)
+        stream.put([(key,) for key in keys])
+        to_the_end(query_of(spark, shape, grouped_by_aion, stream), tmp_path / "aion", shape, {})
+    state = {row.k: row.asDict(recursive=True) for row in aion.read_state(spark, str(tmp_path / "aion")).collect()}
+    assert state.keys() == set("abcdefgh")
+    latest = dict(zip(old, added, strict=True))
+    for key, row in state.items():
+        newest = latest if key == "a" else old
+        assert (row["single"], row["list"][-1], row["map"][-1]["value"]) == (newest,) * 3
+        assert (row["list"][0], row["map"][0]["key"]) == (old, {"at": 1})
