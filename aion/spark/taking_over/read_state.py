@@ -9,33 +9,37 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from aion.aggregates.functions import Aggregate
 from aion.config import Policy, policy_from_text, policy_to_text
 from aion.config.layers import Source as PolicySource
-from aion.errors import ConfigError
+from aion.errors import ConfigError, MissingState
 from aion.execute.assembly import store_config
 from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.session.settings import conf, place_of_state, resolved_policy
-from aion.spark.taking_over.read_windows import read_windows
 from aion.spark.taking_over.tokens import tokens_of
 from aion.spark.tasks.processor_task import ENCODING
 from aion.spark.tasks.task import client_of
 from aion.spec import check_name
 from aion.state.filters import Instant, Key
+from aion.state.reading import StateRequest
 from aion.state.versions import StoredOperator
 from aion.stateful.reading import PACKED, TIMERS, row_type, rows, unpacked
 from aion.stateful.run import variables_of
 from aion.stateful.variables import Variable
 from state_backends.files.location import Location, locate, scratch
-from state_backends.versions.lineage import find_version, operator_of, operators_of
+from state_backends.server.reading import held
+from state_backends.versions.lineage import find_version, folders_with, operator_of, operators_of, read_version
 from state_backends.versions.manifest import Identity, load
 from state_backends.versions.retention import batch_of
 
@@ -91,16 +95,25 @@ def read_state(
         location.close()
     if not is_stateful:
         found = StoredOperator(files.query, name, operator)
-        return read_windows(spark, place, found, tokens, key=key, window=window, aggregates=aggregates)
+        return _WindowsReader(place, found, aggregates, key, window).frame(spark, tokens)
     if any(str(active.id) == files.query for active in spark.streams.active):
         raise ConfigError(
             f"{checkpoint}: its query is running, and to read the state of a processor would end its tasks: stop it"
         )
     if not (batch is None and key is None and window is None and aggregates is None):
         raise ConfigError(f"{name!r} is a stateful processor: leave out batch=, key=, window= and aggregates=")
-    key_type = StructType.fromJson({"type": "struct", "fields": operator["definition"]["key"]})
     by_name = files.metadata("offsets", commits[-1])["conf"].get(ENCODING) == "avro"
-    return _of_processor(spark, files, place, resolved, name, operator, key_type, tokens, variables, by_name)
+    identity = Identity(
+        query=files.query,
+        operator=name,
+        shard=0,
+        shards=operator["shards"],
+        definition=operator["definition"],
+        ids=tuple(operator["ids"]),
+        key_types=tuple(operator["key_types"]),
+        checkpoint=files.location,
+    )
+    return _of_processor(spark, resolved, identity, tokens, variables, by_name=by_name)
 
 
 def _operator(location: Location, files: CheckpointFiles, place: str, name: str | None) -> tuple[str, dict[str, Any]]:
@@ -154,18 +167,61 @@ def _variables(location: Location, query: str, name: str, tokens: Mapping[int, s
     return [found[variable] for variable in sorted(found)]
 
 
+@dataclass(frozen=True)
+class _WindowsReader:
+    """A function for the shards of a task. Yields their windows or open rows, a page or some windows at a time."""
+
+    place: str
+    operator: StoredOperator
+    aggregates: Mapping[str, Aggregate] | None
+    key: Key | Sequence[Key] | None
+    window: tuple[Instant, Instant] | None
+
+    def frame(self, spark: SparkSession, tokens: Mapping[int, str]) -> DataFrame:
+        """Returns the rows of :func:`aion.state.read`. ``tokens``: the version of each shard.
+
+        ``tier`` is what the state server knows on the host where the task runs.
+        """
+        request = self._request()
+        wanted = request.numbers(self.operator)
+        rows = [(shard, token) for shard, token in sorted(tokens.items()) if wanted is None or shard in wanted]
+        shards = spark.createDataFrame(rows, "shard int, token string").repartition(max(1, len(rows)), "shard")
+        return shards.mapInArrow(self, from_arrow_schema(request.schema))
+
+    def _request(self) -> StateRequest:
+        return StateRequest(self.operator, self.aggregates, self.key, self.window)
+
+    def __call__(self, shards: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        request = self._request()
+        for some in shards:
+            for row in some.to_pylist():
+                yield from self._rows(request, **row)
+
+    def _rows(self, request: StateRequest, shard: int, token: str) -> Iterator[pa.RecordBatch]:
+        query, name = self.operator.query, self.operator.place
+        with closing(locate(self.place)) as location:
+            names = folders_with(location, query, name, shard, token, scratch())
+            if names is None:
+                raise MissingState(
+                    f"{self.place}: version {token} of shard {shard} was deleted before it was read; call "
+                    "aion.read_state again, or let Spark keep more batches with spark.sql.streaming.minBatchesToRetain"
+                )
+            manifest = read_version(location.storage(names, location.live, "read"), token)
+            with held(location, names, manifest) as version:
+                yield from request.rows(version)
+
+
 def _of_processor(
     spark: SparkSession,
-    files: CheckpointFiles,
-    place: str,
-    resolved: Policy,
-    name: str,
-    operator: Mapping[str, Any],
-    key: StructType,
+    policy: Policy,
+    identity: Identity,
     tokens: Mapping[int, str],
     variables: Sequence[Variable],
+    *,
     by_name: bool,
 ) -> DataFrame:
+    name = identity.operator
+    key = StructType.fromJson({"type": "struct", "fields": identity.definition["key"]})
     if expiring := [variable.name for variable in variables if variable.ttl_ms is not None]:
         raise ConfigError(
             f"{name!r}: the values of {', '.join(expiring)} expire, and Spark cannot be told when: a value that is "
@@ -174,19 +230,10 @@ def _of_processor(
     taken = [*key.names, TIMERS, PACKED]
     if clash := [variable.name for variable in variables if variable.name in taken]:
         raise ConfigError(f"{name!r}: a column of the key and a state variable have the same name: {clash}")
-    reader = _Reader(
-        identity=Identity(
-            query=files.query,
-            operator=name,
-            shard=0,
-            shards=operator["shards"],
-            definition=operator["definition"],
-            ids=tuple(operator["ids"]),
-            key_types=tuple(operator["key_types"]),
-            checkpoint=files.location,
-        ),
-        policy=policy_to_text(resolved),
-        place=place,
+    reader = _ProcessorReader(
+        identity=identity,
+        policy=policy_to_text(policy),
+        place=place_of_state(spark, policy),
         application=spark.sparkContext.applicationId,
         retain_versions=int(conf(spark, "spark.sql.streaming.minBatchesToRetain")),
         key=key,
@@ -199,7 +246,7 @@ def _of_processor(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reader:
+class _ProcessorReader:
     """A function for partitions of (shard, token). Yields the state of their keys."""
 
     identity: Identity
@@ -267,16 +314,16 @@ class _Restoring(StatefulProcessor):
         rows = initialState[PACKED] if hasattr(initialState, "to_dict") else [initialState[PACKED]]
         for packed in rows:
             timers, values = unpacked(packed)
-            for name, held in values.items():
+            for name, given in values.items():
                 if (state := self._noted.states.get(name)) is None:  # the processor no longer has it
                     continue
                 if hasattr(state, "appendValue"):
-                    state.put(held)
+                    state.put(given)
                 elif hasattr(state, "updateValue"):
-                    for user_key, value in held:
+                    for user_key, value in given:
                         state.updateValue(user_key, value)
                 else:
-                    state.update(held)
+                    state.update(given)
             for time_ms in timers:
                 self._noted.registerTimer(time_ms)
 
