@@ -15,6 +15,7 @@ from aion.core.compaction import BlockCompaction
 from aion.core.ingest.builder import BlockBuilder
 from aion.core.ingest.encoding import BlockSettings
 from aion.core.keyed.cut_sessions import assigner_of
+from aion.core.keyed.in_memory import WindowsInMemory
 from aion.core.keyed.windows import KeyedWindows
 from aion.core.lateness.bound import AdaptiveBound, Expected
 from aion.core.lateness.completeness import Completeness
@@ -82,7 +83,8 @@ def make_operator(
         of = rules.of(number)
         on_arrival = isinstance(window, PerRecord) and window.on_arrival == EMIT
         assigner = assigner_of(window, shows_open=of.early is not None)
-        return KeyedWindows(number, assigner, types, of, each.grid.bins, before.get(number), on_arrival=on_arrival)
+        memory = WindowsInMemory(number, assigner, types, of, each.grid.bins, before.get(number))
+        return KeyedWindows(memory, before.get(number), on_arrival=on_arrival)
 
     return Operator(
         [GridWindows(each.grid, [keyed(n, window, each) for n, window in each.keyed.items()]) for each in plan.plans],

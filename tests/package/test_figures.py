@@ -11,7 +11,7 @@ def test_few_modules_are_used_by_one_other() -> None:
 
 def test_an_event_touches_few_files() -> None:
     touched = figures.touched_by_an_event()
-    assert len(touched) <= 56, "\n".join(sorted(touched))
+    assert len(touched) <= 57, "\n".join(sorted(touched))
 
 
 def test_a_late_pane_of_a_session_touches_few_files() -> None:
@@ -20,7 +20,7 @@ def test_a_late_pane_of_a_session_touches_few_files() -> None:
 
 
 def test_the_product_has_few_lines() -> None:
-    assert figures.lines() <= 71_445
+    assert figures.lines() <= 71_455
 
 
 def test_a_function_that_runs_is_seen() -> None:

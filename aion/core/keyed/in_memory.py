@@ -92,8 +92,8 @@ Orders: TypeAlias = Iterator[ExecuteKeyed | Retract | Forget]
 class WindowsInMemory:
     """Rows of the pages in memory, and the windows that they make. Each key has all of its rows there, or none.
 
-    ``index``, ``yielded``: the rows, and the windows that were executed. ``kept``: the pages. The arguments: see
-    KeyedWindows.
+    ``index``, ``yielded``: the rows, and the windows that were executed. ``kept``: the pages. ``cells``: what waits for
+    the trigger. ``definition``: its number in the operator.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class WindowsInMemory:
         key_types: Sequence[pa.DataType],
         rules: OfDefinition,
         bins: Bins,
-        snapshot: Mapping[str, Any] | None,
+        snapshot: Mapping[str, Any] | None = None,
     ) -> None:
         self.definition = definition
         self.assigner = assigner
@@ -114,70 +114,74 @@ class WindowsInMemory:
         format_ = PageFormat(key_types, assigner.stored, YIELDED)
         self.kept = PageStore(definition, format_, assigner.lasts, bins, state["kept"])
         self.last_end_us: int = state["last_end_us"]  # no complete window has ended later, or will
-        self._closing = Closing(state["closed_us"], state["promised"])
+        self.closing = Closing(state["closed_us"], state["promised"])
         # Windows that end within one cell wait together for the trigger, as if they were one that ends where it begins.
         cells = None if snapshot is None else WindowTable.from_json(snapshot["cells"], 1)
-        self._rules, self._bound = rules, rules.bound
-        self._cells = Cells(assigner.cell_us, rules.bound, cells)
-        self._at_us: int | None = None  # the watermark
+        self.rules, self.bound = rules, rules.bound
+        self.cells = Cells(assigner.cell_us, rules.bound, cells)
+        self.at_us: int | None = None  # the watermark
         self._went_through = False  # pages were written since the last write(), but their number is as it was
         self._known: IndexedWindows | None = None
 
     @property
     def closed_us(self) -> int:
         """Windows that end by then are gone."""
-        return self._closing.closed_us
+        return self.closing.closed_us
 
-    def _read(self, pages: Ints) -> None:
+    def read(self, pages: Ints) -> None:
         if not len(pages):
             return
         index, yielded = self.kept.read(pages)
         # The rows of a key are in one page, in the order that the assigner needs.
-        self.index, self.yielded = stacked([self.index, index]), stacked([self.yielded, yielded])
+        self.replace(stacked([self.index, index]), stacked([self.yielded, yielded]))
+
+    def replace(self, index: Table | None = None, yielded: Table | None = None) -> None:
+        """Replaces the rows, or the windows that were executed. What is None stays."""
+        self.index = self.index if index is None else index
+        self.yielded = self.yielded if yielded is None else yielded
         self._known = None
 
     def write(self) -> None:
         """Writes the pages that changed, and keeps none in memory."""
         if self.kept.held or self._went_through:
             self._went_through = False
-            self._resize(self.kept.wanted(self.kept.rest.sums["rows"] + len(self.index) + len(self.yielded)))
+            self.resize(self.kept.wanted(self.kept.rest.sums["rows"] + len(self.index) + len(self.yielded)))
 
-    def _resize(self, wanted: int) -> None:
+    def resize(self, wanted: int) -> None:
         """Writes the pages that changed to as many pages as are ``wanted``, and keeps none in memory."""
         while True:
             pages, needed = self.kept.resize(wanted)
             if self.kept.held and len(self.kept.groups(needed)) > 1:
-                self._let_pages_go(self.kept.pages)
+                self.let_pages_go(self.kept.pages)
                 continue
-            self._read(needed)
-            self._let_pages_go(pages)
+            self.read(needed)
+            self.let_pages_go(pages)
             if pages == wanted:
                 return
 
-    def _let_pages_go(self, pages: int) -> None:
+    def let_pages_go(self, pages: int) -> None:
         """Writes the pages that changed, and keeps none in memory. ``pages``: how many there are from now on."""
         if self.kept.held:
             self.kept.write(pages, self.index, self.yielded, self._facts())
-            self.index, self.yielded = Table.empty(self.key_types, INDEX), Table.empty(self.key_types, YIELDED)
-            self._known = None
+            self.replace(Table.empty(self.key_types, INDEX), Table.empty(self.key_types, YIELDED))
         self.kept.pages = pages
 
     def _facts(self) -> Facts:
         """What the due index says about the windows in memory, and the sums over all pages."""
-        now, index = self._now(), self.index
+        now, index = self.now(), self.index
         windows, over = now.windows, now.windows.over_us
-        there = self._there(over, self.closed_us)
-        open_ = np.ones(len(over), np.bool_) if self._at_us is None else over > self._at_us
+        there = self.there(over, self.closed_us)
+        open_ = np.ones(len(over), np.bool_) if self.at_us is None else over > self.at_us
         events = total(index["events"], windows)
-        early = open_ & now.news & (self._rules.early is not None)
+        early = open_ & now.news & (self.rules.early is not None)
         waiting = ~open_ & there & (now.news | now.early)
-        lost = self._lost()
+        lost = self.lost()
         kept, until = self.assigner.kept_until(index, windows, self.closed_us)
         # What is closed already goes with the next watermark, unless it is kept to be recognised.
         closing = ~open_ & ((over > self.closed_us) | ~np.isin(windows.begins, kept))
         if (over < NEVER).any():
             self.last_end_us = max(self.last_end_us, int(windows.ends_us[over < NEVER].max()))
-        cells = self._cells.of(over[waiting])
+        cells = self.cells.of(over[waiting])
         of_kinds = [
             (OPEN, over[open_], None, windows.begins[open_]),
             (CLOSED, over[closing], None, windows.begins[closing]),
@@ -191,37 +195,37 @@ class WindowsInMemory:
             for kind, t, e, _ in of_kinds
         ]
         rows = np.concatenate([rows for *_, rows in of_kinds])
-        at_us = BEFORE_ALL if self._at_us is None else self._at_us
+        at_us = BEFORE_ALL if self.at_us is None else self.at_us
         passed = {OPEN: at_us, CLOSED: self.closed_us, KEPT: self.closed_us, EARLY: BEFORE_ALL}
         return Facts(windows.begins, there, now.at >= 0, open_, early, events, np.concatenate(entries), rows, passed)
 
-    def _in_groups(self, groups: Sequence[PageGroup]) -> Iterator[Ints]:
+    def in_groups(self, groups: Sequence[PageGroup]) -> Iterator[Ints]:
         """Yields the items of each group while its pages are in memory. They stay there if it is the only group."""
         for group in groups:
-            self._read(group.pages)
+            self.read(group.pages)
             yield group.items
             if len(groups) > 1:
-                self._let_pages_go(self.kept.pages)  # with other pages, the numbers of pages would mean nothing
+                self.let_pages_go(self.kept.pages)  # with other pages, the numbers of pages would mean nothing
                 self._went_through = True
 
-    def _due(self, pages: Ints) -> Iterator[None]:
+    def some_of(self, pages: Ints) -> Iterator[None]:
         """Yields while some of the windows in memory and of those in these pages are in memory, until all were."""
-        for _ in self._in_groups(self.kept.groups(pages)):
+        for _ in self.in_groups(self.kept.groups(pages)):
             if len(self.index) or len(self.yielded):
                 yield
 
-    def _now(self) -> IndexedWindows:
+    def now(self) -> IndexedWindows:
         if self._known is None:
             self._known = indexed_windows(self.assigner, self.index, self.yielded)
         return self._known
 
-    def _there(self, over_us: Ints, closed_us: int) -> Flags:
+    def there(self, over_us: Ints, closed_us: int) -> Flags:
         """A mask of the windows that are not gone. The index may still hold some events of windows that are gone."""
         return np.asarray(over_us > closed_us) if self.assigner.outlives else np.ones(len(over_us), np.bool_)
 
-    def _lost(self) -> Ints:
+    def lost(self) -> Ints:
         """The rows of ``yielded`` that must be retracted even if nothing replaces them: early panes promise nothing."""
-        lost = orphans(self._now(), self.yielded)
+        lost = orphans(self.now(), self.yielded)
         return np.asarray(lost[self.yielded["early"][lost] == 0])
 
     def peek(self, pages: Ints, only: Callable[[Table], Flags] | None = None) -> tuple[Table, Members | None]:
@@ -236,7 +240,7 @@ class WindowsInMemory:
             index, yielded = index.take(only(index)), yielded.take(only(yielded))
         now = indexed_windows(self.assigner, index, yielded)
         windows = now.windows
-        rows = np.flatnonzero(self._there(windows.over_us, self.closed_us))
+        rows = np.flatnonzero(self.there(windows.over_us, self.closed_us))
         found = Table(
             index.take(windows.begins[rows]).keys,
             {
@@ -246,7 +250,7 @@ class WindowsInMemory:
                 "pane": now.pane[rows],
                 "events": total(index["events"], windows)[rows],
                 "late_events": total(index["late_events"], windows)[rows],
-                "closes": self._closing.closes(windows.over_us[rows], self._bound.bound_for_new_window()),
+                "closes": self.closing.closes(windows.over_us[rows], self.bound.bound_for_new_window()),
             },
         )
         if not self.assigner.by_event:
@@ -258,8 +262,8 @@ class WindowsInMemory:
         """What a restart needs besides the pages, as JSON values. Call it when no page is in memory."""
         return {
             "closed_us": self.closed_us,
-            "promised": self._closing.to_json(),
+            "promised": self.closing.to_json(),
             "last_end_us": self.last_end_us,
             "kept": self.kept.to_json(),
-            "cells": self._cells.table.to_json(),
+            "cells": self.cells.table.to_json(),
         }

@@ -180,7 +180,7 @@ class PageStore:
         self._definition = definition
         self._format = format_
         self._lasts = lasts
-        self._bins = bins
+        self.bins = bins
         self.values: OrderedMap = MemoryMap()
         self.pages: int = 1 if snapshot is None else snapshot["pages"]
         self.rest = Rest(None if snapshot is None else snapshot["rest"])
@@ -279,7 +279,7 @@ class PageStore:
         self._held.update(zip(numbers.tolist(), stored, strict=True))
         there = [i for i, page in enumerate(stored) if page is not None]
         pages = self._decoded(stored)
-        self.rest.add(pages, self._lasts(pages.index), self._bins, -1)
+        self.rest.add(pages, self._lasts(pages.index), self.bins, -1)
         kinds, times, _ = pages.entries.T
         self._entries.append(np.column_stack((kinds, times, numbers[there][pages.entry_place])))
         return pages.index, pages.yielded
@@ -337,7 +337,7 @@ class PageStore:
         if changes:
             self.values.put(changes)
         made = WindowPages(heads, index, yielded, entries, entry_place)
-        self.rest.add(made, self._lasts(index), self._bins, 1)
+        self.rest.add(made, self._lasts(index), self.bins, 1)
         self._note_first(entries[:, 0], entries[:, 1], deleted)
         self._held, self._entries = {}, []
 

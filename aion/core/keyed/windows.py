@@ -11,60 +11,50 @@ goes back, so a window that is gone does not return when bounds get longer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from aion.base.numbers import NEVER, plus, sum_of, sums_by
-from aion.core.keyed.arriving import ArrivingWindows
-from aion.core.keyed.assigners import AssignedWindows, Assigner, Flags, total
+from aion.core.keyed.arriving import ArrivingRows
+from aion.core.keyed.assigners import AssignedWindows, Flags, total
 from aion.core.keyed.closing import BEFORE_ALL
-from aion.core.keyed.in_memory import Orders
+from aion.core.keyed.in_memory import Orders, WindowsInMemory
 from aion.core.keyed.indexed_windows import IndexedWindows, indexed_windows, replaced
-from aion.core.keyed.orders import ExecuteKeyed, Members, Retract
+from aion.core.keyed.orders import ExecuteKeyed, Members, Retract, RowArrivals
 from aion.core.keyed.page_store import (
     CLOSED,
     EARLY,
     KEPT,
     OPEN,
-    Bins,
 )
 from aion.core.keyed.summary import LISTED, summary
 from aion.core.keyed.table import Ints, Table, stacked
 from aion.core.life.actions import Forget, PaneKind
-from aion.core.life.definition import ALL_ROWS, Distinguished, TimeRanges, Turn
+from aion.core.life.arrival import Arrival
+from aion.core.life.definition import ALL_ROWS, Claim, Distinguished, TimeRanges, Turn
 from aion.core.life.late_work import LateWork
 from aion.core.life.lifecycle import Counters, StalenessKept
-from aion.core.life.rules import OfDefinition
 from aion.core.life.segments import overlapping
 
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
-class KeyedWindows(ArrivingWindows):
-    """The windows of one definition in one shard. ``definition``: its number in the operator.
+class KeyedWindows:
+    """The windows of one definition in one shard: those in ``memory``, and the rows that are ``arriving``.
 
     ``on_arrival``: open windows run in the batch in which an event of them arrives, and not only when they have ended.
     """
 
     def __init__(
-        self,
-        definition: int,
-        assigner: Assigner,
-        key_types: Sequence[pa.DataType],
-        rules: OfDefinition,
-        bins: Bins,
-        snapshot: Mapping[str, Any] | None = None,
-        *,
-        on_arrival: bool = False,
+        self, memory: WindowsInMemory, snapshot: Mapping[str, Any] | None = None, *, on_arrival: bool = False
     ) -> None:
-        super().__init__(definition, assigner, key_types, rules, bins, snapshot)
-        self._early = rules.early
+        self.memory, self.definition, self.assigner = memory, memory.definition, memory.assigner
+        self.arriving = ArrivingRows(memory, snapshot)
+        self._rules, self._bound, self._early = memory.rules, memory.bound, memory.rules.early
         self._early_owed = 0  # as "owed" of a window, for all early executions of the definition together
         self._on_arrival = on_arrival
-        self._bins = bins
         self._staleness = StalenessKept()
         # No open window needs events that end by then. It is restored with the segments.
         self.open_from_us = -NEVER
@@ -76,6 +66,22 @@ class KeyedWindows(ArrivingWindows):
         if snapshot is not None:
             self._restore(snapshot)
 
+    # -- arrivals -----------------------------------------------------------------------------------------
+
+    def arrive(self, arrival: Arrival, rows: RowArrivals | None, turn: Turn) -> Claim:
+        return self.arriving.arrive(rows, turn)
+
+    def keep(self, claim: Claim, seqs: Mapping[int, int], turn: Turn) -> TimeRanges:
+        """Adds the rows that were taken to those of the batch."""
+        self.arriving.keep(claim, seqs)
+        return TimeRanges.of()
+
+    def join(self, turn: Turn) -> int:
+        return self.arriving.join(turn)
+
+    def write(self) -> None:
+        self.arriving.write()
+
     # -- executions ---------------------------------------------------------------------------------------
 
     def advance(self, turn: Turn) -> Orders:
@@ -85,14 +91,14 @@ class KeyedWindows(ArrivingWindows):
         """
         before_us, to_us, late_work = turn.before_us, turn.at_us, turn.late_work
         assert to_us is not None, "the watermark has moved"
-        self._at_us, was_closed_us = to_us, self.closed_us
-        self._closing.advance(to_us, self._bound.bound_for_new_window())
-        self.settled_us = max(self.settled_us, self.closed_us - self.reach_us)
+        self.memory.at_us, was_closed_us = to_us, self.memory.closed_us
+        self.memory.closing.advance(to_us, self._bound.bound_for_new_window())
+        self.arriving.settled_us = max(self.arriving.settled_us, self.memory.closed_us - self.arriving.reach_us)
         due = [
-            self.kept.due(kind, upto)
-            for kind, upto in ((OPEN, to_us), (CLOSED, self.closed_us), (KEPT, self.closed_us))
+            self.memory.kept.due(kind, upto)
+            for kind, upto in ((OPEN, to_us), (CLOSED, self.memory.closed_us), (KEPT, self.memory.closed_us))
         ]
-        for _ in self._due(np.unique(np.concatenate(due))):
+        for _ in self.memory.some_of(np.unique(np.concatenate(due))):
             yield from self._ended(before_us, to_us, was_closed_us, late_work)
         self._forget_cells()
         self._gone, self._gone_since = self._gone_since, _NOTHING
@@ -101,15 +107,15 @@ class KeyedWindows(ArrivingWindows):
         self.open_from_us, self._frees = open_from_us, True
 
     def _ended(self, before_us: int | None, to_us: int, was_closed_us: int, late_work: LateWork) -> Orders:
-        now = self._now()
+        now = self.memory.now()
         over = now.windows.over_us
-        there = self._there(over, was_closed_us)
+        there = self.memory.there(over, was_closed_us)
         # Windows that ended before the old watermark are late. Those that ended since then run on time.
         passed = over <= to_us if before_us is None else (over <= to_us) & (over > before_us)
         passed &= there
-        sizes = total(self.index["events"], now.windows)
+        sizes = total(self.memory.index["events"], now.windows)
         if passed.any():
-            for end_us, events in self._cells.came_on_time(over[passed], sizes[passed]):
+            for end_us, events in self.memory.cells.came_on_time(over[passed], sizes[passed]):
                 self._bound.observe_on_time(end_us, events)
         on_time = passed & ((now.at < 0) | now.early) & (not self._rules.final_only)
         late_work.on_time(sizes[on_time])
@@ -121,11 +127,11 @@ class KeyedWindows(ArrivingWindows):
 
         ``was_closed_us``: windows that end by then are gone already.
         """
-        now = self._now()
+        now = self.memory.now()
         over = now.windows.over_us
-        closed = over <= self.closed_us
-        final = closed & (now.news | now.early) & self._there(over, was_closed_us)
-        sizes = total(self.index["events"], now.windows)[final]
+        closed = over <= self.memory.closed_us
+        final = closed & (now.news | now.early) & self.memory.there(over, was_closed_us)
+        sizes = total(self.memory.index["events"], now.windows)[final]
         if self._rules.final_only:
             late_work.on_time(sizes)
         else:
@@ -142,16 +148,16 @@ class KeyedWindows(ArrivingWindows):
         pane has shown since their newest event. Those that ended before their first pane do not wait for the trigger,
         either.
         """
-        self._at_us = now_us = turn.at_us
-        left = self._elsewhere()
+        self.memory.at_us = now_us = turn.at_us
+        left = self.arriving.pages_left()
         if now_us is not None and self.assigner.arrives_closed:
-            pages = self.kept.due(CLOSED, self.closed_us) if len(left) else left
+            pages = self.memory.kept.due(CLOSED, self.memory.closed_us) if len(left) else left
             yield from self._close_arrived(now_us, pages, turn.late_work)
         if self._rules.final_only:
             self._early_owed = 0
             return
         if self._on_arrival:
-            for _ in self._due(left):
+            for _ in self.memory.some_of(left):
                 yield from self._arrived(now_us)
         if now_us is not None:
             yield from self._late(now_us, turn.step_us, turn.late_work, ends_run=ends_run)
@@ -162,19 +168,19 @@ class KeyedWindows(ArrivingWindows):
         If they waited for the next watermark, they could change after the instant that their panes promise.
         """
         cells = [_NOTHING[0]]
-        for _ in self._due(pages):
-            over = self._now().windows.over_us
-            closed = over[over <= self.closed_us]
+        for _ in self.memory.some_of(pages):
+            over = self.memory.now().windows.over_us
+            closed = over[over <= self.memory.closed_us]
             if len(closed):
-                cells.append(self._cells.of(closed))
-                yield from self._close(self.closed_us, late_work)
+                cells.append(self.memory.cells.of(closed))
+                yield from self._close(self.memory.closed_us, late_work)
         if len(cells) > 1:
-            self._cells.table.executed(self._cells.rows(np.unique(np.concatenate(cells))), now_us, 0)
+            self.memory.cells.table.executed(self.memory.cells.rows(np.unique(np.concatenate(cells))), now_us, 0)
 
     def _arrived(self, now_us: int | None) -> Orders:
-        now = self._now()
+        now = self.memory.now()
         over = now.windows.over_us
-        new = now.news & self._there(over, self.closed_us)
+        new = now.news & self.memory.there(over, self.memory.closed_us)
         ended = np.zeros(len(new), np.bool_) if now_us is None else over <= now_us
         first = new & ended & (now.at < 0)
         yield from self._execute(new & ~ended, PaneKind.ON_TIME)
@@ -183,30 +189,30 @@ class KeyedWindows(ArrivingWindows):
 
     def _late(self, now_us: int, step_us: int, late_work: LateWork, *, ends_run: bool) -> Orders:
         cells, events = self._waiting(now_us)
-        rows = self._cells.rows(cells)
-        self._cells.table["pending"][rows] = np.maximum(self._cells.table["pending"][rows], 1)
+        rows = self.memory.cells.rows(cells)
+        self.memory.cells.table["pending"][rows] = np.maximum(self.memory.cells.table["pending"][rows], 1)
         due = np.ones(len(rows), np.bool_)
         if not ends_run:
-            due = self._rules.trigger.due(self._cells.table.late(rows, now_us, step_us)) | (
-                self._cells.table["owed"][rows] > 0
+            due = self._rules.trigger.due(self.memory.cells.table.late(rows, now_us, step_us)) | (
+                self.memory.cells.table["owed"][rows] > 0
             )
-        self._cells.table.owe(rows[due])
-        waited = self._cells.table["owed"][rows[due]]
+        self.memory.cells.table.owe(rows[due])
+        waited = self.memory.cells.table["owed"][rows[due]]
         runs = np.zeros(len(rows), np.bool_)
         at_once = ends_run or late_work.is_idle
         runs[due] = late_work.take(events[due], waited, all_=at_once)
-        self._cells.table["owed"][rows[due & ~runs]] += 1
-        self._cells.table.executed(rows[runs], now_us, 0)
-        self._cells.table.look(rows[~runs], now_us)
+        self.memory.cells.table["owed"][rows[due & ~runs]] += 1
+        self.memory.cells.table.executed(rows[runs], now_us, 0)
+        self.memory.cells.table.look(rows[~runs], now_us)
         if runs.any():
-            for _ in self._due(self.kept.waiting(cells[runs])):
+            for _ in self.memory.some_of(self.memory.kept.waiting(cells[runs])):
                 yield from self._execute_late(now_us, cells[runs])
         if self._early is not None and self._early.is_due:
             self._early_owed = max(self._early_owed, 1)
         if self._early_owed:
-            size = np.array([plus(self.kept.rest.sums["early_events"], sum_of(self._open_news(now_us)[1]))])
+            size = np.array([plus(self.memory.kept.rest.sums["early_events"], sum_of(self._open_news(now_us)[1]))])
             if late_work.take(size, np.array([self._early_owed]), all_=at_once)[0]:
-                for _ in self._due(self.kept.early()):
+                for _ in self.memory.some_of(self.memory.kept.early()):
                     yield from self._execute(self._open_news(now_us)[0], PaneKind.EARLY)
                 self._early_owed = 0
             else:
@@ -215,36 +221,38 @@ class KeyedWindows(ArrivingWindows):
     def _waiting(self, now_us: int) -> tuple[Ints, Ints]:
         """The cells with windows that wait for the trigger, and the events of these windows."""
         waiting = self._changed(now_us)
-        events = total(self.index["events"], self._now().windows)[waiting]
-        rest = self.kept.rest.waiting
-        cells = np.concatenate((self._cells.of(self._now().windows.over_us[waiting]), np.array([*rest], np.int64)))
+        events = total(self.memory.index["events"], self.memory.now().windows)[waiting]
+        rest = self.memory.kept.rest.waiting
+        cells = np.concatenate(
+            (self.memory.cells.of(self.memory.now().windows.over_us[waiting]), np.array([*rest], np.int64))
+        )
         events = np.concatenate((events, np.array([more for _, more in rest.values()], np.int64)))
         distinct, cell_of = np.unique(cells, return_inverse=True)
         return distinct, sums_by(cell_of, events, len(distinct))
 
     def _changed(self, now_us: int) -> Flags:
         """A mask of the windows in memory that have ended, and whose last pane shows less than they hold."""
-        now = self._now()
+        now = self.memory.now()
         over = now.windows.over_us
-        return (over <= now_us) & (now.news | now.early) & self._there(over, self.closed_us)
+        return (over <= now_us) & (now.news | now.early) & self.memory.there(over, self.memory.closed_us)
 
     def _execute_late(self, now_us: int, cells_us: Ints) -> Orders:
-        runs = np.isin(self._cells.of(self._now().windows.over_us), cells_us)
+        runs = np.isin(self.memory.cells.of(self.memory.now().windows.over_us), cells_us)
         return self._execute(self._changed(now_us) & runs, PaneKind.LATE)
 
     def _open_news(self, now_us: int) -> tuple[Flags, Ints]:
         """A mask of the windows in memory that have not ended and have news, and the events of these windows."""
-        now = self._now()
+        now = self.memory.now()
         news = (now.windows.over_us > now_us) & now.news
-        return news, total(self.index["events"], now.windows)[news]
+        return news, total(self.memory.index["events"], now.windows)[news]
 
     @property
     def waits(self) -> bool:
         """Whether an execution that is due waits for a later batch."""
-        return self._early_owed > 1 or bool((self._cells.table["owed"] > 0).any())
+        return self._early_owed > 1 or bool((self.memory.cells.table["owed"] > 0).any())
 
     def _forget_cells(self) -> None:
-        gone = self._cells.forget(self.closed_us)
+        gone = self.memory.cells.forget(self.memory.closed_us)
         if not self._rules.final_only:
             gone.count_in(self._staleness, lambda _: self._rules.staleness_bound)
 
@@ -256,23 +264,23 @@ class KeyedWindows(ArrivingWindows):
         rows = np.flatnonzero(which)
         if not len(rows):
             return
-        now = self._now()
+        now = self.memory.now()
         windows = now.windows
-        retract = replaced(now, self.yielded, rows)
+        retract = replaced(now, self.memory.yielded, rows)
         bound_us = self._bound.bound_for_new_window()
         table = Table(
-            self.index.take(windows.begins[rows]).keys,
+            self.memory.index.take(windows.begins[rows]).keys,
             {
                 "start": windows.starts_us[rows],
                 "end": windows.ends_us[rows],
-                "last": self.index["last"][windows.ends[rows] - 1],
+                "last": self.memory.index["last"][windows.ends[rows] - 1],
                 "pane": now.pane[rows],
-                "events": total(self.index["events"], windows)[rows],
-                "late_events": total(self.index["late_events"], windows)[rows],
-                "closes": self._closing.promise(windows.over_us[rows], bound_us),
+                "events": total(self.memory.index["events"], windows)[rows],
+                "late_events": total(self.memory.index["late_events"], windows)[rows],
+                "closes": self.memory.closing.promise(windows.over_us[rows], bound_us),
             },
         )
-        replaces = self.yielded.take(retract)
+        replaces = self.memory.yielded.take(retract)
         self._note_yielded(now, rows, retract, kind)
         if len(retract):
             yield Retract(self.definition, replaces)
@@ -282,7 +290,10 @@ class KeyedWindows(ArrivingWindows):
         if not self.assigner.by_event:
             return None
         return Members(
-            windows.begins[rows], (windows.ends - windows.begins)[rows], self.index["seq"], self.index["row"]
+            windows.begins[rows],
+            (windows.ends - windows.begins)[rows],
+            self.memory.index["seq"],
+            self.memory.index["row"],
         )
 
     def _retract_closed(self) -> Orders:
@@ -290,20 +301,20 @@ class KeyedWindows(ArrivingWindows):
 
         They became a part of a longer session. Its next pane may come too late to keep what theirs promised.
         """
-        lost = self._lost()
-        due = lost[self.yielded["end"][lost] <= self.closed_us]
+        lost = self.memory.lost()
+        due = lost[self.memory.yielded["end"][lost] <= self.memory.closed_us]
         if len(due):
-            retract = Retract(self.definition, self.yielded.take(due))
-            self.yielded, self._known = self.yielded.take(np.delete(np.arange(len(self.yielded)), due)), None
+            retract = Retract(self.definition, self.memory.yielded.take(due))
+            self.memory.replace(yielded=self.memory.yielded.take(np.delete(np.arange(len(self.memory.yielded)), due)))
             yield retract
 
     def _note_yielded(self, now: IndexedWindows, rows: Ints, retracted: Ints, kind: PaneKind) -> None:
         windows = now.windows
-        kept = np.ones(len(self.yielded), np.bool_)
+        kept = np.ones(len(self.memory.yielded), np.bool_)
         kept[retracted] = False
         again = now.at[rows]
         kept[again[again >= 0]] = False
-        firsts = self.index.take(windows.begins[rows])
+        firsts = self.memory.index.take(windows.begins[rows])
         fresh = Table(
             firsts.keys,
             {
@@ -316,24 +327,22 @@ class KeyedWindows(ArrivingWindows):
                 "hash": firsts["hash"],
             },
         )
-        self.yielded = stacked([self.yielded.take(kept), fresh])
-        self._known = None
+        self.memory.replace(yielded=stacked([self.memory.yielded.take(kept), fresh]))
 
     def _let_go(self, closed: Flags) -> Orders:
         """Lets closed windows go, and the rows that no window needs. Orders to forget those that were shown."""
-        now = self._now()
-        kept = np.ones(len(self.yielded), np.bool_)
+        now = self.memory.now()
+        kept = np.ones(len(self.memory.yielded), np.bool_)
         kept[now.at[closed & (now.at >= 0)]] = False
-        needed = self.assigner.needed(self.index, now.windows, closed, self.closed_us)
+        needed = self.assigner.needed(self.memory.index, now.windows, closed, self.memory.closed_us)
         if not (kept.all() and needed.all()):
             firsts, lasts = self._gone_since
             self._gone_since = (
-                np.concatenate((firsts, self.index["first"][~needed])),
-                np.concatenate((lasts, self.index["last"][~needed])),
+                np.concatenate((firsts, self.memory.index["first"][~needed])),
+                np.concatenate((lasts, self.memory.index["last"][~needed])),
             )
-            gone = self.yielded.take(~kept)
-            self.yielded, self.index = self.yielded.take(kept), self.index.take(needed)
-            self._known = None
+            gone = self.memory.yielded.take(~kept)
+            self.memory.replace(self.memory.index.take(needed), self.memory.yielded.take(kept))
             if len(gone):
                 yield Forget(self.definition, gone["start"], gone["end"], gone.keys)
 
@@ -341,10 +350,12 @@ class KeyedWindows(ArrivingWindows):
 
     def needed_in(self, starts_us: Ints, ends_us: Ints) -> Ints:
         """How many rows of the index overlap each stretch that ends by ``settled_us``. If none does, none ever will."""
-        needed, settled = np.full(len(starts_us), ALL_ROWS), np.flatnonzero(ends_us <= self.settled_us)
+        needed, settled = np.full(len(starts_us), ALL_ROWS), np.flatnonzero(ends_us <= self.arriving.settled_us)
         starts_us, ends_us = starts_us[settled], ends_us[settled]
-        rest = self.kept.rest.overlapping(starts_us, ends_us, self._bins)
-        needed[settled] = rest + overlapping(self.index["first"], self.assigner.lasts(self.index), starts_us, ends_us)
+        rest = self.memory.kept.rest.overlapping(starts_us, ends_us, self.memory.kept.bins)
+        needed[settled] = rest + overlapping(
+            self.memory.index["first"], self.assigner.lasts(self.memory.index), starts_us, ends_us
+        )
         return needed
 
     def are_open(self, starts_us: Ints, ends_us: Ints, turn: Turn) -> Flags:
@@ -376,18 +387,18 @@ class KeyedWindows(ArrivingWindows):
 
         Returns their rows, the windows, a mask of those that are not gone, and a mask of those that have run before.
         """
-        index, yielded = self.kept.peek(self.kept.soonest(most))
+        index, yielded = self.memory.kept.peek(self.memory.kept.soonest(most))
         now = indexed_windows(self.assigner, index, yielded)
-        return index, now.windows, self._there(now.windows.over_us, self.closed_us), now.at >= 0
+        return index, now.windows, self.memory.there(now.windows.over_us, self.memory.closed_us), now.at >= 0
 
     def active_from_us(self, now_us: int | None) -> int:
         """Events from then on may be in windows that have not ended. In microseconds. It may be somewhat earlier."""
         if now_us is None:
             return BEFORE_ALL
-        now = self._now()
+        now = self.memory.now()
         open_ = now.windows.over_us > now_us
-        firsts = self.index["first"][now.windows.begins[open_]]
-        return int(min(firsts.min(initial=NEVER), self.kept.rest.first_open_us, now_us - self.reach_us))
+        firsts = self.memory.index["first"][now.windows.begins[open_]]
+        return int(min(firsts.min(initial=NEVER), self.memory.kept.rest.first_open_us, now_us - self.arriving.reach_us))
 
     def due(self, turn: Turn, watermark_us: int) -> list[TimeRanges]:
         """One stretch that spans the events of all windows that run then."""
@@ -403,18 +414,18 @@ class KeyedWindows(ArrivingWindows):
         If they are in many pages, it is one pair that spans all of them.
         """
         shows_early = self._early is not None and self._early.next_us <= watermark_us
-        closed_us = self._closing.closed_at(watermark_us, self._bound.bound_for_new_window())
-        pages = [self.kept.due(OPEN, watermark_us), self.kept.due(CLOSED, closed_us)]
-        pages += [self.kept.early()] if shows_early else []
+        closed_us = self.memory.closing.closed_at(watermark_us, self._bound.bound_for_new_window())
+        pages = [self.memory.kept.due(OPEN, watermark_us), self.memory.kept.due(CLOSED, closed_us)]
+        pages += [self.memory.kept.early()] if shows_early else []
         pages_due = np.unique(np.concatenate(pages))
-        group, *others = self.kept.groups(pages_due)
+        group, *others = self.memory.kept.groups(pages_due)
         if others:
-            return np.array([self.kept.rest.first_us]), np.array([watermark_us])
-        self._read(group.pages)
-        now = self._now()
+            return np.array([self.memory.kept.rest.first_us]), np.array([watermark_us])
+        self.memory.read(group.pages)
+        now = self.memory.now()
         over = now.windows.over_us
         ended = over <= watermark_us
-        due = ended & (now.news | now.early) & self._there(over, self.closed_us)
+        due = ended & (now.news | now.early) & self.memory.there(over, self.memory.closed_us)
         if self._rules.final_only:
             due &= self._closes(over) <= watermark_us
         elif now_us is not None:
@@ -422,14 +433,16 @@ class KeyedWindows(ArrivingWindows):
         if shows_early:
             due |= ~ended & now.news
         rows = np.flatnonzero(due)
-        return self.index["first"][now.windows.begins[rows]], self.index["last"][now.windows.ends[rows] - 1]
+        return self.memory.index["first"][now.windows.begins[rows]], self.memory.index["last"][
+            now.windows.ends[rows] - 1
+        ]
 
     def next_due_us(self, turn: Turn) -> int:
         self.write()
         now_us = turn.at_us
-        open_us, closed_us = self.kept.first[OPEN], self.kept.first[CLOSED]
+        open_us, closed_us = self.memory.kept.first[OPEN], self.memory.kept.first[CLOSED]
         candidates = [] if open_us is None or open_us == NEVER else [open_us]
-        news_us = self.kept.first[EARLY]
+        news_us = self.memory.kept.first[EARLY]
         if now_us is None:
             # The first watermark makes early ones run, whatever it is.
             candidates += [] if news_us is None else [-NEVER]
@@ -440,13 +453,13 @@ class KeyedWindows(ArrivingWindows):
         if news_us is not None:
             assert self._early is not None, "no other windows have news that may be shown early"
             candidates.append(max(self._early.next_us, now_us + 1))
-        rows = np.flatnonzero(self._cells.table["pending"] > 0)
-        waits_us = self._cells.table.dues_us(rows, self._rules.trigger, now_us, turn.step_us)
+        rows = np.flatnonzero(self.memory.cells.table["pending"] > 0)
+        waits_us = self.memory.cells.table.dues_us(rows, self._rules.trigger, now_us, turn.step_us)
         candidates += waits_us[waits_us < NEVER].tolist()
         return min(candidates, default=NEVER)
 
     def _closes(self, ends_us: Ints) -> Ints:
-        return self._closing.closes(ends_us, max(self._bound.bound_for_new_window(), 0))
+        return self.memory.closing.closes(ends_us, max(self._bound.bound_for_new_window(), 0))
 
     # -- snapshot -----------------------------------------------------------------------------------------
 
@@ -454,10 +467,11 @@ class KeyedWindows(ArrivingWindows):
         """JSON values. What the map holds belongs to them."""
         self.write()
         return {
-            **super().snapshot(),
+            **self.memory.snapshot(),
+            **self.arriving.snapshot(),
             "early_us": None if self._early is None else self._early.last_us,
             "early_owed": self._early_owed,
-            "live": summary(*self.first_to_end(LISTED), self.kept.rest.sums, self.last_end_us),
+            "live": summary(*self.first_to_end(LISTED), self.memory.kept.rest.sums, self.memory.last_end_us),
         }
 
     def _restore(self, snapshot: Mapping[str, Any]) -> None:

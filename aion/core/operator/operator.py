@@ -220,11 +220,11 @@ class Operator:
     def keep_in(self, values: OrderedMap) -> None:
         """Sets the map in which the windows of keys are kept, before any event. Otherwise they are kept in a dict."""
         for windows in self.keyed:
-            windows.kept.values = values
+            windows.memory.kept.values = values
 
     def wait_in(self, definition: int, rows: WaitingRows) -> None:
         """Sets where rows of a definition wait for the end of a batch, before any event. Otherwise it is in memory."""
-        self._keyed_of[definition].waiting = rows
+        self._keyed_of[definition].arriving.waiting = rows
 
     def write(self) -> None:
         """Writes what changed to the map. Call it at the end of a batch."""
@@ -365,7 +365,9 @@ class Operator:
 
     def owners(self, rows: Table) -> list[Ints]:
         """For each definition of sessions: the session that each row of a block belongs to. -1: none."""
-        return [windows.owners(rows) for windows in self.keyed if self._segments_of[windows] is self._segments[0]]
+        return [
+            windows.arriving.owners(rows) for windows in self.keyed if self._segments_of[windows] is self._segments[0]
+        ]
 
     # -- snapshot -----------------------------------------------------------------------------------------
 

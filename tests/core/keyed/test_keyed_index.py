@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import aion
 from aion.core.keyed.cut_sessions import assigner_of
+from aion.core.keyed.in_memory import WindowsInMemory
 from aion.core.keyed.page_store import ROWS
 from aion.core.keyed.table import Table, hashes_of
 from aion.core.keyed.windows import KeyedWindows
@@ -60,15 +61,11 @@ class Fixed:
 
 
 def make(definition: Any, bound_us: int, snapshot: dict[str, Any] | None = None) -> KeyedWindows:
-    return KeyedWindows(
-        0,
-        assigner_of(definition),
-        [pa.string()],
-        OfDefinition(Fixed(bound_us), EveryBatchTrigger()),
-        SliceGrid([definition]).bins,
-        snapshot,
-        on_arrival=isinstance(definition, aion.PerRecord) and definition.on_arrival == "emit",
-    )
+    rules = OfDefinition(Fixed(bound_us), EveryBatchTrigger())
+    bins = SliceGrid([definition]).bins
+    memory = WindowsInMemory(0, assigner_of(definition), [pa.string()], rules, bins, snapshot)
+    on_arrival = isinstance(definition, aion.PerRecord) and definition.on_arrival == "emit"
+    return KeyedWindows(memory, snapshot, on_arrival=on_arrival)
 
 
 class CountedValues(MemoryMap):
@@ -118,7 +115,7 @@ class Shard:
         self.definition, self.bound_us = definition, bound_us
         self.windows = make(definition, bound_us)
         self.values = CountedValues()
-        self.windows.kept.values = self.values
+        self.windows.memory.kept.values = self.values
         self.watermark: int | None = None
         self.seq = 0
 
@@ -130,9 +127,9 @@ class Shard:
             self.watermark = step
             return self._panes(self.windows.advance(self.turn(before)))
         rows = self._rows(step)
-        taken = self.windows.accepted(rows)
+        taken = self.windows.arriving.accepted(rows)
         if taken.any():
-            self.windows.add(rows.take(taken), np.full(int(taken.sum()), self.seq))
+            self.windows.arriving.add(rows.take(taken), np.full(int(taken.sum()), self.seq))
             self.seq += 1
         self.windows.join(self.turn())
         return self._panes(self.windows.end_batch(self.turn()))
@@ -156,7 +153,7 @@ class Shard:
         """As from a checkpoint: of this object nothing is left but the map and a snapshot."""
         self.windows.write()
         self.windows = make(self.definition, self.bound_us, json.loads(json.dumps(self.windows.snapshot())))
-        self.windows.kept.values = self.values
+        self.windows.memory.kept.values = self.values
 
 
 def told(orders: Sequence[Any]) -> dict[Any, list[str]]:
@@ -190,13 +187,17 @@ def test_sums_over_pages_are_those_of_their_rows(definition: Any, script: list[A
     for step in script:
         shard.do(step)
         shard.windows.write()
-        sums = json.loads(json.dumps(shard.windows.kept.rest.to_json()))
-        shard.windows._read(np.arange(shard.windows.kept.pages))
-        assert not any(shard.windows.kept.rest.sums.values()) and not shard.windows.kept.rest.waiting
-        for bins in (shard.windows.kept.rest.firsts, shard.windows.kept.rest.lasts, shard.windows.kept.rest.opens):
+        sums = json.loads(json.dumps(shard.windows.memory.kept.rest.to_json()))
+        shard.windows.memory.read(np.arange(shard.windows.memory.kept.pages))
+        assert not any(shard.windows.memory.kept.rest.sums.values()) and not shard.windows.memory.kept.rest.waiting
+        for bins in (
+            shard.windows.memory.kept.rest.firsts,
+            shard.windows.memory.kept.rest.lasts,
+            shard.windows.memory.kept.rest.opens,
+        ):
             assert not bins
         shard.windows.write()
-        assert shard.windows.kept.rest.to_json() == sums
+        assert shard.windows.memory.kept.rest.to_json() == sums
 
 
 @pytest.mark.slow(if_tiny=True)
@@ -206,7 +207,7 @@ def test_pages_follow_the_rows() -> None:
     for begin in range(0, 3000, 500):
         shard.do([(f"k{i}", begin, 0) for i in range(begin, begin + 500)])
         shard.windows.write()
-    kept = shard.windows.kept
+    kept = shard.windows.memory.kept
     assert 3000 // (2 * ROWS) <= kept.pages <= 3000 // ROWS
     for at in range(2010, 8000, 500):
         shard.do(at)
@@ -252,7 +253,7 @@ def test_what_is_due_is_found_without_what_was_deleted_before(restarts: bool) ->
     """An entry that went is passed once more, when the first one that is left is looked for."""
     shard, batches = Shard(aion.Session(us(10)), 0), 200
     shard.values = values = WithDeleted()  # type: ignore[assignment]
-    shard.windows.kept.values = shard.values
+    shard.windows.memory.kept.values = shard.values
     for batch in range(batches):
         shard.do([(f"{batch} {key}", 10 * batch + key % 10, 0) for key in range(500)])
         shard.do(10 * batch)
@@ -280,7 +281,7 @@ def test_sessions_that_go_on_leave_the_due_index_alone() -> None:
     for at in range(900, 1800, 10):
         assert not panes(shard.do(at))
         shard.windows.write()
-    assert shard.values.read == shard.windows.kept.pages
+    assert shard.values.read == shard.windows.memory.kept.pages
     assert len(panes(shard.do(1900))) == 2000
 
 
@@ -288,7 +289,9 @@ def test_sessions_that_go_on_leave_the_due_index_alone() -> None:
 
 
 def sessions(shard: Shard) -> list[tuple[int, int]]:
-    return sorted(zip(shard.windows.index["first"].tolist(), shard.windows.index["last"].tolist(), strict=True))
+    return sorted(
+        zip(shard.windows.memory.index["first"].tolist(), shard.windows.memory.index["last"].tolist(), strict=True)
+    )
 
 
 def panes(orders: Sequence[Any]) -> list[tuple[str, int, int]]:
@@ -378,14 +381,14 @@ def test_a_pane_keeps_its_promise_when_bounds_get_longer(restarts: bool) -> None
     else:
         shard.windows._bound = Fixed(1000)
     shard.do(25)
-    assert not shard.windows.accepted(shard._rows([("a", 10, 0)]))[0]
+    assert not shard.windows.arriving.accepted(shard._rows([("a", 10, 0)]))[0]
 
 
 def test_bound_zero_does_not_lose_the_first_emission() -> None:
     shard = Shard(aion.Session(us(5)), 0)
     shard.do([("a", 10, 0)])
     assert panes(shard.do(100)) == [("on_time", 10, 15)]
-    assert not len(shard.windows.index) and not len(shard.windows.yielded)
+    assert not len(shard.windows.memory.index) and not len(shard.windows.memory.yielded)
 
 
 def test_count_windows_of_equal_instants_do_not_collapse() -> None:
@@ -406,8 +409,8 @@ def test_what_is_gone_does_not_come_back() -> None:
     shard = Shard(aion.Session(us(5)), 10)
     shard.do([("a", 10, 0)])
     shard.do(25)
-    assert not shard.windows.accepted(shard._rows([("a", 10, 0)]))[0]
-    assert shard.windows.accepted(shard._rows([("a", 11, 0)]))[0]
+    assert not shard.windows.arriving.accepted(shard._rows([("a", 10, 0)]))[0]
+    assert shard.windows.arriving.accepted(shard._rows([("a", 11, 0)]))[0]
 
 
 def test_an_event_inside_a_session_that_is_there_is_never_too_late() -> None:
@@ -415,4 +418,4 @@ def test_an_event_inside_a_session_that_is_there_is_never_too_late() -> None:
     shard = Shard(aion.Session(us(5)), 0)
     shard.do([("a", t, 0) for t in range(0, 100, 4)])
     shard.do(98)
-    assert shard.windows.accepted(shard._rows([("a", 2, 0), ("b", 2, 0)])).tolist() == [True, False]
+    assert shard.windows.arriving.accepted(shard._rows([("a", 2, 0), ("b", 2, 0)])).tolist() == [True, False]

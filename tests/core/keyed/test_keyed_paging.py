@@ -60,7 +60,7 @@ def state(shard: Shard) -> Any:
     more such entries.
     """
     shard.windows.write()
-    index, yielded = shard.windows.kept.peek(np.arange(shard.windows.kept.pages))
+    index, yielded = shard.windows.memory.kept.peek(np.arange(shard.windows.memory.kept.pages))
     snapshot = json.loads(json.dumps(shard.windows.snapshot()))
     del snapshot["kept"]["first"]
     return snapshot, *map(rows_of, (index, yielded))
@@ -105,7 +105,7 @@ def test_a_batch_of_most_keys_holds_no_more_pages_than_are_taken_at_once(definit
         for at in (0, 3, 6):
             shard.do([(name, at, 1) for name in names])
             shard.windows.write()
-        assert shard.windows.kept.pages > 8 * 8
+        assert shard.windows.memory.kept.pages > 8 * 8
         shard.do(20)
         shard.do([(name, at, 0) for name in names for at in (10, 17, 22)])
         shard.windows.write()
@@ -128,7 +128,7 @@ def test_new_keys_make_their_pages_before_they_are_in_them() -> None:
         shard.values.put = noted  # type: ignore[method-assign]
         shard.do([(f"k{i}", 0, 0) for i in range(2000)])
         shard.windows.write()
-        assert shard.windows.kept.pages == 2000 // 4
+        assert shard.windows.memory.kept.pages == 2000 // 4
     assert max(held) <= 8
     assert max(lengths) < 60 * np.mean(lengths) / 2, "no page was ever much longer than the others"
 
@@ -142,9 +142,9 @@ def test_rows_of_a_batch_are_judged_alone_whatever_is_in_memory() -> None:
         shard.windows.write()
         rows = shard._rows([*((f"k{i}", 50, 0) for i in range(50)), *((f"new{i}", 50, 0) for i in range(50))])
         held.clear()
-        accepted = shard.windows.accepted(rows)
+        accepted = shard.windows.arriving.accepted(rows)
         assert accepted.tolist() == [True] * 50 + [False] * 50
-        assert not held and not shard.windows.kept.held
-        owners = shard.windows.owners(Table(rows.keys, {"first": rows["first"]}))
+        assert not held and not shard.windows.memory.kept.held
+        owners = shard.windows.arriving.owners(Table(rows.keys, {"first": rows["first"]}))
         assert (owners[:50] >= 0).all() and (owners[50:] == -1).all()
-        assert not held and not shard.windows.kept.held
+        assert not held and not shard.windows.memory.kept.held

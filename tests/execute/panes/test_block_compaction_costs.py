@@ -137,7 +137,7 @@ def test_a_session_that_never_ends_keeps_no_rows_of_others(name: str) -> None:
             assert rig.shard.store is not None
             blocks = [s.block for s in rig.shard.store.read([60 * SECOND * n for n in range(minute + 1)])]
             kept.append(sum(b.header.events for b in blocks))
-            live = sum(w.kept.rest.sums["events"] for w in rig.operator.keyed)
+            live = sum(w.memory.kept.rest.sums["events"] for w in rig.operator.keyed)
             assert kept[-1] <= endless + 6 * 40, "the endless session's, and those of the last minutes"
             assert kept[-1] <= 2 * live + 40
         rows = rig.batch(None, 100_000)
