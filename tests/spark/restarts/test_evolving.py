@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -343,7 +344,10 @@ def test_a_query_that_goes_back_over_changes_has_the_definition_of_then(
 def test_a_change_begins_where_the_batches_that_were_made_again_end(
     stream: FileStream, sink: Sink, spark: SparkSession, tmp_path: Path, place: Callable[[str], None]
 ) -> None:
-    """There are also versions of the same batches that were undone. They have fewer events."""
+    """There are also versions of the same batches that were undone: the rewinds ended before they deleted these.
+
+    They have fewer events.
+    """
     place(str(tmp_path / "state"))
     one = {"state": {"shards": 1}}
     stream.put([("a", 10, 1.0)])
@@ -351,11 +355,13 @@ def test_a_change_begins_where_the_batches_that_were_made_again_end(
     stream.put([("a", 1000, 1.0)])
     sink.run(query(stream, ["minute"], policy=one))
     for second in (1001, 2000):
+        (shard,) = (tmp_path / "state").rglob("manifests")
+        shutil.copytree(shard, kept := tmp_path / str(second))
         rewind(spark, str(tmp_path / "checkpoint"), 1, state_dir=str(tmp_path / "state"), tables_of=Tables)
+        shutil.copytree(kept, shard, dirs_exist_ok=True)
         sink.forget_after(1)
         stream.put([("a", second, 1.0)])
         sink.run(query(stream, ["minute"], policy=one))
-    (shard,) = (tmp_path / "state").rglob("manifests")
     last = max(path.name[:10] for path in shard.iterdir())
     assert len([path for path in shard.iterdir() if path.name.startswith(last)]) == 3, "two were undone"
     stream.put([("a", 4000, 1.0), ("a", 5000, 1.0)])
