@@ -29,7 +29,7 @@ class DiskBudget:
 
     def __init__(self) -> None:
         self.limit_bytes: int | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._bodies: dict[Path, int] = {}  # in the order in which versions took them
         self._rows: dict[Path, int] = {}
         self._shards: Counter[Path] = Counter()  # bytes of rows, by the folder of the copies
@@ -103,11 +103,10 @@ class DiskBudget:
                 if (size := self._rows.pop(path, None)) is not None:
                     self._shards[path.parent] -= size
 
-    def forget_rows(self, folder: Path) -> None:
+    def forget_folder(self, folder: Path) -> None:
         """The shard with the copies in ``folder`` was closed, or is opened anew."""
         with self._lock:
-            for path in [path for path in self._rows if path.parent == folder]:
-                del self._rows[path]
+            self.forget([path for path in (*self._rows, *self._bodies) if path.parent == folder])
             del self._shards[folder]
 
     def _used(self) -> int:

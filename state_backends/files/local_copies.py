@@ -54,7 +54,7 @@ class LocalCopies(Copies):
         """See :meth:`state_backends.files.storage.Storage.fetch`."""
         make_folder(self._local)
         self.close()
-        self._budget.forget_rows(self._local)
+        self._budget.forget_folder(self._local)
         self._kept.opens(self._place)
         wanted = {f.name for f in files}
         for path in sorted(self._local.iterdir()):  # a copy before its mark

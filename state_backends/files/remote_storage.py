@@ -236,8 +236,7 @@ class RemoteStorage:
         """Deletes the host's copies. What children on this host are writing stays: the shard may be on another one."""
         self.end_publishing()
         self.copies.close()
-        self._budget.forget(list(self.files.glob(f"*{HANDED}")))
-        self._budget.forget_rows(self.files)
+        self._budget.forget_folder(self.files)
         shutil.rmtree(self.files, ignore_errors=True)
         if self._handed is not None:
             for path in self._handed.local.glob(f"*{HANDED}"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from state_backends.files import local_copies, partial
 from state_backends.files.disk_budget import DiskBudget
 from state_backends.files.kept_copies import KeptCopies
 from state_backends.files.punching import can_punch
+from state_backends.files.remote import Remote
+from state_backends.files.remote_storage import RemoteStorage
 from state_backends.store import trimming
 from state_backends.store.io_thread import Priority
 from state_backends.store.map import run_files
-from tests.files.rig import IDENTITY, Host
+from tests.files.rig import IDENTITY, URI, Host, Place
 from tests.object_store import ObjectStore
 from tests.stores.rig import make_block, nothing
 
@@ -242,8 +245,20 @@ def test_bodies_and_rows_share_the_budget(tmp_path: Path) -> None:
     assert budget.excess(one) == budget.excess(two) == budget.room() == 0
     budget.forget([one / "1.sst", *bodies])
     budget.grew(one / "1.sst", 5)
-    budget.forget_rows(two)
+    budget.forget_folder(two)
     assert budget.used() == 0
+
+
+def test_bodies_that_an_opening_removes_take_no_more_room(make: Callable[..., Place], tmp_path: Path) -> None:
+    budget, place = limited(1000), make()
+    place.remotes.append(Remote(URI, (place.fs, "base")))
+    storage = RemoteStorage(place.remotes[-1], "query/shard", tmp_path / "copies", budget=budget)
+    storage.files.mkdir()
+    path = storage.files / "1.bodies"
+    path.write_bytes(bytes(400))
+    budget.add(path)
+    storage.fetch([])
+    assert not path.exists() and budget.used() == 0
 
 
 def test_where_no_holes_can_be_made_everything_stays_and_the_log_says_so(
