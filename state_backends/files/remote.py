@@ -201,6 +201,8 @@ class _Link:
                         raise StorageError(f"state.dir {self._uri}: {error}") from error
                     path = path.rstrip("/")
                     bucket = path.partition("/")[0]
+                    if fs.type_name in WHOLE_PUTS and not bucket:
+                        raise StorageError(f"state.dir {self._uri}: it names no bucket; write scheme://bucket/path")
                     # Folders are made when they are needed, but only the user makes buckets.
                     if fs.type_name == "s3" and not _has_bucket(fs, bucket):
                         raise StorageError(f"state.dir {self._uri}: there is no bucket {bucket!r}; make it")

@@ -33,6 +33,11 @@ def test_a_bucket_that_is_not_there(bucket: ObjectStore) -> None:
     assert said(uri) == f"state.dir {uri}: there is no bucket 'no-such-bucket'; make it"
 
 
+@pytest.mark.parametrize("uri", ["s3://?endpoint_override=127.0.0.1:1", "gs://"])
+def test_a_uri_without_a_bucket(uri: str) -> None:
+    assert said(uri) == f"state.dir {uri}: it names no bucket; write scheme://bucket/path"
+
+
 def test_credentials_that_the_store_does_not_know(bucket: ObjectStore) -> None:
     with bucket.denied():
         assert ": the store does not know the credentials of this host: check AWS_ACCESS_KEY_ID" in said(

@@ -220,6 +220,7 @@ def test_a_key_that_is_not_there(tmp_path: Path, inspect: Inspect) -> None:
 
 WRONG = {
     "anna": "is not JSON",
+    r'{"user": "\ud800"}': "is not JSON",
     '"anna"': "is not an object with the columns of the key",
     '{"name": "anna"}': "the column user is missing; it has no column name",
     '{"user": 1}': "column user: 1 is no string: it must be a text",

@@ -71,6 +71,7 @@ def show_key(state_dir: str, text: str, operator: str | None, most: int) -> None
 def _parsed(text: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
+        json.dumps(given, ensure_ascii=False).encode()  # raises UnicodeEncodeError for a half of a character
     except ValueError as error:
         raise ConfigError(f"--key: {text!r} is not JSON: {error}; write it like {_EXAMPLE}") from error
     if not isinstance(given, dict) or not given:
