@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -90,10 +91,24 @@ class CheckpointFiles(ReadableFiles):
         jvm: Any = spark._jvm
         self._hadoop = jvm.org.apache.hadoop.fs
         self._conf = spark._jsparkSession.sessionState().newHadoopConf()
-        path = self._hadoop.Path(location)
-        self._files = path.getFileSystem(self._conf)
-        self._root = self._files.makeQualified(path)
+        try:
+            path = self._hadoop.Path(location)
+            self._files = path.getFileSystem(self._conf)
+            self._root = self._files.makeQualified(path)
+        except (Py4JJavaError, PySparkException) as error:
+            first, *_ = str(getattr(error, "java_exception", error)).splitlines()
+            raise ConfigError(
+                f"checkpoint: Spark cannot reach {location!r}; give a path, or a URI that Spark knows: {first}"
+            ) from error
         self.location = str(self._root.toString())
+
+    def check_path(self) -> None:
+        """Raises ConfigError if Spark's reader of state does not find the checkpoint: it escapes its path, twice."""
+        if str(self._root.toUri().toString()) != self.location:
+            raise ConfigError(
+                f"{self.location}: Spark cannot read the state of a checkpoint whose path has a space or a character "
+                "like % or #; copy the checkpoint to a path without one, leave the original, and go on with the copy"
+            )
 
     def exists(self, name: str = "") -> bool:
         return bool(self._files.exists(self._path(name)))

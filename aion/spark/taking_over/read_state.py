@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -87,7 +86,7 @@ def read_state(
     location = locate(place)
     try:
         name, operator = _operator(location, files, place, name)
-        named = _named(spark, files, commits[-1] if batch is None else batch)
+        named = tokens_of(spark, files, commits[-1] if batch is None else batch)
         tokens = _tokens_of(location, place, files.query, name, named)
         is_stateful = operator["definition"].get("kind") == "stateful"
         variables = _variables(location, files.query, name, tokens) if is_stateful else []
@@ -130,13 +129,6 @@ def _operator(location: Location, files: CheckpointFiles, place: str, name: str 
         there = f"; there is that of {', '.join(map(repr, names))}" if names else ""
         raise ConfigError(f"{place}: there is no state of {what} of query {files.query}{there}")
     return wanted, found
-
-
-def _named(spark: SparkSession, files: CheckpointFiles, batch: int) -> list[dict[int, str]]:
-    try:
-        return tokens_of(spark, files, batch)
-    except PySparkException as error:
-        raise ConfigError(f"{files.location}: Spark does not have its state after batch {batch} any more") from error
 
 
 def _tokens_of(

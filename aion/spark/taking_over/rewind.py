@@ -13,7 +13,6 @@ from contextlib import closing
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from aion.base.numbers import counted
@@ -192,10 +191,7 @@ def _number(files: CheckpointFiles, to: int | str | datetime) -> int:
 
 def _shards(spark: SparkSession, files: CheckpointFiles, batch: int, state_dir: str) -> dict[str, int]:
     """Returns how many shards of each operator have a version after a batch. Raises ConfigError if one is missing."""
-    try:
-        named = tokens_of(spark, files, batch)
-    except PySparkException as error:
-        raise ConfigError(f"{files.location}: Spark does not have its state after batch {batch} any more") from error
+    named = tokens_of(spark, files, batch)
     location = locate(state_dir)
     try:
         return versions_of(location, files, named, state_dir, batch)

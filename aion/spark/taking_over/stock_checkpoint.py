@@ -96,6 +96,7 @@ class StockCheckpoint:
         return reduce(DataFrame.union, rows)
 
     def _find_operators(self) -> None:
+        self.files.check_path()
         found = self._spark.read.format("state-metadata").load(self.files.location)
         rows = {row["operatorId"]: row for row in found.collect()}
         if not rows:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from aion.errors import ConfigError
 from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.tasks.processor import ProcessorDefinition
 from aion.spark.tasks.windows import WindowsDefinition
@@ -18,8 +21,22 @@ _PYTHON = ("transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 def tokens_of(spark: SparkSession, files: CheckpointFiles, batch: int) -> list[dict[int, str]]:
     """Returns the versions after a batch, by shard, of each operator that has some. Spark keeps no names of operators.
 
-    Raises PySparkException if Spark no longer has its state after that batch.
+    Raises ConfigError if Spark cannot read its state after that batch, or no longer has it.
     """
+    try:
+        return _tokens_of(spark, files, batch)
+    except PySparkException as error:
+        files.check_path()
+        raise ConfigError(f"{files.location}: Spark does not have its state after batch {batch} any more") from error
+    except Py4JJavaError as error:
+        first, *_ = str(error.java_exception).splitlines()
+        raise ConfigError(
+            f"{files.location}: Spark cannot read its state. If the checkpoint was moved, put its folder state back "
+            f"where it was, too, because Spark knows files in it by their whole path ({first})"
+        ) from error
+
+
+def _tokens_of(spark: SparkSession, files: CheckpointFiles, batch: int) -> list[dict[int, str]]:
     found = []
     operators = spark.read.format("state-metadata").option("batchId", batch).load(files.location).collect()
     for operator in operators:

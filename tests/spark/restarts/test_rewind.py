@@ -281,6 +281,35 @@ def test_what_a_batch_that_is_undone_decided_about_files_is_forgotten(
 
 
 @pytest.mark.slow
+def test_a_checkpoint_that_spark_cannot_read_is_refused_until_it_is_copied(
+    spark: SparkSession, stream: FileStream, tmp_path: Path
+) -> None:
+    """Spark's reader of state escapes its path twice."""
+    place, query, new = spark.conf.get("spark.aion.state.dir"), Query(stream, tmp_path / "a b"), str(tmp_path / "new")
+    query.run(0)
+    query.run(1)
+    old = str(query.checkpoint)
+    calls: list[Callable[[str], Any]] = [
+        lambda checkpoint: aion.read_state(spark, checkpoint).count(),
+        lambda checkpoint: fork(spark, checkpoint, new, state_dir=place),
+        lambda checkpoint: rewind(spark, checkpoint, 0, state_dir=place),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="path has a space"):
+            call(old)
+        with pytest.raises(ConfigError, match="Spark cannot reach 'nope://x'; give a path"):
+            call("nope://x")
+    query.checkpoint = tmp_path / "copy"
+    shutil.copytree(old, query.checkpoint)
+    for call in calls:
+        call(str(query.checkpoint))
+    query.run(2)
+    shutil.rmtree(old)
+    with pytest.raises(ConfigError, match="put its folder state back"):
+        calls[0](str(query.checkpoint))
+
+
+@pytest.mark.slow
 def test_what_cannot_be_copied_is_said(spark: SparkSession, stream: FileStream, tmp_path: Path) -> None:
     place, query = spark.conf.get("spark.aion.state.dir"), Query(stream, tmp_path / "checkpoint")
     query.run(0)
