@@ -104,7 +104,8 @@ class CheckpointFiles(ReadableFiles):
 
     def check_path(self) -> None:
         """Raises ConfigError if Spark's reader of state does not find the checkpoint: it escapes its path, twice."""
-        if str(self._root.toUri().toString()) != self.location:
+        uri = self._root.toUri()
+        if uri.getRawPath() != uri.getPath():
             raise ConfigError(
                 f"{self.location}: Spark cannot read the state of a checkpoint whose path has a space or a character "
                 "like % or #; copy the checkpoint to a path without one, leave the original, and go on with the copy"

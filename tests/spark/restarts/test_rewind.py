@@ -31,6 +31,7 @@ from aion.spark.session.checkpoint_files import CheckpointFiles
 from aion.spark.session.rewound import Rewound, complete
 from aion.spark.taking_over import rewind as rewinding
 from aion.spark.taking_over.fork import fork
+from aion.spark.taking_over.tokens import tokens_of
 from aion.tools.inspect.lineages import forget_gone
 from aion.tools.inspect.state import set_back
 from tests.object_store import ObjectStore
@@ -301,6 +302,8 @@ def test_a_checkpoint_that_spark_cannot_read_is_refused_until_it_is_copied(
             call("nope://x")
     query.checkpoint = tmp_path / "copy"
     shutil.copytree(old, query.checkpoint)
+    with pytest.raises(ConfigError, match="Spark does not have its state after batch 99 any more"):
+        tokens_of(spark, CheckpointFiles(spark, str(query.checkpoint)), 99)
     for call in calls:
         call(str(query.checkpoint))
     query.run(2)
